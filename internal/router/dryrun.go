@@ -40,8 +40,8 @@ func (r *Router) dryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteReq
 		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.Settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	if x.d.Prompt.Note != "" {
-		c.Note(x.d.Prompt.Note)
+	for _, n := range x.d.Notes() {
+		c.Note(n)
 	}
 	r.sinks.Fill(c, &x.d)
 	if _, busy := x.d.Run.Busy(); busy {

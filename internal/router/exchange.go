@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -278,6 +280,9 @@ func (x *exchange) resolve() error {
 	if err := x.findModel(); err != nil {
 		return x.refuse("model", err)
 	}
+	if x.form != nil && x.model != x.asked {
+		x.form.SetModel(x.model)
+	}
 	if s.Keys.Salt {
 		if err := x.saltTenant(); err != nil {
 			return err
@@ -296,28 +301,44 @@ func (x *exchange) resolve() error {
 }
 
 // findModel finds the model and its workers, and the adapter that the prompt's
-// blocks belong to.
+// blocks belong to. Endpoints without a body have no model.
 func (x *exchange) findModel() error {
 	d := &x.d
 	fleet := x.r.registry.Snapshot()
-	x.model = fleet.Canonical(x.asked)
-	d.Model, d.Named = x.model, x.view.LoRA
-	if err := x.mayAsk(); err != nil {
+	var of workers.Resolved
+	if x.ep.Body != api.NoBody {
+		of = fleet.Resolve(x.asked)
+		if e := models.Unresolved(x.asked, of, fleet, x.r.starting(), x.mayHave); e != nil {
+			return e
+		}
+	}
+	x.model = of.Model
+	d.Model, d.Named, d.ModelNote = x.model, x.view.LoRA, models.Note(x.asked, of)
+	if err := x.mayAsk(cmp.Or(of.Alias, x.model), x.model); err != nil {
 		return err
 	}
-	if d.Look(fleet); len(d.List) == 0 {
-		return x.noModel()
+	if d.Look(fleet); len(d.List) > 0 {
+		return nil
 	}
-	return nil
+	if !of.Default {
+		return x.noModel(x.asked)
+	}
+	e := x.noModel(of.Model)
+	e.Message = "routing.default_model: " + e.Message
+	return e
 }
 
 // introduction is for how long after the start a model that no worker serves may be that
 // of a worker which has not answered yet.
 const introduction = 10 * time.Second
 
+// starting reports whether workers may not have answered yet because the router has just
+// begun.
+func (r *Router) starting() bool { return time.Since(r.started) < introduction }
+
 // noModel is the error for a model that no worker serves.
-func (x *exchange) noModel() error {
-	return models.NotServed(x.asked, x.d.Fleet, time.Since(x.r.started) < introduction)
+func (x *exchange) noModel(name string) *api.Error {
+	return models.NotServed(name, x.d.Fleet, x.r.starting())
 }
 
 // follows sends what belongs to a stored response to the worker that has it.
@@ -332,12 +353,15 @@ func (x *exchange) follows() error {
 	return x.d.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
 }
 
-// mayAsk refuses a model that the request's key is not for.
-func (x *exchange) mayAsk() error {
+// mayHave reports whether the request's key is for a model.
+func (x *exchange) mayHave(model string) bool { return x.key == nil || x.key.May(model) }
+
+// mayAsk refuses a model, by its names, that the request's key is not for.
+func (x *exchange) mayAsk(names ...string) error {
 	if x.key == nil || x.ep.Kind == api.ResponseObject {
 		return nil
 	}
-	return x.key.Refusal(x.asked, x.model)
+	return x.key.Refusal(x.asked, names...)
 }
 
 // saltTenant keeps the request's blocks apart from those of other tenants.

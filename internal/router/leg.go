@@ -56,9 +56,9 @@ func (x *exchange) report(p selector.Phase, out health.Outcome) {
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (x *exchange) source() rewrite.Source {
-	s := rewrite.Source{Request: x.req, Endpoint: x.ep, View: &x.view, Form: x.form, Settings: x.d.Settings, Asked: x.asked, Model: x.model, Salted: x.salted, Hops: x.r.hop.After(x.req.Header)}
+	s := rewrite.Source{Request: x.req, Endpoint: x.ep, View: &x.view, Settings: x.d.Settings, Asked: x.asked, Model: x.model, Salted: x.salted, Hops: x.r.hop.After(x.req.Header)}
 	if x.body != nil {
-		s.Body = x.body.B
+		s.Body, s.Form = x.body.B, x.form
 	}
 	return s
 }

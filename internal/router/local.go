@@ -28,13 +28,13 @@ func (x *exchange) local() error {
 	if x.ep.Kind == api.Model {
 		id := strings.TrimPrefix(x.req.URL.Path, "/v1/models/")
 		x.asked = id
-		if err := x.mayAsk(); err != nil {
+		if err := x.mayAsk(id); err != nil {
 			return x.refuse("model", err)
 		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
 			x.d.Fleet = x.r.registry.Snapshot()
-			return x.noModel()
+			return x.noModel(id)
 		}
 	} else {
 		body = list.JSON()
@@ -57,7 +57,9 @@ func (r *Router) models(ctx context.Context, hops string) (*models.List, error) 
 	return r.modelLists.Get(ctx, fleet.Revision, func() *models.List {
 		var aliases []models.Alias
 		for _, a := range r.settings.Load().Aliases {
-			aliases = append(aliases, models.Alias{Name: a.Name, Target: a.Model})
+			if !workers.IsPattern(a.Name) {
+				aliases = append(aliases, models.Alias{Name: a.Name, Target: a.Model})
+			}
 		}
 		list, err := models.Ask(ctx, fleet, aliases, func(ctx context.Context, w *workers.Worker) []byte { return r.modelsOf(ctx, w, hops) })
 		if err != nil {

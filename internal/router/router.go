@@ -320,11 +320,11 @@ func (r *Router) Settings() *effective.InForce { return r.settings }
 
 // prepare applies new settings to whatever may refuse them.
 func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) error {
-	if err := r.registry.SetAliases(now.AliasedModels()); err != nil {
+	if err := r.registry.SetNames(now.Names()); err != nil {
 		return err
 	}
 	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, listed, now.Routing.RoleLabels()); err != nil {
-		return errors.Join(err, r.registry.SetAliases(old.AliasedModels()))
+		return errors.Join(err, r.registry.SetNames(old.Names()))
 	}
 	r.gate.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
 	r.bodies.SetLimit(now.Limits.BodyMemory)

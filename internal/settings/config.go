@@ -136,7 +136,8 @@ func (k *Kubernetes) On() bool {
 	return k.Selector != "" || k.PrefillSelector != "" || k.DecodeSelector != "" || k.Pool != ""
 }
 
-// Alias lets clients ask for Model under the name Name.
+// Alias lets clients ask for Model under the name Name, which may be a pattern
+// ([workers.IsPattern]).
 type Alias struct {
 	Name, Model string
 }
@@ -176,6 +177,9 @@ type Routing struct {
 	// chosen decode rank uses more than this share of its KV cache. 0 is off.
 	PrefillGate int
 	DecodeGate  float64
+	// DefaultModel serves requests that name no model, or one that no worker serves and
+	// no alias matches; empty for none.
+	DefaultModel string
 	// SessionHeader and SessionField name the session of a request for the
 	// session policy.
 	SessionHeader, SessionField string
@@ -389,16 +393,22 @@ func (c *Config) Problems() []*Problem {
 	if c.Limits.BodyMemory < c.Limits.BodyBytes {
 		bad("limits.body_memory", "%d is less than limits.body_bytes (%d): not even one request of that size could be read", c.Limits.BodyMemory, c.Limits.BodyBytes)
 	}
-	seen := map[string]bool{}
+	names, seen := c.Names(), map[string]bool{}
 	for i, a := range c.Aliases {
 		key := fmt.Sprintf("aliases[%d]", i)
-		if a.Name == "" || a.Model == "" {
+		switch err := names.CheckAlias(a.Name); {
+		case a.Model == "": // another one of its name may have one
 			bad(key, "an alias needs a name and a model")
+		case err != nil:
+			bad(key, "%w", err)
 		}
 		if seen[a.Name] {
 			bad(key, "alias %q stands twice", a.Name)
 		}
 		seen[a.Name] = true
+	}
+	if err := names.CheckDefault(); err != nil {
+		bad("routing.default_model", "%w", err)
 	}
 	return list
 }
@@ -470,13 +480,13 @@ func (r *Routing) RoleLabels() workers.RoleLabels {
 	return workers.RoleLabels{Prefill: r.PrefillLabels, Decode: r.DecodeLabels}
 }
 
-// AliasedModels are the models that aliases stand for, by the alias.
-func (c *Config) AliasedModels() map[string]string {
-	names := make(map[string]string, len(c.Aliases))
+// Names are the rules for the models that clients name.
+func (c *Config) Names() workers.Names {
+	n := workers.Names{Aliases: make(map[string]string, len(c.Aliases)), Default: c.Routing.DefaultModel}
 	for _, a := range c.Aliases {
-		names[a.Name] = a.Model
+		n.Aliases[a.Name] = a.Model
 	}
-	return names
+	return n
 }
 
 // Decisions is what decisions read of the settings.

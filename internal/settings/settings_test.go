@@ -269,6 +269,34 @@ func TestAccessIsWhole(t *testing.T) {
 	}
 }
 
+// TestNamesOfModels: what is wrong with an alias or the default model is a problem of its
+// key, before anything is served.
+func TestNamesOfModels(t *testing.T) {
+	for _, c := range []struct {
+		aliases  []Alias
+		fallback string
+		key, why string // of the only problem; empty for none
+	}{
+		{[]Alias{{"claude-*", "a"}, {"claude-haiku-*", "b"}, {"*", "b"}, {"best", "b"}}, "best", "", ""},
+		{[]Alias{{"a[1m]?", "a"}}, "", "", ""},
+		{[]Alias{{"best", "a"}, {"claude-**", "a"}}, "", "aliases[1]", "write it once"},
+		{[]Alias{{"claude-*", "model-*"}}, "", "aliases[0]", "its model is one model"},
+		{[]Alias{{"claude-*", "best"}, {"best", "a"}}, "", "aliases[0]", "is an alias itself"},
+		{[]Alias{{"claude-*", "a"}, {"claude-*", "b"}}, "", "aliases[1]", "stands twice"},
+		{[]Alias{{"claude-*", ""}}, "", "aliases[0]", "needs a name and a model"},
+		{nil, "model-*", "routing.default_model", "has a * in it"},
+		{[]Alias{{"*", "a"}}, "b", "routing.default_model", `contradicts the alias "*"`},
+		{[]Alias{{"*", "a"}, {"best", "b"}}, "best", "routing.default_model", `contradicts the alias "*"`},
+	} {
+		config := Default()
+		config.Aliases, config.Routing.DefaultModel = c.aliases, c.fallback
+		list := config.Problems()
+		if c.key == "" && len(list) != 0 || c.key != "" && (len(list) != 1 || list[0].Key != c.key || !strings.Contains(list[0].Error(), c.why)) {
+			t.Errorf("%v, default %q: %v, want %q of %q", c.aliases, c.fallback, config.Validate(), c.why, c.key)
+		}
+	}
+}
+
 // TestSpecs: workers have the role and the flag of their list, and every entry that
 // cannot be read is named.
 func TestSpecs(t *testing.T) {

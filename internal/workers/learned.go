@@ -59,8 +59,9 @@ type Learned struct {
 	Role      Role
 	Connector Connector
 	// Models are all names that the engine answers to; LoRAs is the subset of
-	// them that are adapters. Both are taken together.
+	// them that are adapters, and Several is as in Worker. They are taken together.
 	Models, LoRAs []string
+	Several       bool
 	MaxModelLen   int
 	DP            int
 	BlockSize     int
@@ -105,7 +106,7 @@ func (l Learned) merge(n Learned) Learned {
 		n.DPStart = l.DPStart
 	}
 	if n.Models == nil {
-		n.Models, n.LoRAs = l.Models, l.LoRAs
+		n.Models, n.LoRAs, n.Several = l.Models, l.LoRAs, l.Several
 	}
 	if n.Events == nil {
 		n.Events = l.Events
@@ -284,8 +285,10 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	if l.LastBlock == LastBlockDropped {
 		keep(&w.LastBlock, l.LastBlock)
 	}
+	w.Several = len(w.Models) > 1 // as far as is known
 	if l.Models != nil {
-		w.Models, w.LoRAs = l.Models, l.LoRAs
+		adapter := func(m string) bool { return slices.Contains(l.LoRAs, m) }
+		w.Models, w.LoRAs, w.Several = append(slices.DeleteFunc(slices.Clone(l.Models), adapter), l.LoRAs...), l.LoRAs, l.Several
 	}
 	if b := s.Bootstrap; b != nil {
 		w.Bootstrap = &Bootstrap{Host: b.Host, Port: b.Port}

@@ -29,7 +29,7 @@ type Registry struct {
 
 	mu      sync.Mutex
 	entries map[string]*entry
-	aliases map[string]string
+	names   Names
 	roles   RoleLabels
 	slots   slotPool
 	joined  uint64 // ranks so far
@@ -52,7 +52,7 @@ func NewRegistry(sink eventlog.Sink) *Registry {
 		retired: map[*Rank]struct{}{},
 		subs:    map[chan struct{}]struct{}{},
 	}
-	r.snap.Store(newSnapshot(0, nil, nil, -1))
+	r.snap.Store(newSnapshot(0, nil, &Names{}, -1))
 	return r
 }
 
@@ -296,25 +296,16 @@ func (r *Registry) Update(w *Worker, l Learned) ([]Change, error) {
 	return r.publish(), err
 }
 
-// SetAliases replaces the aliases of models: alias to the name that engines
-// know. An alias of an alias is refused.
-func (r *Registry) SetAliases(aliases map[string]string) error {
-	var errs []error
-	for _, a := range slices.Sorted(maps.Keys(aliases)) {
-		target := aliases[a]
-		if a == "" || target == "" {
-			errs = append(errs, fmt.Errorf("model alias %q for %q: an empty name", a, target))
-		} else if _, chain := aliases[target]; chain {
-			errs = append(errs, fmt.Errorf("model alias %q for %q, which is an alias itself", a, target))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+// SetNames replaces the aliases of models and the default model. The error names
+// everything that is wrong with them, and nothing has changed then.
+func (r *Registry) SetNames(n Names) error {
+	if err := n.Check(); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !maps.Equal(aliases, r.aliases) {
-		r.aliases = maps.Clone(aliases)
+	if !n.equal(&r.names) {
+		r.names = Names{Aliases: maps.Clone(n.Aliases), Default: n.Default}
 		r.store()
 	}
 	return nil
@@ -433,7 +424,8 @@ func (r *Registry) store() *Snapshot {
 		list = append(list, e.worker)
 	}
 	slices.SortFunc(list, func(a, b *Worker) int { return strings.Compare(a.Name, b.Name) })
-	s := newSnapshot(r.snap.Load().Revision+1, list, r.aliases, r.slots.max())
+	names := r.names // a snapshot's own
+	s := newSnapshot(r.snap.Load().Revision+1, list, &names, r.slots.max())
 	r.snap.Store(s)
 	for c := range r.subs {
 		select {

@@ -372,31 +372,6 @@ func TestRolesComeWithTheWorkers(t *testing.T) {
 	}
 }
 
-func TestAliases(t *testing.T) {
-	r := NewRegistry(nil)
-	apply(t, r, "flag", spec(t, Decode, "http://a:1,name=a,model=llama"), spec(t, Decode, "http://b:1,name=b,model=llama;gpt-4"))
-	if err := r.SetAliases(map[string]string{"gpt-4": "llama", "best": "llama", "lost": "nothing"}); err != nil {
-		t.Fatal(err)
-	}
-	s := r.Snapshot()
-	if diff := cmp.Diff([]string{"best", "gpt-4", "llama"}, s.Models()); diff != "" {
-		t.Error(diff)
-	}
-	if len(s.Model("best")) != 2 || len(s.Model("gpt-4")) != 1 || len(s.Model("lost")) != 0 || len(s.Model("")) != 2 {
-		t.Error("a wrong set of workers for an alias")
-	}
-	if s.Canonical("best") != "llama" || s.Canonical("gpt-4") != "gpt-4" || s.Canonical("x") != "x" {
-		t.Error("a wrong canonical name")
-	}
-	if err := r.SetAliases(map[string]string{"a": "b", "b": "c", "": "x"}); err == nil ||
-		!strings.Contains(err.Error(), "which is an alias itself") || !strings.Contains(err.Error(), "empty name") {
-		t.Errorf("bad aliases: %v", err)
-	}
-	if r.Snapshot() != s {
-		t.Error("refused aliases changed the fleet")
-	}
-}
-
 func TestModify(t *testing.T) {
 	r := NewRegistry(nil)
 	for i := range 3 {

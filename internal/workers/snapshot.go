@@ -29,8 +29,11 @@ type Snapshot struct {
 	byRole  map[Role][]*Worker
 	byModel map[string][]*Worker
 	models  []string
-	aliases map[string]string
-	bySlot  []slotOwner
+	only    string
+	names   *Names
+	// patterns are those of the aliases, in the order in which they are tried.
+	patterns []string
+	bySlot   []slotOwner
 }
 
 type slotOwner struct {
@@ -47,29 +50,30 @@ func (s *Snapshot) Worker(name string) (*Worker, bool) {
 // Role lists the workers of a role, by name. The list is shared: do not change it.
 func (s *Snapshot) Role(r Role) []*Worker { return s.byRole[r] }
 
-// Model lists the workers that answer to a model name or an alias of one, by
-// name; for "" all workers. The list is shared: do not change it.
+// Model lists the workers that serve a model by the engines' name for it, by the
+// workers' names; for "" all workers. An alias is no such name, also when the model
+// has left: what was decided for one model must not reach another. The list is shared:
+// do not change it.
 func (s *Snapshot) Model(name string) []*Worker {
 	if name == "" {
 		return s.Workers
 	}
-	return s.byModel[s.Canonical(name)]
+	return s.byModel[name]
 }
 
-// Canonical is the name under which the engines know a model: the target of an
-// alias, else the name itself. A served model is never hidden by an alias.
+// Canonical is the name under which the engines know a model that [Snapshot.Models]
+// lists: the target of an alias, else the name itself. A served model is never hidden by
+// an alias. For the name in a client's request see [Snapshot.Resolve].
 func (s *Snapshot) Canonical(name string) string {
 	if _, served := s.byModel[name]; served {
 		return name
 	}
-	if target, ok := s.aliases[name]; ok {
-		return target
-	}
-	return name
+	model, _ := s.names.alias(name)
+	return model
 }
 
-// Models are the names of all served models and of the aliases of served
-// models, sorted. The list is shared: do not change it.
+// Models are the names of all served models and of the aliases of served models,
+// patterns left out, sorted. The list is shared: do not change it.
 func (s *Snapshot) Models() []string { return s.models }
 
 // Slot finds the worker and rank that hold a slot; ok is false when nobody of
@@ -83,9 +87,9 @@ func (s *Snapshot) Slot(slot uint32) (w *Worker, r *Rank, ok bool) {
 }
 
 // newSnapshot indexes workers, which must be sorted by name.
-func newSnapshot(rev uint64, list []*Worker, aliases map[string]string, maxSlot int) *Snapshot {
+func newSnapshot(rev uint64, list []*Worker, names *Names, maxSlot int) *Snapshot {
 	s := &Snapshot{
-		Revision: rev, Workers: list, MaxSlot: maxSlot, aliases: aliases,
+		Revision: rev, Workers: list, MaxSlot: maxSlot, names: names, patterns: names.patterns(), only: onlyModel(list),
 		byName:  make(map[string]*Worker, len(list)),
 		byRole:  make(map[Role][]*Worker, len(Roles())),
 		byModel: map[string][]*Worker{},
@@ -105,8 +109,8 @@ func newSnapshot(rev uint64, list []*Worker, aliases map[string]string, maxSlot 
 		}
 	}
 	s.models = slices.Collect(maps.Keys(s.byModel))
-	for a, target := range aliases {
-		if _, served := s.byModel[a]; !served && s.byModel[target] != nil {
+	for a, target := range names.Aliases {
+		if _, served := s.byModel[a]; !served && s.byModel[target] != nil && !IsPattern(a) {
 			s.models = append(s.models, a)
 		}
 	}
@@ -219,7 +223,10 @@ func facts(w *Worker) []struct {
 		{FieldVersion, w.Version},
 		{FieldRole, w.Role},
 		{FieldConnector, w.Connector},
-		{FieldModels, [2][]string{w.Models, w.LoRAs}},
+		{FieldModels, struct {
+			models, loras []string
+			several       bool
+		}{w.Models, w.LoRAs, w.Several}},
 		{FieldModelLen, w.MaxModelLen},
 		{FieldDP, len(w.Ranks)},
 		{FieldBlockSize, w.BlockSize},

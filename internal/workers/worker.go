@@ -217,10 +217,13 @@ type Worker struct {
 	// judged; empty for the router's own setting.
 	TransferCheck TransferCheck
 	// Models are the names that this worker answers to, LoRA adapters
-	// included; empty means that it has not reported any yet.
+	// included, which come last; empty means that it has not reported any yet.
 	Models []string
-	// LoRAs is the subset of Models that are adapters (folded into block hashes).
+	// LoRAs are those of Models that are adapters (folded into block hashes).
 	LoRAs []string
+	// Several says that the other Models are not known to be names of one model. Then
+	// nothing says which one a request without a model means.
+	Several bool
 	// Labels are free words of the operator ("model=prefill").
 	Labels map[string]string
 	// MaxModelLen is the longest sequence in tokens; 0 when unknown.

@@ -93,7 +93,7 @@ func configTemplate() string {
 		fmt.Fprintf(&b, "%s# %s%s (flag --%s)\n", indent, strings.ToUpper(r.Help[:1]), strings.ReplaceAll(r.Help[1:], "`", ""), r.Flag)
 		fmt.Fprintf(&b, "%s# %s: %s\n", indent, name, YAML(r.Get(&defaults)))
 	}
-	b.WriteString("\n# Further names for models.\n# aliases:\n#   - name: gpt-4o\n#     model: Qwen/Qwen3-32B\n")
+	b.WriteString("\n# Further names for models; * in one matches any text.\n# aliases:\n#   - name: gpt-4o\n#     model: Qwen/Qwen3-32B\n")
 	return b.String()
 }
 

@@ -140,6 +140,9 @@ type run struct {
 	block int
 	split bool // there are prefill ranks
 	list  []*workers.Worker
+	// models are the workers of a model. Requests for others go to all: a fleet of one model
+	// stands for that of a recording.
+	models map[string][]*workers.Worker
 
 	next   func(*arrivals.Request) error
 	ended  bool
@@ -193,7 +196,7 @@ func newRun(s Setup) (*run, error) {
 	}
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), book: ledger.New(),
-		wire:  1,
+		wire: 1, models: map[string][]*workers.Worker{},
 		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
 		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
@@ -215,10 +218,13 @@ func newRun(s Setup) (*run, error) {
 			name := string(g.Role) + "-" + strconv.Itoa(number[g.Role])
 			w := &workers.Worker{
 				Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
-				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, State: &workers.State{},
+				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Models: g.Models(), LoRAs: g.LoRAs, State: &workers.State{},
 			}
 			w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 			r.list = append(r.list, w)
+			for _, m := range w.Models {
+				r.models[m] = append(r.models[m], w)
+			}
 			for dp := range g.DP {
 				if err := r.add(&g, v, w, engines, dp); err != nil {
 					r.close()
@@ -425,11 +431,15 @@ func (f *flight) choose() decide.Effects {
 	if r.offloads {
 		r.looked = kvgroup.Prompt{Seq: blockhash.Chain(r.looked.Seq[:0], r.locals), Tokens: len(f.tokens)}
 	}
+	model, list := q.Model, r.models[q.Model]
+	if list == nil {
+		model, list = "", r.list
+	}
 	r.decide.Begin(decide.Request{
-		Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
+		Model: model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
 		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
 	})
-	return r.decide.Decide(&r.s.Settings, r.list, r.block, r)
+	return r.decide.Decide(&r.s.Settings, list, r.block, r)
 }
 
 // carryOut carries out the newest decision, which is f's.

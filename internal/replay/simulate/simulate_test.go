@@ -47,6 +47,33 @@ func sessions(n, turns int) []arrivals.Request {
 	return all
 }
 
+// TestRunOfTwoModels: requests go to the workers of their model, and those for none that the
+// fleet has to any.
+func TestRunOfTwoModels(t *testing.T) {
+	all := sessions(20, 2)
+	for i := range all {
+		all[i].Model = []string{"a", "b", "", "other"}[i%4]
+	}
+	for _, policy := range selector.Policies() {
+		s := Setup{Fleet: fleet(t, "1p1d:block=16,kv_blocks=4096,model=a+1p1d:block=16,kv_blocks=4096,model=b"), Settings: decide.Settings{Decode: policy, Prefill: policy, Weights: selector.DefaultWeights()}, Seed: 1}
+		named := map[string]uint64{}
+		s.Placed = func(q *arrivals.Request, _ time.Duration) { named[q.Model]++ }
+		r, res, err := play(t.Context(), arrivals.FromSlice(all), s)
+		if err != nil || res.Completed != uint64(len(all)) || res.Remote != res.Completed {
+			t.Fatalf("%s: %+v, %v", policy, res, err)
+		}
+		answered := map[string]uint64{}
+		for _, k := range r.ranks {
+			if k.worker.Role.CanDecode() {
+				answered[k.worker.Models[0]] = k.requests
+			}
+		}
+		if answered["a"] < named["a"] || answered["b"] < named["b"] || answered["a"]+answered["b"] != res.Completed {
+			t.Errorf("%s: %v answered, %v named", policy, answered, named)
+		}
+	}
+}
+
 func TestRun(t *testing.T) {
 	all := sessions(30, 6)
 	src := arrivals.FromSlice(all)

@@ -182,10 +182,12 @@ func (l *learner) models(ctx context.Context) (owner string) {
 	l.ask(ctx, path, func(b []byte) error {
 		var list struct {
 			Data []struct {
-				ID          string  `json:"id"`
-				OwnedBy     string  `json:"owned_by"`
-				Parent      *string `json:"parent"`
-				MaxModelLen *int    `json:"max_model_len"`
+				ID      string  `json:"id"`
+				OwnedBy string  `json:"owned_by"`
+				Parent  *string `json:"parent"`
+				// Root is the path of the weights, the same for all names of one model.
+				Root        json.RawMessage `json:"root"`
+				MaxModelLen *int            `json:"max_model_len"`
 			} `json:"data"`
 		}
 		if err := json.Unmarshal(b, &list); err != nil {
@@ -198,6 +200,7 @@ func (l *learner) models(ctx context.Context) (owner string) {
 			return fmt.Errorf("%d models (at most %d)", len(list.Data), maxModels)
 		}
 		models, loras, length := []string{}, []string(nil), 0
+		several, roots := false, []string(nil)
 		for _, m := range list.Data {
 			if m.ID == "" || len(m.ID) > 512 || slices.Contains(models, m.ID) {
 				continue
@@ -205,14 +208,18 @@ func (l *learner) models(ctx context.Context) (owner string) {
 			models = append(models, m.ID)
 			if m.Parent != nil && *m.Parent != "" {
 				loras = append(loras, m.ID)
-			} else if m.MaxModelLen != nil && *m.MaxModelLen > 0 {
-				length = max(length, *m.MaxModelLen)
+			} else {
+				roots = append(roots, string(m.Root))
+				several = len(roots) > 1 && (several || roots[0] != roots[len(roots)-1] || slices.Contains([]string{"", `""`, "null"}, roots[0]))
+				if m.MaxModelLen != nil && *m.MaxModelLen > 0 {
+					length = max(length, *m.MaxModelLen)
+				}
 			}
 			owner = cmp.Or(owner, m.OwnedBy)
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.learned.Models, l.learned.LoRAs = models, loras
+		l.learned.Models, l.learned.LoRAs, l.learned.Several = models, loras, several
 		l.learned.From[workers.FieldModels] = path
 		l.number(workers.FieldModelLen, &l.learned.MaxModelLen, length, path)
 		return nil

@@ -236,6 +236,29 @@ func TestLearnRanksAndAdapters(t *testing.T) {
 	}
 }
 
+// TestLearnNamesOfOneModel: names of one root are one model; without roots, or with others,
+// they may be several.
+func TestLearnNamesOfOneModel(t *testing.T) {
+	for list, several := range map[string]bool{
+		`{"id":"a","root":"/m"}`: false,
+		`{"id":"a"}`:             false,
+		`{"id":"a","root":"/m"},{"id":"b","root":"/m"}`:                                 false,
+		`{"id":"a","root":"/m"},{"id":"b","root":"/n"}`:                                 true,
+		`{"id":"a","root":"/m"},{"id":"b","root":"/n"},{"id":"c","root":"/m"}`:          true,
+		`{"id":"a","root":"/m"},{"id":"b","root":"/m"},{"id":"c"}`:                      true,
+		`{"id":"a"},{"id":"b"}`:                                                         true,
+		`{"id":"a","root":null},{"id":"b","root":null}`:                                 true,
+		`{"id":"a","root":""},{"id":"b","root":""}`:                                     true,
+		`{"id":"a","root":"/m"},{"id":"x","root":"/x","parent":"a"}`:                    false,
+		`{"id":"a","root":{"odd":1}},{"id":"x","root":[],"parent":"a"},{"id":"","r":1}`: false,
+	} {
+		ans := learnFrom(t, engine(t, map[string]string{"/v1/models": `{"data":[` + list + `]}`}))
+		if ans.learned.Several != several || len(ans.learned.Models) == 0 {
+			t.Errorf("%s: several %v, models %q", list, ans.learned.Several, ans.learned.Models)
+		}
+	}
+}
+
 func TestLearnSGLang(t *testing.T) {
 	for _, path := range []string{"/server_info", "/get_server_info"} {
 		t.Run(path, func(t *testing.T) {

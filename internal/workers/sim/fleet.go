@@ -113,6 +113,9 @@ const (
 	EventsOff   EventForm = "off"
 )
 
+// Models are all names that the engines answer to, those of adapters last.
+func (g *Group) Models() []string { return slices.Concat([]string{g.Model}, g.Aliases, g.LoRAs) }
+
 // Fleet is the engines to start.
 type Fleet struct {
 	Groups []Group

@@ -237,7 +237,7 @@ func (e *Engine) Worker() *workers.Worker {
 		Role: g.Role, Connector: g.Connector, LoRAs: g.LoRAs, BlockSize: g.BlockSize,
 		LB: g.LB, DPStart: e.start, MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens, Source: "sim",
 	}
-	w.Models = append(append([]string{g.Model}, g.Aliases...), g.LoRAs...)
+	w.Models = g.Models()
 	if g.Events != EventsOff {
 		for i := range g.DP {
 			s := workers.EventSource{DP: i, Endpoint: "tcp://" + e.ports.events[i], Topic: g.Topic}

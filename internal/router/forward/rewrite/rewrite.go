@@ -23,7 +23,8 @@ type Source struct {
 	Settings *effective.Settings
 	// Body are the bytes of the body, nil for none.
 	Body []byte
-	// Asked is the model in the client's words, Model in the engines'.
+	// Asked is the model in the client's words, empty where it names none; Model is the
+	// engines' name of it.
 	Asked, Model string
 	// Hops are the routers that the request has passed, this one included.
 	Hops string
@@ -63,7 +64,8 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 	if !s.Settings.Routing.AllowTransferFields {
 		edits = s.View.AppendStrip(edits)
 	}
-	if s.Model != s.Asked && s.Asked != "" {
+	// SGLang's own endpoint has no such member: what a client puts there is for the router.
+	if s.Model != s.Asked && (s.Asked != "" || s.Endpoint.Kind != api.SGLangGenerate) {
 		edits = append(edits, api.Set("model", api.RawString(s.Model)))
 	}
 	if s.Salted {

@@ -42,6 +42,15 @@ func sourceOf(t *testing.T, path, body string, change func(*settings.Config)) *S
 	return s
 }
 
+func endpoint(t *testing.T, path string) *api.Endpoint {
+	t.Helper()
+	ep, err := api.Lookup(http.MethodPost, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ep
+}
+
 // peerOf is the last rank of a worker with an engine and so many ranks.
 func peerOf(e workers.Engine, ranks int) disagg.Peer {
 	w := &workers.Worker{Engine: e, URL: &url.URL{Scheme: "http", Host: "engine:8000"}, APIKey: "key"}
@@ -67,7 +76,11 @@ func TestBody(t *testing.T) {
 		{"as it came", vllm, false, nil, func(s *Source) { s.Settings.Routing.AllowTransferFields = true }, body},
 		{"stripped", vllm, false, nil, nil, `{"model": "m", "prompt":"hi" }`},
 		{"renamed", vllm, false, nil, func(s *Source) { s.Model = "big" }, `{"model": "big", "prompt":"hi" }`},
-		{"no model named", vllm, false, nil, func(s *Source) { s.Asked, s.Model = "", "big" }, `{"model": "m", "prompt":"hi" }`},
+		{"no model named", vllm, false, nil, func(s *Source) { s.Asked, s.Model = "", "big" }, `{"model": "big", "prompt":"hi" }`},
+		{"no model named to SGLang's own endpoint", vllm, false, nil, func(s *Source) {
+			s.Asked, s.Model, s.Endpoint = "", "big", endpoint(t, "/generate")
+		}, `{"model": "m", "prompt":"hi" }`},
+		{"renamed there", vllm, false, nil, func(s *Source) { s.Model, s.Endpoint = "big", endpoint(t, "/generate") }, `{"model": "big", "prompt":"hi" }`},
 		{"salted", vllm, false, nil, func(s *Source) { s.Salted, s.View.CacheSalt = true, "t" }, `{"model": "m", "prompt":"hi" ,"cache_salt":"t"}`},
 		{"a rank of several", peerOf(workers.SGLang, 2), false, nil, nil, `{"model": "m", "prompt":"hi" ,"routed_dp_rank":1}`},
 		{"a rank of several of vLLM", peerOf(workers.VLLM, 2), false, nil, nil, `{"model": "m", "prompt":"hi" }`},
@@ -101,6 +114,10 @@ func TestBody(t *testing.T) {
 		if got := string(bytes.Join(m.Body(s, vllm, false, nil), nil)); got != "--b--" {
 			t.Errorf("%q", got)
 		}
+	}
+	s.Form.SetModel("whisper")
+	if got, want := string(bytes.Join(m.Body(s, vllm, false, nil), nil)), "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--b--"; got != want {
+		t.Errorf("a form with the engine's name: %q, want %q", got, want)
 	}
 }
 

@@ -143,8 +143,8 @@ func (r *Request) introduce(c *receipt.Receipt) {
 	c.RequestID, c.Endpoint, c.Model, c.Stream, c.Key, c.Tenant = r.ID, r.Endpoint.Kind.String(), r.Model, r.Stream, r.Key, r.Tenant
 	c.ConfigRevision = d.Settings.Revision
 	c.QueuedMS, c.QueuedFor, c.QueuedBehind = ms(d.Took.Queue), d.Took.Why, d.Took.Ahead
-	if d.Prompt.Note != "" {
-		c.Note(d.Prompt.Note)
+	for _, n := range d.Notes() {
+		c.Note(n)
 	}
 }
 

@@ -143,6 +143,7 @@ func (b *Book) describe(w *workers.Worker) uint64 {
 	o.str("chat_tokens", w.ChatTokens)
 	o.str("revision", w.Revision)
 	o.str("slice", w.Slice)
+	o.strs("models", w.Bases())
 	b.text = o.p
 	n, ok := b.byText[string(o.p)]
 	if !ok {

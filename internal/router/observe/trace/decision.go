@@ -209,6 +209,7 @@ type workerLine struct {
 	ChatTokens string            `json:"chat_tokens"`
 	Revision   string            `json:"revision"`
 	Slice      string            `json:"slice"`
+	Models     []string          `json:"models"`
 }
 
 // kinds are the endpoints by their names.
@@ -489,7 +490,7 @@ func (r *Reader) parseWorker(p []byte) error {
 	}
 	e := described[*workers.Worker]{value: &workers.Worker{
 		Name: l.Worker, Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector,
-		BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens, Revision: l.Revision, Slice: l.Slice,
+		BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens, Revision: l.Revision, Slice: l.Slice, Models: l.Models,
 	}}
 	switch {
 	case unknown != "":
@@ -550,7 +551,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 		d.lacks("path %q is not known to this dynctl", l.Force)
 	}
 	in := &decide.Input{
-		Rule: s.value.Rule, Force: disagg.Force(l.Force), GaveUp: l.GaveUp, Explore: l.Explore,
+		Rule: s.value.Rule, Model: l.Model, Force: disagg.Force(l.Force), GaveUp: l.GaveUp, Explore: l.Explore,
 		Facts: disagg.Facts{
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
 			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,

@@ -201,7 +201,7 @@ func TestEveryInputIsRecorded(t *testing.T) {
 		}},
 		{func(d *Decision) any { return d.Input.DecodePeers[0].Worker }, map[string]string{
 			"Dialect": "the line has the engine whose wire it is", "URL": "where it is", "TransferCheck": "only checks of a prefill's answer read it", "KVCopies": "the line of the rank has it, as once", "LastBlock": "the line of the rank has it", "PoolBlocks": "not read by a plan", "AttentionChunk": "the line of the rank has it", "KVHash": "the line of the rank has it", "KVHashSeed": "the line of the rank has it", "LB": "not read by a plan", "DPStart": "where its events are",
-			"Models": "who serves the model is a candidate", "LoRAs": "in the names of blocks", "Labels": "the operator's words",
+			"LoRAs": "in the names of blocks", "Several": "who serves the model is a candidate", "Labels": "the operator's words",
 			"MaxModelLen": "not read by a plan", "MaxBatchedTokens": "not read by a plan", "Events": "where its events are", "Bootstrap": "only connectors read it",
 			"LMCache": "only connectors read it", "APIKey": "a secret", "Source": "who put it there", "Origin": "who put it there", "From": "who said so",
 			"Conflict": "its candidates are kept out", "State": "its candidates are kept out", "Ranks": "candidates",
@@ -558,7 +558,7 @@ func FuzzDecision(f *testing.F) {
 		for _, v := range []any{&d.ID, &d.RequestID, &d.Model, &d.Attempt, &d.BeganUS, &d.Locals, &d.Tokens, &d.Approximate, &d.Path, &d.Reason, &d.Error, &d.EffISL, &d.Cached, &d.DecodeRank, &d.PrefillRank} {
 			fill(reflect.ValueOf(v).Elem(), r, text, figure)
 		}
-		d.BlockSize = 1 + r.IntN(64)
+		in.Model, d.BlockSize = d.Model, 1+r.IntN(64)
 		session := r.Uint64() * uint64(r.IntN(2))
 		for _, p := range []*selector.Input{&in.Decode, &in.Prefill} {
 			p.ISL, p.BlockSize, p.SessionKey = in.Facts.ISL, block, session
@@ -577,7 +577,7 @@ func FuzzDecision(f *testing.F) {
 			}
 		}
 		w := in.DecodePeers[0].Worker
-		for _, v := range []any{&w.Name, &w.Version, &w.ChatTokens, &w.Revision, &w.Slice, &w.BlockSize, &w.KVBlocks} {
+		for _, v := range []any{&w.Name, &w.Version, &w.ChatTokens, &w.Revision, &w.Slice, &w.Models, &w.BlockSize, &w.KVBlocks} {
 			fill(reflect.ValueOf(v).Elem(), r, text, figure)
 		}
 		book := NewBook()

@@ -171,6 +171,19 @@ func (o *object) text(k, v string) {
 	o.p = appendString(o.p, v)
 }
 
+// strs writes a list of strings, unless it is empty.
+func (o *object) strs(k string, list []string) {
+	if len(list) == 0 {
+		return
+	}
+	o.key(k)
+	for i, v := range list {
+		o.p = append(o.p, "[,"[min(i, 1)])
+		o.p = appendString(o.p, v)
+	}
+	o.p = append(o.p, ']')
+}
+
 func (o *object) yes(k string, v bool) {
 	if v {
 		o.key(k)

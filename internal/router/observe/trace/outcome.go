@@ -103,14 +103,7 @@ func AppendOutcome(dst []byte, at time.Duration, x *Outcome) []byte {
 		o.p = append(o.p, ']')
 	}
 	o.some("legs_omitted", x.LegsOmitted)
-	if len(x.Notes) > 0 {
-		o.key("notes")
-		for i, n := range x.Notes {
-			o.p = append(o.p, "[,"[min(i, 1)])
-			o.p = appendString(o.p, n)
-		}
-		o.p = append(o.p, ']')
-	}
+	o.strs("notes", x.Notes)
 	return append(o.p, '}', '\n')
 }
 

@@ -75,7 +75,7 @@ func fullOutcome() *Outcome {
 
 func fullDecision() *Decision {
 	worker := func(name string, role workers.Role) *workers.Worker {
-		return &workers.Worker{Name: name, Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0"}
+		return &workers.Worker{Name: name, Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0", Models: []string{"m", "also\n"}}
 	}
 	busy := decision.Candidate{
 		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: decision.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
@@ -91,7 +91,7 @@ func fullDecision() *Decision {
 	}
 	d, p := worker("d", workers.Decode), worker("p", workers.Prefill)
 	in := &decide.Input{
-		Rule: s.Rule, Force: disagg.ForceLocal, GaveUp: "connect", Explore: true,
+		Rule: s.Rule, Model: "m", Force: disagg.ForceLocal, GaveUp: "connect", Explore: true,
 		Costs: &cost.Model{
 			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
 			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},

@@ -95,7 +95,10 @@ const LoadCredit = 1.0 / 32
 // Input is all that a plan depends on. The peers are parallel to the
 // candidates of their phase.
 type Input struct {
-	Rule  Rule
+	Rule Rule
+	// Model is the model that the request is for, by the engines' name; empty where it
+	// carries none.
+	Model string
 	Facts disagg.Facts
 	Force disagg.Force
 	// GaveUp is the reason for which remote prefill was tried and given up in this
@@ -548,6 +551,8 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 	switch {
 	case from == to:
 		return unpaired{"is the decode worker itself", "no prefill worker besides itself"}
+	case !from.SameModel(to, in.Model):
+		return unpaired{"serves another model than the decode worker", "no prefill worker of its model"}
 	case from.WireEngine() != to.WireEngine():
 		return unpaired{"another engine than the decode worker's", "no prefill worker of its engine"}
 	case in.Rule.Connector == workers.ConnectorNone && from.Connector != to.Connector:

@@ -42,6 +42,8 @@ func (s *Settings) Blind() bool {
 // Request is what a decision needs to know of a request besides its prompt's
 // blocks.
 type Request struct {
+	// Model is as in Input.
+	Model string
 	Facts disagg.Facts
 	Force disagg.Force
 	// Costs are the laws of the paths' costs; nil while too little is known, and
@@ -150,7 +152,7 @@ func (r *Run) Begin(q Request) {
 func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
 	r.acquire()
 	in, q := &r.In, &r.Request
-	in.Rule, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Facts, q.Force, string(r.gaveUp), q.Costs
+	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
 	r.settings, r.workers = s, list
 	r.Attempt++
 	in.Explore = s.Explore && s.Rule.Auto && r.Attempt == 1 && r.History.Continued == 0 && !q.Waited && explored(q.Chances[0].Draw)

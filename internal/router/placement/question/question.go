@@ -40,8 +40,11 @@ type Question struct {
 // Asked is what a question has beside the run of its decisions.
 type Asked struct {
 	Settings *effective.Settings
-	Model    string
-	Named    string // the adapter that the request itself names; empty for none
+	Model    string // by the engines' name; empty where the endpoint has none
+	// ModelNote says how the model was found, where the request does not name it; empty
+	// otherwise.
+	ModelNote string
+	Named     string // the adapter that the request itself names; empty for none
 	// Look sets these, from one fleet.
 	Fleet *workers.Snapshot
 	List  []*workers.Worker // who serves the model
@@ -106,11 +109,16 @@ func (d *Question) Blocks() (locals []uint64, blockSize int) {
 // Look has the question asked of a fleet: of those who serve its model there, and with the
 // blocks of the adapter that the model is to them, unless the request names one itself.
 func (d *Question) Look(fleet *workers.Snapshot) {
-	d.Fleet, d.List, d.LoRA = fleet, fleet.Model(d.Model), d.Named
+	d.Fleet, d.List, d.LoRA, d.Run.Request.Model = fleet, fleet.Model(d.Model), d.Named, d.Model
 	adapter := func(w *workers.Worker) bool { return slices.Contains(w.LoRAs, d.Model) }
 	if d.LoRA == "" && slices.ContainsFunc(d.List, adapter) {
 		d.LoRA = d.Model
 	}
+}
+
+// Notes are plain words for the receipt about what the question was made from.
+func (d *Question) Notes() []string {
+	return slices.DeleteFunc([]string{d.ModelNote, d.Prompt.Note}, func(n string) bool { return n == "" })
 }
 
 // Rest makes rest, which is empty, the question who takes the rest of this request's

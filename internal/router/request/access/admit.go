@@ -42,16 +42,20 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 	return k, "", nil
 }
 
-// Refusal is the error for a model, by the client's name for it and the engines', that
-// the key is not for, whether it exists or not; nil for one that it is for.
-func (k *Key) Refusal(asked, model string) error {
-	if k.May(asked, model) {
+// Refusal is the error for a request whose model the key is not for, whether it exists or
+// not; nil where the key is for one of the model's names. asked is what the client calls
+// it, empty where the request names none.
+func (k *Key) Refusal(asked string, names ...string) error {
+	if k.May(names...) {
 		return nil
 	}
-	return &api.Error{
-		Status: http.StatusForbidden, Code: api.CodeForbidden, Param: "model",
-		Message: fmt.Sprintf("the API key %q is not for the model %q; it is for %q", k.Name, api.Clip(asked), k.Models),
+	e := &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Param: "model"}
+	if asked == "" {
+		e.Message = fmt.Sprintf("the request names no model, and the API key %q is not for the one that would serve it; the key is for %q", k.Name, k.Models)
+	} else {
+		e.Message = fmt.Sprintf("the API key %q is not for the model %q; it is for %q", k.Name, api.Clip(asked), k.Models)
 	}
+	return e
 }
 
 // SaltPrompt keeps a request's blocks apart from those of other tenants, in the engine

@@ -99,16 +99,17 @@ func TestRefusal(t *testing.T) {
 	s := stored(t, "name: some, models: [nice, m2]", "one", "name: all", "two")
 	some, all := s.Find("one"), s.Find("two")
 	for _, of := range [][2]string{{"nice", "m1"}, {"other", "m2"}} {
-		if err := some.Refusal(of[0], of[1]); err != nil {
+		if err := some.Refusal(of[0], of[:]...); err != nil {
 			t.Errorf("%v: %v", of, err)
 		}
 	}
-	if err := all.Refusal("anything", ""); err != nil {
+	if err := all.Refusal("anything", "anything"); err != nil {
 		t.Error(err)
 	}
-	for _, asked := range []string{"m1", "", strings.Repeat("x", 5000)} {
-		e := refused(t, some.Refusal(asked, asked))
-		if e.Status != 403 || e.Code != api.CodeForbidden || e.Param != "model" || !strings.Contains(e.Message, `it is for ["nice" "m2"]`) || len(e.Message) > 1000 {
+	// The last but one asks by a name of the key's, which is another model's here.
+	for _, asked := range []string{"m1", "", "m2", strings.Repeat("x", 5000)} {
+		e := refused(t, some.Refusal(asked, "claude-*", "m1"))
+		if e.Status != 403 || e.Code != api.CodeForbidden || e.Param != "model" || !strings.Contains(e.Message, `is for ["nice" "m2"]`) || strings.Contains(e.Message, "claude") || len(e.Message) > 1000 {
 			t.Errorf("%.10q: %+v", asked, e)
 		}
 	}

@@ -17,7 +17,10 @@ type Form struct {
 	// Model is the value of the field "model", "" when there is none.
 	Model string
 
-	cuts []formCut // in the order of the body
+	cuts      []formCut // in the order of the body
+	model     Span      // the field's value, or where the first part begins when there is none
+	named     bool      // there is such a field
+	delimiter []byte
 }
 
 // formCut is a piece of a body that engines get other bytes for.
@@ -35,7 +38,7 @@ func ReadForm(h http.Header, body []byte, steer bool) (*Form, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Form{}
+	f := &Form{model: Span{r.at, r.at}, delimiter: r.delimiter}
 	var read []string // the fields whose values are read; each may be given once
 	for n := 0; ; n++ {
 		p, err := r.next()
@@ -75,7 +78,7 @@ func ReadForm(h http.Header, body []byte, steer bool) (*Form, error) {
 		case p.name == "model" && len(value) > maxNameBytes:
 			return nil, BadRequest("model", "\"model\" is longer than %d bytes", maxNameBytes)
 		case p.name == "model":
-			f.Model = string(value)
+			f.Model, f.model, f.named = string(value), p.value, true
 		case args:
 			with, changed, err := stripArgs(p.name, value)
 			if err != nil {
@@ -88,8 +91,22 @@ func ReadForm(h http.Header, body []byte, steer bool) (*Form, error) {
 	}
 }
 
+// SetModel gives the field "model" another value, and adds the field if there is none. It
+// may be called once.
+func (f *Form) SetModel(model string) {
+	cut := formCut{f.model, [][]byte{[]byte(model)}}
+	if !f.named {
+		cut.with = [][]byte{f.delimiter, []byte("\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n" + model + "\r\n")}
+	}
+	i := slices.IndexFunc(f.cuts, func(c formCut) bool { return c.at.Start >= f.model.End })
+	if i < 0 {
+		i = len(f.cuts)
+	}
+	f.cuts = slices.Insert(f.cuts, i, cut)
+}
+
 // Segments appends to dst the pieces of the body that engines get, which are those of
-// the body that f was read from but for the steering fields.
+// the body that f was read from but for the steering fields and the model.
 func (f *Form) Segments(dst [][]byte, body []byte) [][]byte {
 	from := 0
 	for i := range f.cuts {

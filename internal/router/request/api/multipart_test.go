@@ -9,6 +9,7 @@ import (
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -289,7 +290,45 @@ func FuzzForm(f *testing.F) {
 				t.Fatalf("%q is %q, was %q", name, after[name], values)
 			}
 		}
+		read.SetModel("new")
+		named := []byte(stripped(read, body))
+		if again, err := ReadForm(h, named, false); err != nil || again.Model != "new" {
+			t.Fatalf("%q became %q: %v, %+v", body, named, err, again)
+		}
+		with := fieldsOf(t, contentType, named)
+		delete(with, "model")
+		delete(after, "model")
+		if !reflect.DeepEqual(with, after) {
+			t.Fatalf("%q became %q: %q, want %q", body, named, with, after)
+		}
 	})
+}
+
+// TestSetModel: the value of one field changes, or the field is added, and no other byte
+// but those of steering fields does.
+func TestSetModel(t *testing.T) {
+	t.Parallel()
+	file, steers := field(`form-data; name="file"; filename="model"`, "RIFF\r\n--c\r\n\r\n--"), field(`form-data; name="bootstrap_room"`, "1")
+	for _, c := range []struct{ name, body, want string }{
+		{"an alias", form(file, field(plainModel, "nice")), form(file, field(plainModel, "whisper"))},
+		{"first, with more headers", form("X-A: b\r\ncontent-disposition: Form-Data; NAME=model\r\n\r\nnice", file), form("X-A: b\r\ncontent-disposition: Form-Data; NAME=model\r\n\r\nwhisper", file)},
+		{"an empty one", form(field(plainModel, ""), file), form(field(plainModel, "whisper"), file)},
+		{"none", form(file), form(field(plainModel, "whisper"), file)},
+		{"none, and the word elsewhere", form(field(`form-data; name="prompt"`, "\r\n"+plainModel)), form(field(plainModel, "whisper"), field(`form-data; name="prompt"`, "\r\n"+plainModel))},
+		{"behind and before what is cut", form(steers, field(plainModel, "nice"), steers), form(field(plainModel, "whisper"))},
+		{"none, before what is cut", form(steers, file), form(field(plainModel, "whisper"), file)},
+		{"no parts", "--b--", "--b\r\nContent-Disposition: " + plainModel + "\r\n\r\nwhisper\r\n--b--"},
+	} {
+		f, err := ReadForm(http.Header{"Content-Type": {"multipart/form-data; boundary=b"}}, []byte(c.body), false)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		f.SetModel("whisper")
+		if got := stripped(f, []byte(c.body)); got != c.want {
+			t.Errorf("%s:\n got %q\nwant %q", c.name, got, c.want)
+		}
+	}
 }
 
 // fieldsOf are the fields of a form as the standard library reads them.

@@ -47,27 +47,75 @@ func Ask(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, ask func
 // serves. While the router is starting, a worker that has not reported its models yet may
 // serve it: clients try again after a 503, not after a 404.
 func NotServed(asked string, fleet *workers.Snapshot, starting bool) *api.Error {
-	known := fleet.Models()
-	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
-	wait := &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second}
-	switch {
-	case len(known) == 0:
-		wait.Message = "no worker has reported its models yet"
-		return wait
-	case starting && slices.ContainsFunc(fleet.Workers, silent):
-		wait.Message = fmt.Sprintf("no worker that has reported its models serves %q, and others have not reported theirs yet; try again", api.Clip(asked))
-		return wait
+	if e := unreported(asked, fleet, starting); e != nil {
+		return e
 	}
-	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model"}
-	if asked == "" {
-		e.Message = "the request names no model and there is none to choose from"
-	} else {
-		e.Message = fmt.Sprintf("no worker serves the model %q", api.Clip(asked))
-	}
-	if near := workers.Nearest(asked, known); near != "" {
-		e.Message += fmt.Sprintf("; did you mean %q?", near)
-	} else if len(known) <= 8 {
+	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model", Message: fmt.Sprintf("no worker serves the model %q", api.Clip(asked))}
+	if known := fleet.Models(); workers.Nearest(asked, known) != "" {
+		e.Message += fmt.Sprintf("; did you mean %q?", workers.Nearest(asked, known))
+	} else if len(known) <= most {
 		e.Message += fmt.Sprintf("; served here: %q", known)
 	}
 	return e
+}
+
+// most is how many models an error names.
+const most = 8
+
+// unreported is the error for a model that a worker may serve which has not reported its
+// models yet; nil where there is no such worker, or no time for it is left.
+func unreported(asked string, fleet *workers.Snapshot, starting bool) *api.Error {
+	e := &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second}
+	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
+	switch {
+	case len(fleet.Models()) == 0:
+		e.Message = "no worker has reported its models yet"
+	case !starting || !slices.ContainsFunc(fleet.Workers, silent):
+		return nil
+	case asked == "":
+		e.Message = "the request names no model, and not all workers have reported theirs yet; try again, or name the model"
+	default:
+		e.Message = fmt.Sprintf("no worker that has reported its models serves %q, and others have not reported theirs yet; try again", api.Clip(asked))
+	}
+	return e
+}
+
+// Unresolved is the error for a request that does not say, by the name asked or without
+// one, which model it is for; nil where it does, or the operator does. of is what the fleet
+// makes of the name. The error names the models that the client may have.
+//
+// While the router is starting, a worker that has not reported its models yet may serve
+// the name, or a second model beside the only one.
+func Unresolved(asked string, of workers.Resolved, fleet *workers.Snapshot, starting bool, may func(model string) bool) *api.Error {
+	if guessed := (asked == "") != of.Default; !guessed {
+		return nil // by its name, or by the default for requests without one
+	}
+	if e := unreported(asked, fleet, starting); e != nil || of.Model != "" {
+		return e
+	}
+	list := slices.DeleteFunc(slices.Clone(fleet.Models()), func(m string) bool { return !may(m) })
+	served := fmt.Sprintf("%q", list[:min(len(list), most)])
+	if len(list) > most {
+		served += fmt.Sprintf(" and %d more", len(list)-most)
+	}
+	return &api.Error{
+		Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "model",
+		Message: "the request names no model, and several are served here; name one of them in \"model\": " + served,
+	}
+}
+
+// Note says for a receipt how the model was found for a request that does not have its name
+// or a plain alias of it; empty for one that does.
+func Note(asked string, of workers.Resolved) string {
+	switch {
+	case asked == "" && of.Default:
+		return "no model in the request; served by routing.default_model " + of.Model
+	case asked == "" && of.Model != "":
+		return fmt.Sprintf("no model in the request; %s is the only one served", of.Model)
+	case of.Default:
+		return fmt.Sprintf("unknown model %q; served by routing.default_model %s", api.Clip(asked), of.Model)
+	case workers.IsPattern(of.Alias):
+		return fmt.Sprintf("model %q matches the alias %q; served by %s", api.Clip(asked), of.Alias, of.Model)
+	}
+	return ""
 }

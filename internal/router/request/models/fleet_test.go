@@ -76,12 +76,73 @@ func TestNotServed(t *testing.T) {
 		{"other", [][]string{{"m"}, nil}, false, http.StatusNotFound, `served here: ["m"]`},
 		{"other", [][]string{{"m"}}, true, http.StatusNotFound, `no worker serves the model "other"`},
 		{"other", [][]string{nil}, false, http.StatusServiceUnavailable, "no worker has reported its models yet"},
-		{"", [][]string{{"m", "n"}}, false, http.StatusNotFound, "the request names no model"},
 		{"llama-8", [][]string{{"llama-8b", "qwen"}}, false, http.StatusNotFound, `did you mean "llama-8b"?`},
 	} {
 		e := NotServed(c.asked, fleet(t, c.lists...), c.starting)
 		if e.Status != c.status || !strings.Contains(e.Message, c.text) || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
 			t.Errorf("%q of %v: %d %s", c.asked, c.lists, e.Status, e.Message)
+		}
+	}
+}
+
+// TestUnresolved: a request whose name does not say which model it is for is served where
+// there is one model only, or a default, once all workers had the time to report theirs.
+func TestUnresolved(t *testing.T) {
+	none := [][]string{nil}
+	one, two, late := [][]string{{"m"}}, [][]string{{"m"}, {"n"}}, [][]string{{"m"}, nil}
+	byDefault := workers.Resolved{Model: "m", Default: true}
+	for _, c := range []struct {
+		asked    string
+		of       workers.Resolved
+		lists    [][]string
+		starting bool
+		status   int
+		text     string
+	}{
+		{"m", workers.Resolved{Model: "m"}, two, false, 0, ""},
+		{"x", workers.Resolved{Model: "x"}, two, false, 0, ""}, // NotServed is for it
+		{"x", workers.Resolved{Model: "m", Alias: "*"}, late, true, 0, ""},
+		{"", workers.Resolved{Model: "m"}, one, true, 0, ""},
+		{"", workers.Resolved{Model: "m"}, late, false, 0, ""},
+		{"", workers.Resolved{Model: "m"}, late, true, http.StatusServiceUnavailable, "not all workers have reported"},
+		{"", workers.Resolved{}, none, false, http.StatusServiceUnavailable, "no worker has reported its models yet"},
+		{"", workers.Resolved{}, two, false, http.StatusBadRequest, `name one of them in "model": ["m" "n"]`},
+		{"", workers.Resolved{}, [][]string{{"m"}, {"n"}, {"secret"}}, false, http.StatusBadRequest, `["m" "n"]`},
+		{"", workers.Resolved{}, [][]string{{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}, {"n"}}, false, http.StatusBadRequest, `"h"] and 3 more`},
+		{"", byDefault, late, true, 0, ""},
+		{"x", byDefault, two, false, 0, ""},
+		{"x", byDefault, late, false, 0, ""},
+		{"x", byDefault, late, true, http.StatusServiceUnavailable, `serves "x", and others have not reported theirs yet`},
+	} {
+		e := Unresolved(c.asked, c.of, fleet(t, c.lists...), c.starting, func(m string) bool { return m != "secret" })
+		if c.status == 0 {
+			if e != nil {
+				t.Errorf("%q of %v, %+v: %v", c.asked, c.lists, c.of, e)
+			}
+			continue
+		}
+		if e == nil || e.Status != c.status || !strings.Contains(e.Message, c.text) || strings.Contains(e.Message, "secret") || (e.Param == "model") != (c.status == http.StatusBadRequest) {
+			t.Errorf("%q of %v, %+v: %+v", c.asked, c.lists, c.of, e)
+		}
+	}
+}
+
+func TestNote(t *testing.T) {
+	for _, c := range []struct {
+		asked string
+		of    workers.Resolved
+		want  string
+	}{
+		{"m", workers.Resolved{Model: "m"}, ""},
+		{"other", workers.Resolved{Model: "m", Alias: "other"}, ""},
+		{"", workers.Resolved{}, ""},
+		{"", workers.Resolved{Model: "m"}, "no model in the request; m is the only one served"},
+		{"", workers.Resolved{Model: "m", Default: true}, "no model in the request; served by routing.default_model m"},
+		{"x", workers.Resolved{Model: "m", Alias: "d", Default: true}, `unknown model "x"; served by routing.default_model m`},
+		{"claude-3", workers.Resolved{Model: "m", Alias: "claude-*"}, `model "claude-3" matches the alias "claude-*"; served by m`},
+	} {
+		if got := Note(c.asked, c.of); got != c.want {
+			t.Errorf("%q, %+v: %q, want %q", c.asked, c.of, got, c.want)
 		}
 	}
 }

@@ -1,0 +1,317 @@
+package router_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// everyAPI are requests to the endpoints that have a model, without it.
+var everyAPI = map[string]string{
+	"/v1/chat/completions":      `{"messages":[{"role":"user","content":"hi"}]}`,
+	"/v1/completions":           `{"prompt":"hi"}`,
+	"/v1/responses":             `{"input":"hi"}`,
+	"/v1/messages":              `{"max_tokens":1,"messages":[{"role":"user","content":"hi"}]}`,
+	"/v1/messages/count_tokens": `{"messages":[{"role":"user","content":"hi"}]}`,
+	"/inference/v1/generate":    `{"token_ids":[1,2]}`,
+	"/generate":                 `{"text":"hi"}`,
+	"/v1/embeddings":            `{"input":"hi"}`,
+	"/v2/embed":                 `{"texts":["hi"]}`,
+	"/v1/rerank":                `{"query":"q","documents":["d"]}`,
+	"/v1/score":                 `{"text_1":"a","text_2":"b"}`,
+	"/classify":                 `{"input":"hi"}`,
+	"/pooling":                  `{"input":"hi"}`,
+	"/tokenize":                 `{"prompt":"hi"}`,
+	"/detokenize":               `{"tokens":[1]}`,
+	"/v1/audio/speech":          `{"input":"hi"}`,
+	"/v1/audio/transcriptions":  "",
+	"/v1/audio/translations":    "",
+}
+
+// withModel is the request to a path with a JSON value as its model, "" for no such member.
+func withModel(t *testing.T, path, value string) (body []byte, contentType string) {
+	t.Helper()
+	if in := everyAPI[path]; in != "" {
+		if value != "" {
+			in = `{"model":` + value + `,` + in[1:]
+		}
+		return []byte(in), "application/json"
+	}
+	var b bytes.Buffer
+	mw := multipart.NewWriter(&b)
+	if value != "" && value != "null" {
+		var name string
+		if err := json.Unmarshal([]byte(value), &name); err != nil {
+			t.Fatal(err)
+		}
+		_ = mw.WriteField("model", name)
+	}
+	part, err := mw.CreateFormFile("file", "a.wav")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = part.Write([]byte("RIFF"))
+	_ = mw.Close()
+	return b.Bytes(), mw.FormDataContentType()
+}
+
+// modelOf is the model that an engine was asked for, and the file of a form.
+func modelOf(t *testing.T, c *tapped) string {
+	t.Helper()
+	if !strings.HasPrefix(c.path, "/v1/audio/tran") {
+		return gjson.GetBytes(c.body, "model").String()
+	}
+	_, params, err := mime.ParseMediaType(c.header.Get("Content-Type"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := multipart.NewReader(bytes.NewReader(c.body), params["boundary"]).ReadForm(1 << 20)
+	if err != nil {
+		t.Fatalf("%v in %q", err, c.body)
+	}
+	if len(f.Value["model"]) != 1 || len(f.File["file"]) != 1 {
+		t.Fatalf("the form has %v and %v", f.Value, f.File)
+	}
+	file, err := f.File["file"][0].Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if b, err := io.ReadAll(file); err != nil || string(b) != "RIFF" {
+		t.Fatalf("the file is %q, %v", b, err)
+	}
+	return f.Value["model"][0]
+}
+
+// answering is a fleet whose engines answer everything, so that what they get is seen on
+// every path.
+func answering(t *testing.T, fleet string, configure ...func(*settings.Config)) (*rig, *tap) {
+	t.Helper()
+	r, p := tappedRig(t, fleet, configure...)
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		// Whether it is a leg or the router's own question, an answer like this does no harm.
+		c := tapped{path: q.URL.Path}
+		if !c.generation() && q.Method == http.MethodGet || q.URL.Path == "/tokenize" && q.Header.Get("X-Request-Id") == "" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"ok":true}`))
+		return true
+	})
+	return r, p
+}
+
+// engineCall is the call that the newest request has become.
+func engineCall(t *testing.T, p *tap, path string) *tapped {
+	t.Helper()
+	calls := slices.DeleteFunc(p.callsOf(path), func(c *tapped) bool { return c.header.Get("X-Request-Id") == "" })
+	if len(calls) != 1 {
+		t.Fatalf("%s: %d calls of engines", path, len(calls))
+	}
+	return calls[0]
+}
+
+// noModel are the ways of naming none.
+var noModel = []string{"", "null", `""`}
+
+// TestNoModelOfSeveral: with several models a request that names none is refused on every
+// API, streamed or not, and no engine gets it; the error has the names.
+func TestNoModelOfSeveral(t *testing.T) {
+	t.Parallel()
+	r, p := answering(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue")
+	p.reset()
+	for path := range everyAPI {
+		for _, value := range noModel {
+			for _, stream := range []string{"", `"stream":true,`} {
+				body, kind := withModel(t, path, value)
+				if stream != "" && body[0] == '{' {
+					body = append([]byte("{"+stream), body[1:]...)
+				}
+				a := r.send(http.MethodPost, path, body, "Content-Type", kind)
+				if param := gjson.GetBytes(a.body, "error.param").String(); a.status != http.StatusBadRequest || param != "model" && !strings.HasPrefix(path, "/v1/messages") || !strings.Contains(a.String(), `blue`) || !strings.Contains(a.String(), `red`) {
+					t.Errorf("%s, model %s: %s", path, value, a)
+				}
+			}
+		}
+		if n := len(slices.DeleteFunc(p.callsOf(path), func(c *tapped) bool { return c.header.Get("X-Request-Id") == "" })); n != 0 {
+			t.Errorf("%s: %d calls of engines", path, n)
+		}
+	}
+	// What has no model is answered as before.
+	if a := r.send(http.MethodGet, "/version", nil); a.status != http.StatusOK {
+		t.Errorf("/version: %s", a)
+	}
+	if a := r.send(http.MethodGet, "/v1/responses/resp_1", nil); a.status != http.StatusNotFound || gjson.GetBytes(a.body, "error.param").String() == "model" {
+		t.Errorf("a stored response: %s", a)
+	}
+	if _, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/completions", object{"prompt": "hi"})); err == nil || !strings.Contains(err.Error(), "names no model") {
+		t.Errorf("a dry run: %v", err)
+	}
+}
+
+// TestNoModelOfOne: with one model a request that names none is for it, and its engine is
+// asked for it by name. Adapters are models of their own, which such a request does not mean.
+func TestNoModelOfOne(t *testing.T) {
+	t.Parallel()
+	r, p := answering(t, "1a:profile=instant,model=red,aliases=rouge,loras=navy|sky")
+	for path := range everyAPI {
+		for _, value := range noModel {
+			p.reset()
+			body, kind := withModel(t, path, value)
+			if a := r.send(http.MethodPost, path, body, "Content-Type", kind); a.status != http.StatusOK {
+				t.Errorf("%s, model %s: %s", path, value, a)
+				continue
+			}
+			want := "red"
+			if path == "/generate" {
+				want = "" // it has no such member
+			}
+			if got := modelOf(t, engineCall(t, p, path)); got != want {
+				t.Errorf("%s, model %s: the engine is asked for %q", path, value, got)
+			}
+		}
+	}
+	a := r.post("/v1/completions", object{"prompt": "hi"})
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Model != "red" || !slices.Contains(c.Notes, "no model in the request; red is the only one served") {
+		t.Errorf("the receipt has model %s and notes %q", c.Model, c.Notes)
+	}
+	dry, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/completions", object{"prompt": "hi"}))
+	if err != nil || gjson.GetBytes(dry.Receipt, "model").String() != "red" || !strings.Contains(dry.Text, "no model in the request; red is the only one served") {
+		t.Errorf("a dry run: %+v, %v", dry, err)
+	}
+}
+
+// TestDefaultModel: it serves requests that name no model or an unknown one, on every API,
+// and the engine is asked for it by its own name. So are those of aliases and patterns.
+func TestDefaultModel(t *testing.T) {
+	t.Parallel()
+	r, p := answering(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue", func(c *settings.Config) {
+		c.Routing.DefaultModel = "azure" // an alias
+		c.Aliases = []settings.Alias{{Name: "azure", Model: "blue"}, {Name: "claude-*", Model: "red"}, {Name: "claude-haiku-*", Model: "blue"}}
+	})
+	for path := range everyAPI {
+		for value, want := range map[string]string{
+			"": "blue", "null": "blue", `""`: "blue", `"gpt-9"`: "blue", `"azure"`: "blue", `"red"`: "red", `"claude-opus-4-1[1m]"`: "red", `"claude-haiku-4-5"`: "blue",
+		} {
+			p.reset()
+			body, kind := withModel(t, path, value)
+			if a := r.send(http.MethodPost, path, body, "Content-Type", kind); a.status != http.StatusOK {
+				t.Errorf("%s, model %s: %s", path, value, a)
+				continue
+			}
+			c := engineCall(t, p, path)
+			if path == "/generate" && slices.Contains(noModel, value) {
+				want = ""
+			}
+			if got := modelOf(t, c); got != want || want == "red" && c.engine != "aggregated-0" || want == "blue" && c.engine != "aggregated-1" {
+				t.Errorf("%s, model %s: %s is asked for %q, want %q", path, value, c.engine, got, want)
+			}
+		}
+	}
+	for value, want := range map[string]string{
+		"":                   "no model in the request; served by routing.default_model blue",
+		`"gpt-9"`:            `unknown model "gpt-9"; served by routing.default_model blue`,
+		`"claude-haiku-4-5"`: `model "claude-haiku-4-5" matches the alias "claude-haiku-*"; served by blue`,
+	} {
+		body, _ := withModel(t, "/v1/completions", value)
+		a := r.send(http.MethodPost, "/v1/completions", body)
+		if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Model != "blue" || !slices.Equal(c.Notes, []string{want}) {
+			t.Errorf("model %s: the receipt has model %s and notes %q", value, c.Model, c.Notes)
+		}
+	}
+	var names []string
+	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
+		names = append(names, m.String())
+	}
+	if slices.Sort(names); fmt.Sprint(names) != "[azure blue red]" {
+		t.Errorf("the models are %v", names)
+	}
+}
+
+// TestDefaultModelOfAKey: a key counts for the model that really serves, whatever the client
+// calls it.
+func TestDefaultModelOfAKey(t *testing.T) {
+	path := keysFile(t)
+	putKeys(t, path, "name: red, models: [red, gpt-9, claude-3]", otherSecret, "name: pattern, models: [claude-*]", userSecret)
+	r := start(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue", func(c *settings.Config) {
+		c.Keys.File, c.Routing.DefaultModel = path, "blue"
+		c.Aliases = []settings.Alias{{Name: "claude-*", Model: "blue"}}
+	})
+	for _, c := range []struct {
+		secret string
+		body   object
+		status int
+	}{
+		{otherSecret, object{"model": "red"}, 200},
+		{otherSecret, object{"model": "gpt-9"}, 403}, // the key has the name, but blue would serve it
+		{otherSecret, object{"model": "claude-3"}, 403},
+		{otherSecret, object{}, 403},
+		{userSecret, object{"model": "claude-3"}, 200}, // an alias counts by its own name
+		{userSecret, object{"model": "gpt-9"}, 403},
+		{userSecret, object{}, 403},
+	} {
+		c.body["prompt"], c.body["max_tokens"] = "hello", 1
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, c.body), bearer(c.secret)...); a.status != c.status {
+			t.Errorf("%v: %s, want %d", c.body, a, c.status)
+		}
+	}
+}
+
+// TestPairsServeOneModel: two models, each with a prefill and a decode worker. Whichever
+// worker drains or fails, each client gets the answer of its own model.
+func TestPairsServeOneModel(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,model=red+1p1d:profile=instant,model=blue", func(c *settings.Config) {
+		c.Routing.Policy, c.Routing.DefaultModel, c.Routing.Seed = "random", "blue", 7
+		c.Aliases = []settings.Alias{{Name: "r*", Model: "red"}}
+	})
+	check := func(what string) {
+		t.Helper()
+		p.reset()
+		for i, model := range []string{"", "red", "rouge", "blue", "new"} {
+			body := object{"prompt": ids(200, i), "max_tokens": 2}
+			want := "blue"
+			if model != "" {
+				body["model"] = model
+			}
+			if strings.HasPrefix(model, "r") {
+				want = "red"
+			}
+			if got := r.post("/v1/completions", body).completion(t).Model; got != want {
+				t.Errorf("%s: model %q is answered by %s", what, model, got)
+			}
+		}
+		for _, l := range p.legs() {
+			w := r.worker(l.engine)
+			if got := gjson.GetBytes(l.body, "model").String(); !slices.Contains(w.Models, got) {
+				t.Errorf("%s: %s, which has %v, is asked for %q", what, l.engine, w.Models, got)
+			}
+		}
+	}
+	check("all are there")
+	for _, name := range []string{"prefill-0", "prefill-1"} {
+		if _, err := r.Admin.DrainWorker(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		check(name + " drains")
+		if _, err := r.Admin.ResumeWorker(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Sim.Named("prefill-1").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+		t.Fatal(err)
+	}
+	check("prefill-1 fails")
+}
