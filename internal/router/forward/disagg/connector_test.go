@@ -177,6 +177,55 @@ func TestA2DecodeBody(t *testing.T) {
 	}
 }
 
+// TestHandOver: after a refusal another decode rank gets the KV, with the same edits, once,
+// if the decode engine fetches it by itself from a host that it can reach.
+func TestHandOver(t *testing.T) {
+	elsewhere := func(host string) Peer {
+		w := worker("decode-1", workers.Decode, workers.ConnectorNIXL, 1)
+		w.URL = &url.URL{Scheme: "http", Host: host}
+		return Peer{w, w.Ranks[0]}
+	}
+	near, far := elsewhere("127.0.0.1:9"), elsewhere("10.0.0.7:9")
+	for _, c := range []struct {
+		kind workers.Connector
+		to   Peer
+		want bool
+	}{
+		{workers.ConnectorNIXL, near, true},
+		{workers.ConnectorNIXL, far, false}, // the KV is at 127.0.0.1
+		{workers.ConnectorSharedStorage, near, false},
+		{workers.ConnectorLMCache, near, false},
+		{workers.ConnectorSGLang, near, false},
+	} {
+		d := dispatch(c.kind)
+		d.Decode.Worker.LMCache = &workers.LMCacheDecoder{Host: "d", InitPorts: []int{1}, AllocPorts: []int{2}}
+		tr := begin(t, c.kind, Options{}, d)
+		if tr.HandOver(c.to) {
+			t.Errorf("%s: handed over before the prefill", c.kind)
+		}
+		if err := tr.CheckPrefill([]byte(captured)); err != nil {
+			t.Fatal(err)
+		}
+		if tr.Mode() == Sequential && tr.HandOver(c.to) {
+			t.Errorf("%s: handed over before a decode leg has had it", c.kind)
+		}
+		first, err := tr.DecodeEdits()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tr.HandOver(c.to); got != c.want {
+			t.Errorf("%s to %s: handed over %v, want %v", c.kind, c.to.Worker.URL, got, c.want)
+		}
+		again, err := tr.DecodeEdits()
+		if c.want != (err == nil) || c.want && gocmp.Diff(first, again) != "" {
+			t.Errorf("%s to %s: %v, %v", c.kind, c.to.Worker.URL, again, err)
+		}
+		if c.want && tr.HandOver(c.to) != true {
+			t.Errorf("%s: not handed over after a second refusal", c.kind)
+		}
+	}
+}
+
 // Invariant 1: one prefill, one decode, also when many try at once.
 func TestTransferIsUsedOnce(t *testing.T) {
 	for _, kind := range []workers.Connector{workers.ConnectorNIXL, workers.ConnectorSGLang, workers.ConnectorLMCache, workers.ConnectorSharedStorage} {
