@@ -59,18 +59,21 @@ type Log struct {
 	next   uint64 // sequence number of the next event, from 1
 	signal chan struct{}
 	now    func() time.Time
-	hook   func(Event)
+	taps   []func(Event)
 }
 
-// New makes a log of the last capacity events (at least 1). The hook, when not
-// nil, sees every event after it was stored, on the writer's goroutine; it must
-// return quickly.
-func New(capacity int, now func() time.Time, hook func(Event)) *Log {
+// New makes a log of the last capacity events (at least 1). now is the clock, nil for
+// time.Now.
+func New(capacity int, now func() time.Time) *Log {
 	if now == nil {
 		now = time.Now
 	}
-	return &Log{ring: make([]Event, max(1, capacity)), next: 1, signal: make(chan struct{}), now: now, hook: hook}
+	return &Log{ring: make([]Event, max(1, capacity)), next: 1, signal: make(chan struct{}), now: now}
 }
+
+// Tap has f called for every event after it was stored, on the writer's goroutine: it must
+// return quickly. It is for whoever makes the log, before others write to it.
+func (l *Log) Tap(f func(Event)) { l.taps = append(l.taps, f) }
 
 // Add stores an event, overwriting the oldest when the ring is full, and
 // returns it with Seq and, when it had none, At filled in.
@@ -86,8 +89,8 @@ func (l *Log) Add(e Event) Event {
 	close(l.signal)
 	l.signal = make(chan struct{})
 	l.mu.Unlock()
-	if l.hook != nil {
-		l.hook(e)
+	for _, f := range l.taps {
+		f(e)
 	}
 	return e
 }

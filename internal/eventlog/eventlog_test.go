@@ -8,7 +8,7 @@ import (
 )
 
 func TestLogKeepsTheNewestAndCountsTheLost(t *testing.T) {
-	l := New(4, func() time.Time { return time.Unix(7, 0) }, nil)
+	l := New(4, func() time.Time { return time.Unix(7, 0) })
 	for i := 1; i <= 10; i++ {
 		if e := l.Add(Event{Kind: "k", Text: fmt.Sprint(i)}); e.Seq != uint64(i) || !e.At.Equal(time.Unix(7, 0)) {
 			t.Fatalf("event %d stored as %+v", i, e)
@@ -32,7 +32,8 @@ func TestLogKeepsTheNewestAndCountsTheLost(t *testing.T) {
 func TestLogWakesWaiters(t *testing.T) {
 	var mu sync.Mutex
 	var seen []string
-	l := New(4, nil, func(e Event) { mu.Lock(); seen = append(seen, e.Kind); mu.Unlock() })
+	l := New(4, nil)
+	l.Tap(func(e Event) { mu.Lock(); seen = append(seen, e.Kind); mu.Unlock() })
 	w := l.Wait()
 	select {
 	case <-w:

@@ -122,7 +122,7 @@ func (s *Stage) rewind() error {
 	s.block, s.prefill, s.decode, s.thresh, s.auto, s.on = o.BlockSize, "", "", 0, false, ""
 	// Of one epoch, so that a cursor means the same after going back.
 	s.receipts, s.running = receipt.NewRing(receipt.Options{Capacity: stageReceipts, Epoch: 1}), map[string]receipt.Live{}
-	s.events, s.ranks = eventlog.New(stageEvents, nil, nil), map[string]*stageRank{}
+	s.events, s.ranks = eventlog.New(stageEvents, nil), map[string]*stageRank{}
 	return nil
 }
 

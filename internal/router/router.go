@@ -14,42 +14,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
-	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/drain"
 	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
-	"github.com/dynctl/dynctl/internal/router/observe/console"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
-	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
-	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/router/request/models"
-	"github.com/dynctl/dynctl/internal/router/request/prompt"
-	"github.com/dynctl/dynctl/internal/router/request/stored"
-	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/discovery"
-	"github.com/dynctl/dynctl/internal/workers/health"
-	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
 // Options make a Router.
@@ -87,53 +67,18 @@ type Observer struct {
 	Outcome func(r *receipt.Receipt)
 }
 
-// Router is the router. Make it with New, run it with Run.
+// Router is the router. Make it with New, run it with Run. It consists of parts; each is
+// made by one function of setup.go from those before it, and has all its fields then.
 type Router struct {
-	log      *slog.Logger
-	opts     Options
-	started  time.Time
-	settings *effective.InForce
-	hop      api.Hop
-
-	registry       *workers.Registry
-	index          *kvindex.Index
-	predicted      *approx.Index
-	feeds          *kvfeed.Manager
-	ledger         *ledger.Ledger
-	receipts       *receipt.Ring
-	events         *eventlog.Log
-	metrics        *telemetry.Metrics
-	tracer         *telemetry.Tracer
-	gate           *admission.Gate
-	ranks          *admission.Line   // for a rank that is under its limits
-	bodies         *admission.Memory // of the requests' bodies
-	legs           *admission.Memory // requests to workers in progress
-	client         *upstream.Client
-	monitor        *health.Monitor
-	outliers       *health.Outliers
-	repeats        attempt.Repeats
-	requests       context.Context // ends when the router stops waiting for requests
-	cancelRequests context.CancelFunc
-	modelLists     models.Cache
-	tokens         *prompt.Stage
-	words          *prompt.Words // nil unless asked for
-	budget         attempt.Budget
-	moves          admission.Moves
-	stored         *stored.Responses
-	traffic        traffic.Traffic
-	compute        *watch.Recompute
-	slow           *watch.Slow
-	causes         *watch.Causes
-	costs          *outcome.Teacher
-	sinks          account.Sinks
-	asker          *question.Asker
-	failures       watch.Failures
-	fleet          *follower.Follower
-	state          *state.State
-	secure         *secure.Secure
-	file           *discovery.File // nil unless there is a file of workers
-	kube           *kube.Source    // nil unless pods are looked for
-	drain          *drain.Drain
+	opts Options
+	hop  api.Hop
+	*base
+	*entry
+	*engines
+	*observing
+	*asking
+	*sources
+	*applied
 }
 
 // New makes a router from a config. It opens no sockets.
@@ -144,124 +89,47 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := o.Config.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Router{log: o.Logger, opts: o, started: time.Now(), hop: api.NewHop()}
-	s, err := effective.New(o.Config, o.Origin, 1)
+	first, err := effective.New(o.Config, o.Origin, 1)
 	if err != nil {
 		return nil, err
 	}
-	r.settings = effective.NewInForce(s, effective.Options{
-		Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: func(result string) { r.metrics.Reload(result) }, Replaced: o.Reloaded,
-	})
-	r.metrics = telemetry.New(o.Version, o.Revision, func(worker string) bool {
-		_, ok := r.registry.Snapshot().Worker(worker)
-		return ok
-	})
-	r.events = eventlog.New(o.Config.Events, nil, func(e eventlog.Event) {
-		r.metrics.Event(e.Kind, string(e.Severity))
-		eventlog.Print(r.log, &e, time.Since(r.started) < introduction)
-	})
-	r.registry = workers.NewRegistry(r.event)
-	r.ledger = ledger.New()
-	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
-	r.gate = admission.New(admission.Limits{}) // prepare and follow set the limits
-	r.drain = drain.New(r.gate, func() (leave, drain time.Duration) {
-		t := &r.settings.Load().Timeouts
-		return t.Leave, t.Drain
-	}, r.event)
-	r.ranks = admission.NewLine(0, 0, lookInterval)
-	r.ledger.OnEase(r.ranks.Wake)
-	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, func(full bool) { r.event(watch.BodyMemory(full, r.bodies.Limit())) })
-	r.legs = admission.NewMemory(admission.LegLimit(o.Config.Limits.Legs), func(full bool) { r.event(watch.Legs(full, r.legs.Limit())) })
-	r.stored = stored.New(1 << 16)
-	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
-	r.predicted = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
-	r.compute = watch.NewRecompute(watch.RecomputeOptions{
-		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.sinks.Recomputed, Event: r.event,
-	})
-	r.costs = outcome.New(outcome.Options{
-		Objective: o.Config.Routing.Aim(), Event: r.event,
-		Fleet: r.registry.Snapshot, Ledger: r.ledger, BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
-	})
-	r.slow = watch.NewSlow(watch.SlowOptions{
-		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
-		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event, Found: r.costs.SlowRanks,
-	})
-	r.causes = watch.NewCauses(watch.CausesOptions{
-		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(r.feeds.Status()) }, Event: r.event,
-		Requests: func(k *workers.Rank) uint64 { n, _ := r.fleet.Counts(k); return n },
-		Answers:  func(k *workers.Rank) (uint64, int) { return r.slow.Meter(k).Answers() },
-		Mute: func(k *workers.Rank, heard time.Time, why string) {
-			r.feeds.Mute(kvindex.Rank(k.Slot), heard, why)
-		},
-		Held: func(k *workers.Rank) int64 {
-			x, _ := r.index.RankStats(kvindex.Rank(k.Slot))
-			return x.Blocks
-		},
-		BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
-	})
-	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
+	r := &Router{opts: o, hop: api.NewHop()}
+	if r.base, err = newBase(ctx, &o, first); err != nil {
 		return nil, err
 	}
-	if r.secure, err = secure.New(secure.Options{
-		Config: &o.Config, SimTLS: o.EngineTLS, Metrics: r.metrics, Event: r.event,
-		Connections: func(a netip.Addr) int { return r.settings.Load().ConnectionsOf(a) },
-	}); err != nil {
+	r.entry = newEntry(&o.Config, r.base)
+	if r.engines, err = newEngines(&o, r.hop, r.base, r.entry); err != nil {
 		return nil, err
 	}
-	if err := r.buildClients(&o.Config); err != nil {
+	r.observing = newObserving(&o, r.base, r.entry, r.engines)
+	if r.asking, err = newAsking(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
 		return nil, err
 	}
-	if r.tokens, err = prompt.New(prompt.Options{
-		TLS: r.secure.EngineTLS(), Header: r.hopHeader(),
-		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
-		CacheBytes: o.Config.Tokens.CacheBytes,
-	}); err != nil {
+	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}
-	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
-	r.asker = question.New(question.Sources{
-		Index: r.index, Predicted: r.predicted, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
-		Now: func() (*effective.Settings, *workers.Snapshot) { return r.settings.Load(), r.registry.Snapshot() },
-	}, o.Config.Routing.Seed)
-	r.sinks = account.Sinks{
-		Metrics: r.metrics, Traffic: &r.traffic, Failures: &r.failures, Slow: r.slow, Recompute: r.compute, Ranks: r.fleet, Event: r.event,
-		Untrusted: func(slot uint32) bool { return r.feeds.Untrusted(kvindex.Rank(slot)) },
-		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,
-	}
-	specs, err := o.Config.Specs()
-	if err != nil {
+	r.applied = newApplied(r)
+	if err := r.start(first); err != nil {
 		return nil, err
-	}
-	if err := r.prepare(s, s, specs); err != nil {
-		return nil, err
-	}
-	r.follow(s)
-	if path := o.Config.WorkersFile; path != "" {
-		r.file = discovery.NewFile(r.registry, discovery.FileOptions{Path: path, Source: workers.SourceFile}, r.event)
-	}
-	if k := &o.Config.Kubernetes; k.On() {
-		if r.kube, err = kube.New(r.registry, kube.Options{
-			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
-			Port: k.Port, Scheme: k.Scheme, Worker: k.Worker, RevisionLabel: k.RevisionLabel, UserAgent: "dynctl/" + o.Version,
-		}, r.event); err != nil {
-			return nil, err
-		}
-	}
-	facts := &console.Facts{
-		InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
-		Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
-	}
-	r.state = &state.State{
-		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
-		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
-	if len(o.Sim) > 0 {
-		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
-			return nil, err
-		}
-	}
 	return r, nil
+}
+
+// start applies the first settings, with the workers that they list.
+func (r *Router) start(first *effective.Settings) error {
+	specs, err := r.opts.Config.Specs()
+	if err != nil {
+		return err
+	}
+	if err := r.prepare(first, first, specs); err != nil {
+		return err
+	}
+	r.follow(first)
+	if len(r.opts.Sim) > 0 {
+		_, err = r.registry.Apply(workers.SourceSim, r.opts.Sim)
+	}
+	return err
 }
 
 // Run runs everything beside the requests until ctx ends: discovery, health,
@@ -316,7 +184,7 @@ func (r *Router) RereadWorkers() {
 }
 
 // Settings are those in force, by which they are replaced.
-func (r *Router) Settings() *effective.InForce { return r.settings }
+func (r *Router) Settings() *effective.Reloader { return r.reload }
 
 // prepare applies new settings to whatever may refuse them.
 func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) error {
@@ -337,6 +205,3 @@ func (r *Router) follow(now *effective.Settings) {
 	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())
 }
-
-// event adds to the event log.
-func (r *Router) event(e eventlog.Event) { r.events.Add(e) }

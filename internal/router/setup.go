@@ -6,44 +6,266 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/drain"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/console"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/state"
+	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/observe/traffic"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
+	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
-// buildClients makes everything that talks to workers.
-func (r *Router) buildClients(c *settings.Config) error {
-	r.requests, r.cancelRequests = context.WithCancel(context.Background())
-	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.secure.EngineTLS()})
-	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS(), Header: r.hopHeader()}, r.event)
-	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.event)
-	feeds := kvfeed.Options{
-		BlockSize: cmp.Or(c.Tokens.BlockSize, effective.DefaultBlock), StaleAfter: c.Index.StaleAfter,
-		Events: r.event, Logger: r.log, Observer: r.opts.Observer.Batch,
-	}
+// base is what every other part uses: the settings in force, the fleet, and where things
+// are reported.
+type base struct {
+	log      *slog.Logger
+	started  time.Time
+	settings *effective.InForce
+	registry *workers.Registry
+	events   *eventlog.Log
+	metrics  *telemetry.Metrics
+	tracer   *telemetry.Tracer
+	secure   *secure.Secure
+}
+
+func newBase(ctx context.Context, o *Options, first *effective.Settings) (*base, error) {
+	b := &base{log: o.Logger, started: time.Now(), settings: effective.NewInForce(first), events: eventlog.New(o.Config.Events, nil)}
+	b.registry = workers.NewRegistry(b.event)
+	b.metrics = telemetry.New(o.Version, o.Revision, func(worker string) bool {
+		_, ok := b.registry.Snapshot().Worker(worker)
+		return ok
+	})
+	b.events.Tap(func(e eventlog.Event) {
+		b.metrics.Event(e.Kind, string(e.Severity))
+		eventlog.Print(b.log, &e, time.Since(b.started) < introduction)
+	})
 	var err error
-	r.fleet, err = follower.New(follower.Options{
-		Registry: r.registry, Index: r.index, Predicted: r.predicted, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
-		BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
-		Learn:   r.monitor.Learn, Gone: r.metrics.ForgetWorker, Event: r.event,
+	if b.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
+		return nil, err
+	}
+	b.secure, err = secure.New(secure.Options{
+		Config: &o.Config, SimTLS: o.EngineTLS, Metrics: b.metrics, Event: b.event,
+		Connections: func(a netip.Addr) int { return b.settings.Load().ConnectionsOf(a) },
+	})
+	return b, err
+}
+
+// event adds to the event log.
+func (b *base) event(e eventlog.Event) { b.events.Add(e) }
+
+func (b *base) blockOf(w *workers.Worker) int { return b.settings.Load().BlockOf(w) }
+
+// entry is what lets requests in and bounds them.
+type entry struct {
+	gate   *admission.Gate
+	ranks  *admission.Line   // for a rank that is under its limits
+	bodies *admission.Memory // of the requests' bodies
+	legs   *admission.Memory // requests to workers in progress
+	ledger *ledger.Ledger
+	drain  *drain.Drain
+	budget attempt.Budget
+	moves  admission.Moves
+}
+
+func newEntry(c *settings.Config, b *base) *entry {
+	e := &entry{
+		gate: admission.New(admission.Limits{}), ranks: admission.NewLine(0, 0, lookInterval), // prepare and follow set the limits
+		bodies: admission.NewMemory(c.Limits.BodyMemory, func(full bool, limit int64) { b.event(watch.BodyMemory(full, limit)) }),
+		legs:   admission.NewMemory(admission.LegLimit(c.Limits.Legs), func(full bool, limit int64) { b.event(watch.Legs(full, limit)) }),
+		ledger: ledger.New(),
+	}
+	e.ledger.OnEase(e.ranks.Wake)
+	e.drain = drain.New(e.gate, func() (leave, drain time.Duration) {
+		t := &b.settings.Load().Timeouts
+		return t.Leave, t.Drain
+	}, b.event)
+	return e
+}
+
+// engines is what talks to workers, and what is known of their caches and health.
+type engines struct {
+	requests       context.Context // ends when the router stops waiting for requests
+	cancelRequests context.CancelFunc
+	client         *upstream.Client
+	monitor        *health.Monitor
+	outliers       *health.Outliers
+	repeats        attempt.Repeats
+	index          *kvindex.Index
+	predicted      *approx.Index
+	fleet          *follower.Follower
+	feeds          *kvfeed.Manager
+}
+
+func newEngines(o *Options, hop api.Hop, b *base, in *entry) (*engines, error) {
+	c := &o.Config
+	e := &engines{
+		client: upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: b.secure.EngineTLS()}),
+		monitor: health.NewMonitor(b.registry, health.Options{
+			Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: b.secure.EngineTLS(), Header: hopHeader(hop),
+		}, b.event),
+		outliers:  health.NewOutliers(b.registry, health.OutlierOptions{}, b.event),
+		index:     kvindex.New(kvindex.Options{MaxBlocks: int64(c.Index.MaxBlocks)}),
+		predicted: approx.New(approx.Options{TTL: c.Tokens.ApproxTTL}),
+	}
+	e.requests, e.cancelRequests = context.WithCancel(context.Background())
+	var err error
+	if e.fleet, err = follower.New(follower.Options{
+		Registry: b.registry, Index: e.index, Predicted: e.predicted, Ledger: in.ledger, Snapshot: c.Index.Snapshot,
+		Feeds: kvfeed.Options{
+			BlockSize: cmp.Or(c.Tokens.BlockSize, effective.DefaultBlock), StaleAfter: c.Index.StaleAfter,
+			Events: b.event, Logger: b.log, Observer: o.Observer.Batch,
+		},
+		BlockOf: b.blockOf, Learn: e.monitor.Learn, Gone: b.metrics.ForgetWorker, Event: b.event,
+	}); err != nil {
+		return nil, err
+	}
+	e.feeds = e.fleet.Feeds()
+	return e, nil
+}
+
+// observing is what learns from requests: what they came to, what goes wrong, what they cost.
+type observing struct {
+	receipts *receipt.Ring
+	traffic  traffic.Traffic
+	failures watch.Failures
+	compute  *watch.Recompute
+	slow     *watch.Slow
+	causes   *watch.Causes
+	costs    *outcome.Teacher
+	sinks    account.Sinks
+}
+
+func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
+	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})}
+	l.compute = watch.NewRecompute(watch.RecomputeOptions{
+		Ranks: func() []*workers.Rank { return b.registry.Snapshot().Ranks }, Event: b.event,
+		Found: func(worker string, requests int) { account.Recomputed(&l.traffic, b.metrics, worker, requests) },
+	})
+	l.costs = outcome.New(outcome.Options{
+		Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot, Ledger: in.ledger, BlockOf: b.blockOf,
+	})
+	l.slow = watch.NewSlow(watch.SlowOptions{
+		Fleet: b.registry.Snapshot, Factor: func() float64 { return b.settings.Load().Health.SlowFactor },
+		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event, Found: l.costs.SlowRanks,
+	})
+	l.causes = watch.NewCauses(watch.CausesOptions{
+		Fleet: b.registry.Snapshot, Failures: &l.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(e.feeds.Status()) }, Event: b.event,
+		Requests: func(k *workers.Rank) uint64 { n, _ := e.fleet.Counts(k); return n },
+		Answers:  func(k *workers.Rank) (uint64, int) { return l.slow.Meter(k).Answers() },
+		Mute: func(k *workers.Rank, heard time.Time, why string) {
+			e.feeds.Mute(kvindex.Rank(k.Slot), heard, why)
+		},
+		Held: func(k *workers.Rank) int64 {
+			x, _ := e.index.RankStats(kvindex.Rank(k.Slot))
+			return x.Blocks
+		},
+		BlockOf: b.blockOf,
+	})
+	l.sinks = account.Sinks{
+		Metrics: b.metrics, Traffic: &l.traffic, Failures: &l.failures, Slow: l.slow, Recompute: l.compute, Ranks: e.fleet, Event: b.event,
+		Untrusted: func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) },
+		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,
+	}
+	return l
+}
+
+// asking is what reads prompts and decides.
+type asking struct {
+	tokens     *prompt.Stage
+	words      *prompt.Words // nil unless asked for
+	asker      *question.Asker
+	stored     *stored.Responses
+	modelLists models.Cache
+}
+
+func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*asking, error) {
+	tokens, err := prompt.New(prompt.Options{
+		TLS: b.secure.EngineTLS(), Header: hopHeader(hop),
+		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
+		CacheBytes: c.Tokens.CacheBytes,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r.feeds = r.fleet.Feeds()
-	return nil
+	a := &asking{tokens: tokens, words: prompt.NewWords(tokens, c.Index.Preview), stored: stored.New(1 << 16)}
+	a.asker = question.New(question.Sources{
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Words: a.words, Last: e.outliers.Last,
+		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
+	}, c.Routing.Seed)
+	return a, nil
+}
+
+// sources are where workers come from besides the settings.
+type sources struct {
+	file *discovery.File // nil unless there is a file of workers
+	kube *kube.Source    // nil unless pods are looked for
+}
+
+func newSources(o *Options, b *base) (*sources, error) {
+	s := &sources{}
+	if path := o.Config.WorkersFile; path != "" {
+		s.file = discovery.NewFile(b.registry, discovery.FileOptions{Path: path, Source: workers.SourceFile}, b.event)
+	}
+	var err error
+	if k := &o.Config.Kubernetes; k.On() {
+		s.kube, err = kube.New(b.registry, kube.Options{
+			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
+			Port: k.Port, Scheme: k.Scheme, Worker: k.Worker, RevisionLabel: k.RevisionLabel, UserAgent: "dynctl/" + o.Version,
+		}, b.event)
+	}
+	return s, err
+}
+
+// applied is what describes the other parts, and changes their settings.
+type applied struct {
+	state  *state.State
+	reload *effective.Reloader
+}
+
+func newApplied(r *Router) *applied {
+	return &applied{
+		reload: effective.NewReloader(r.settings, effective.Options{
+			Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
+		}),
+		state: &state.State{
+			Router: &console.Facts{
+				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
+				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
+			},
+			Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
+			Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
+		},
+	}
 }
 
 // AdminOptions set up the admin API.
@@ -52,14 +274,14 @@ type AdminOptions = console.Options
 // AdminHandler is the admin API, the metrics page and the probes.
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	c := &console.Router{
-		State: r.state, InForce: r.settings, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
+		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
 		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
 	}
 	return c.Handler(o)
 }
 
 // hopHeader is what requests carry that follow from no client's.
-func (r *Router) hopHeader() http.Header { return http.Header{api.HeaderHop: {string(r.hop)}} }
+func hopHeader(hop api.Hop) http.Header { return http.Header{api.HeaderHop: {string(hop)}} }
 
 // probe answers probes. One of this router's own means that it is its own worker.
 func (r *Router) probe(w http.ResponseWriter, req *http.Request) {

@@ -13,7 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Options say what follows the settings, and what is called then. Only Replaced may be nil.
+// Options say what follows new settings, and what is called then. Only Replaced may be nil.
 type Options struct {
 	// Prepare applies new settings, and the workers that they list, to whatever may refuse
 	// them. After an error all of it is as it was.
@@ -28,15 +28,11 @@ type Options struct {
 }
 
 // InForce holds the settings in force. It is safe for concurrent use.
-type InForce struct {
-	o       Options
-	current atomic.Pointer[Settings]
-	mu      sync.Mutex // one replacement at a time
-}
+type InForce struct{ current atomic.Pointer[Settings] }
 
 // NewInForce begins with settings.
-func NewInForce(s *Settings, o Options) *InForce {
-	f := &InForce{o: o}
+func NewInForce(s *Settings) *InForce {
+	f := &InForce{}
 	f.current.Store(s)
 	return f
 }
@@ -44,10 +40,20 @@ func NewInForce(s *Settings, o Options) *InForce {
 // Load returns the settings in force.
 func (f *InForce) Load() *Settings { return f.current.Load() }
 
+// Reloader replaces the settings in force. It is safe for concurrent use.
+type Reloader struct {
+	*InForce
+	o  Options
+	mu sync.Mutex // one replacement at a time
+}
+
+// NewReloader makes the one that may replace the settings in force.
+func NewReloader(f *InForce, o Options) *Reloader { return &Reloader{InForce: f, o: o} }
+
 // Reload replaces the configuration. What is fixed at the start may not change;
 // everything else takes effect at once, or the old configuration stays in force and the
 // error says why.
-func (f *InForce) Reload(c settings.Config, origin map[string]string) error {
+func (f *Reloader) Reload(c settings.Config, origin map[string]string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.replace(c, origin)
@@ -56,7 +62,7 @@ func (f *InForce) Reload(c settings.Config, origin map[string]string) error {
 // Change replaces the configuration by what change makes of the one in force and its
 // origins, which it must not write to. No other change comes between. An error of change
 // is returned as it is, and nothing has happened then.
-func (f *InForce) Change(change func(settings.Config, map[string]string) (settings.Config, map[string]string, error)) error {
+func (f *Reloader) Change(change func(settings.Config, map[string]string) (settings.Config, map[string]string, error)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.Load()
@@ -68,7 +74,7 @@ func (f *InForce) Change(change func(settings.Config, map[string]string) (settin
 }
 
 // Patch changes settings by their keys; their origin is who did it from then on.
-func (f *InForce) Patch(changes map[string]any, who string) error {
+func (f *Reloader) Patch(changes map[string]any, who string) error {
 	return f.Change(func(now settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
 		now, err := settings.Patch(now, changes)
 		origin = maps.Clone(origin)
@@ -83,7 +89,7 @@ func (f *InForce) Patch(changes map[string]any, who string) error {
 }
 
 // replace is Reload. The caller holds mu.
-func (f *InForce) replace(c settings.Config, origin map[string]string) error {
+func (f *Reloader) replace(c settings.Config, origin map[string]string) error {
 	old := f.Load()
 	now, err := f.put(old, c, origin)
 	if err != nil {
@@ -98,7 +104,7 @@ func (f *InForce) replace(c settings.Config, origin map[string]string) error {
 	return nil
 }
 
-func (f *InForce) put(old *Settings, c settings.Config, origin map[string]string) (*Settings, error) {
+func (f *Reloader) put(old *Settings, c settings.Config, origin map[string]string) (*Settings, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -119,7 +125,7 @@ func (f *InForce) put(old *Settings, c settings.Config, origin map[string]string
 }
 
 // Refused notes that a new configuration could not be put into force, or not even read.
-func (f *InForce) Refused(err error) {
+func (f *Reloader) Refused(err error) {
 	f.o.Result("refused")
 	f.o.Event(eventlog.Event{
 		Kind: "config_refused", Severity: eventlog.Error,

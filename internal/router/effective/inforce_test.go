@@ -27,16 +27,16 @@ func (s *steps) add(format string, a ...any) {
 }
 
 // inForce begins with revision 7; the steps are what it does.
-func inForce(t *testing.T) (*InForce, *steps) {
+func inForce(t *testing.T) (*Reloader, *steps) {
 	t.Helper()
 	s := &steps{}
-	var f *InForce
-	f = NewInForce(made(t, func(*settings.Config) {}), Options{
+	in := NewInForce(made(t, func(*settings.Config) {}))
+	f := NewReloader(in, Options{
 		Prepare: func(old, now *Settings, listed []workers.Spec) error {
 			s.add("prepare %d of %d, %d workers", now.Revision, old.Revision, len(listed))
 			return s.refuse
 		},
-		Follow:   func(now *Settings) { s.add("follow %d, in force %v", now.Revision, f.Load() == now) },
+		Follow:   func(now *Settings) { s.add("follow %d, in force %v", now.Revision, in.Load() == now) },
 		Event:    func(e eventlog.Event) { s.add("%s: %s", e.Kind, e.Text) },
 		Result:   func(r string) { s.add("%s", r) },
 		Replaced: func(old, now *settings.Config) { s.add("%d requests instead of %d", now.Receipts, old.Receipts) },

@@ -23,7 +23,7 @@ func TestStale(t *testing.T) {
 		"used shortly before":            {func(f *Failure) { f.Idle = time.Microsecond }, true},
 		"later than it had been idle":    {func(f *Failure) { f.Idle, f.After = 200*time.Millisecond, 300*time.Millisecond }, false},
 		"earlier than it had been idle":  {func(f *Failure) { f.Idle, f.After = 300*time.Millisecond, 200*time.Millisecond }, true},
-		"within the flight of an ending": {func(f *Failure) { f.Idle, f.After = 0, flight - 1 }, true},
+		"within the flight of an ending": {func(f *Failure) { f.Idle, f.After = 0, flight-1 }, true},
 	} {
 		f := idle
 		if c.change(&f); f.Stale() != c.want {

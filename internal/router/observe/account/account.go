@@ -50,10 +50,10 @@ type Ranks interface {
 }
 
 // Recomputed counts requests whose KV was moved to a worker and computed again.
-func (s *Sinks) Recomputed(worker string, requests int) {
-	s.Traffic.Recomputes.Add(uint64(requests))
+func Recomputed(t *traffic.Traffic, m *telemetry.Metrics, worker string, requests int) {
+	t.Recomputes.Add(uint64(requests))
 	for range requests {
-		s.Metrics.SilentRecompute(worker)
+		m.SilentRecompute(worker)
 	}
 }
 

@@ -78,7 +78,7 @@ func (r *Request) outcome(c *receipt.Receipt, end *Outcome) {
 		o.SilentRecompute = p.Path == decide.Remote && a.Cached >= 0 && countsTransfers(p) && a.Cached+c.Inputs.BlockSize < p.Remote.Transfer
 		r.addUsage(end.Path)
 		if o.SilentRecompute {
-			r.To.Recomputed(r.Question.Run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)
+			Recomputed(r.To.Traffic, r.To.Metrics, r.Question.Run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)
 		}
 	}
 	if r.To.Outcome != nil {

@@ -56,7 +56,7 @@ func TestEventsOfAnotherLog(t *testing.T) {
 	for range 2 {
 		old.events.Add(eventlog.Event{Kind: "old"})
 	}
-	s := &takenBack{stand: old, asked: make(chan struct{}), now: eventlog.New(4, nil, nil)}
+	s := &takenBack{stand: old, asked: make(chan struct{}), now: eventlog.New(4, nil)}
 	h := New(anybody(time.Second), s, nil, nil)
 	type answer struct {
 		status int

@@ -20,7 +20,7 @@ import (
 // stand is a reader that shows events only.
 type stand struct{ events *eventlog.Log }
 
-func newStand(events int) *stand { return &stand{eventlog.New(events, nil, nil)} }
+func newStand(events int) *stand { return &stand{eventlog.New(events, nil)} }
 
 func (s *stand) Now() time.Time               { return time.Now() }
 func (s *stand) Status() admin.Status         { return admin.Status{} }

@@ -50,7 +50,7 @@ type State interface {
 // Router is what the admin API reaches of a router.
 type Router struct {
 	State    State
-	InForce  *effective.InForce
+	InForce  *effective.Reloader
 	Registry *workers.Registry
 	Index    *kvindex.Index
 	Words    *prompt.Words // nil where words of prompts are not kept

@@ -47,7 +47,7 @@ func stand(t *testing.T, change func(*settings.Config)) *console {
 	config := settings.Default()
 	change(&config)
 	r := &Router{
-		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{}), Log: eventlog.New(100, nil, nil),
+		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{}), Log: eventlog.New(100, nil),
 		Kept: receipt.NewRing(receipt.Options{Capacity: 1}), Metrics: http.NotFoundHandler(),
 		Probe: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("probed")) }),
 	}
@@ -58,7 +58,7 @@ func stand(t *testing.T, change func(*settings.Config)) *console {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.InForce = effective.NewInForce(s, effective.Options{
+	r.InForce = effective.NewReloader(effective.NewInForce(s), effective.Options{
 		Prepare: func(_, _ *effective.Settings, _ []workers.Spec) error { return nil }, Follow: func(*effective.Settings) {}, Event: event, Result: func(string) {},
 	})
 	if r.Secure, err = secure.New(secure.Options{Config: &config, Connections: func(netip.Addr) int { return 0 }, Metrics: telemetry.New("test", "", nil), Event: event}); err != nil {

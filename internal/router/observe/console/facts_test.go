@@ -32,7 +32,7 @@ func TestFacts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return effective.NewInForce(s, effective.Options{})
+		return effective.NewInForce(s)
 	}
 	tokens, err := prompt.New(prompt.Options{Mode: "estimate"})
 	if err != nil {
@@ -45,7 +45,7 @@ func TestFacts(t *testing.T) {
 	}
 	f := &Facts{
 		InForce: of(), Compute: watch.NewRecompute(watch.RecomputeOptions{}), Learners: cost.NewLearners(config.Routing.Aim()),
-		Tokens: tokens, Bodies: admission.NewMemory(10, func(bool) {}), Legs: admission.NewMemory(2, func(bool) {}), Secure: proofs,
+		Tokens: tokens, Bodies: admission.NewMemory(10, nil), Legs: admission.NewMemory(2, nil), Secure: proofs,
 	}
 	f.Learners.Of("m")
 	if s := f.Settings(); s.Revision != 3 || s.Auto || s.Threshold != config.Routing.Threshold.Tokens || s.Policy != config.Routing.Policy {

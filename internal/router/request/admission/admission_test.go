@@ -195,7 +195,7 @@ func testMemory(t *testing.T) {
 	const limit = 1000
 	var mu sync.Mutex
 	var states []bool
-	m := NewMemory(limit, func(full bool) { mu.Lock(); states = append(states, full); mu.Unlock() })
+	m := NewMemory(limit, func(full bool, _ int64) { mu.Lock(); states = append(states, full); mu.Unlock() })
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -244,7 +244,7 @@ func testMemory(t *testing.T) {
 func TestMemoryIsNotFullInTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full, free atomic.Int64
-		m := NewMemory(100, func(is bool) {
+		m := NewMemory(100, func(is bool, _ int64) {
 			if is {
 				full.Add(1)
 			} else {
@@ -282,7 +282,7 @@ func TestMemoryIsSilentOnceClosed(t *testing.T) {
 	for _, after := range []string{"nothing", "refused", "given", "a greater limit"} {
 		synctest.Test(t, func(t *testing.T) {
 			var calls atomic.Int64
-			m := NewMemory(100, func(bool) { calls.Add(1) })
+			m := NewMemory(100, func(bool, int64) { calls.Add(1) })
 			if !m.Take(60) || m.Take(60) {
 				t.Fatal("the limit is not kept")
 			}

@@ -23,13 +23,13 @@ type Memory struct {
 	waits   *time.Timer // calls look when the newest refusal may be long enough ago; nil for no call
 	// onChange is called when the memory is used up, and when half of it is free
 	// again. It is nil once the memory is closed.
-	onChange func(full bool)
+	onChange func(full bool, limit int64)
 }
 
 // NewMemory is a memory of limit bytes. onChange may be nil; it is called when a
 // first request is refused, and again once half of the memory is free and no
-// request has been refused for a while.
-func NewMemory(limit int64, onChange func(full bool)) *Memory {
+// request has been refused for a while. It gets the limit of that moment.
+func NewMemory(limit int64, onChange func(full bool, limit int64)) *Memory {
 	m := &Memory{onChange: onChange}
 	m.limit.Store(limit)
 	return m
@@ -70,7 +70,7 @@ func (m *Memory) refuse() {
 	defer m.mu.Unlock()
 	m.refused = time.Now()
 	if m.full.CompareAndSwap(false, true) && m.onChange != nil {
-		m.onChange(true)
+		m.onChange(true, m.limit.Load())
 	}
 	m.wait(fullFor)
 }
@@ -110,7 +110,7 @@ func (m *Memory) eased() {
 // request was refused for a while. The caller holds mu.
 func (m *Memory) ease() {
 	if m.used.Load() <= m.limit.Load()/2 && time.Since(m.refused) >= fullFor && m.full.CompareAndSwap(true, false) && m.onChange != nil {
-		m.onChange(false)
+		m.onChange(false, m.limit.Load())
 	}
 }
 
