@@ -127,6 +127,19 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *acc
 	return nil
 }
 
+// dropFlow gives up a stream that a panic has kept from forward.
+func (x *exchange) dropFlow() {
+	f := &x.flow
+	if f.resp == nil {
+		return
+	}
+	f.head.Release()
+	f.resp.Close()
+	f.held.Release()
+	x.r.legs.Give(1)
+	*f = flow{}
+}
+
 // forward sends the rest of a stream on, and ends its leg.
 func (x *exchange) forward() (err error) {
 	f := &x.flow

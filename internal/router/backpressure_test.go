@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -26,6 +28,73 @@ var busyAnswers = map[string]func(w http.ResponseWriter){
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = w.Write([]byte("data: {\"error\":{\"object\":\"error\",\"message\":\"The request queue is full.\",\"code\":503}}\n\ndata: [DONE]\n\n"))
 	},
+}
+
+// TestDeadlyRequest: a request that every engine dies of takes down two of them, also where
+// each attempt reaches two engines at once, and connections were used before.
+func TestDeadlyRequest(t *testing.T) {
+	t.Parallel()
+	for _, fleet := range []string{"4p4d:profile=instant,engine=sglang", "4p4d:profile=instant", "6a:profile=instant"} {
+		t.Run(fleet, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, fleet+",deadly=boom", func(c *settings.Config) {
+				c.Routing.Threshold.Tokens, c.Routing.Policy = 1, "round_robin"
+				c.Retry = settings.Retry{Attempts: 6, Budget: 1}
+			})
+			for i := range 16 {
+				if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
+					t.Fatal(a)
+				}
+			}
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 99), "user": "boom", "max_tokens": 2}))
+			if a.status < 500 {
+				t.Errorf("%s", a)
+			}
+			died := func() (names []string) {
+				for _, e := range r.Sim.Engines() {
+					if e.Exits() > 0 {
+						names = append(names, e.Name())
+					}
+				}
+				return names
+			}
+			if err := loopback.Wait(waitCtx(t), "the engines that die", func() error {
+				if n := len(died()); n < 2 {
+					return fmt.Errorf("%d died so far", n)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			// Another one would have had the request before the client got its answer.
+			if names := died(); len(names) > attempt.MaxLost {
+				t.Errorf("%v died of one request: %q", names, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
+			}
+		})
+	}
+}
+
+// TestRequestsWithoutBody: requests that have no body are not taken for the same request.
+func TestRequestsWithoutBody(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "3a:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Retry = "round_robin", settings.Retry{Attempts: 1, Budget: 1}
+	})
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/version" {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	for range 3 {
+		if a := r.send(http.MethodGet, "/version", nil); a.status != http.StatusInternalServerError {
+			t.Errorf("%s", a)
+		}
+	}
+	for _, e := range r.events("request_blamed") {
+		t.Error(e.Text)
+	}
 }
 
 // TestRefusedByAFullEngine: a request that an engine refuses for want of room is tried
@@ -73,8 +142,11 @@ func TestRefusedByAFullEngine(t *testing.T) {
 				for i, phase := range phases {
 					a := send(phase, false, 1+i)
 					prefills, decodes := 1, 2
-					if phase == "prefill" {
+					switch {
+					case phase == "prefill":
 						prefills, decodes = 2, 1
+					case strings.HasPrefix(name, "an event"): // the engine may have fetched the KV
+						prefills = 2
 					}
 					if got := [2]int{len(p.legsOf("prefill")), len(p.legsOf("decode"))}; a.status != http.StatusOK || got != [2]int{prefills, decodes} {
 						t.Errorf("one full %s engine: %s after %d prefill and %d decode legs, want %d and %d; %q",

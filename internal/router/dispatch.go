@@ -10,6 +10,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/pair"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -36,6 +37,9 @@ func (x *exchange) dispatch() error {
 // excuse takes back the failures counted against engines that broke on a request, where
 // it failed in the end and is as likely at fault itself.
 func (x *exchange) excuse() {
+	if x.body == nil { // nothing says that two requests are the same
+		return
+	}
 	blamed := x.r.repeats.Failed(x.requestKey(), &x.d.Run.History, time.Now())
 	if len(blamed) == 0 {
 		return
@@ -53,17 +57,18 @@ func (x *exchange) excuse() {
 // served says that an engine has answered the request, of whose body x still holds the
 // bytes.
 func (x *exchange) served() {
-	if x.body != nil && x.r.repeats.Watches(len(x.body.B)) {
+	if x.body != nil && x.r.repeats.Watches(len(x.body.B), time.Now()) {
 		x.r.repeats.Served(x.requestKey())
 	}
 }
 
-// requestKey identifies the request by its body.
-func (x *exchange) requestKey() (k attempt.RequestKey) {
-	if x.body != nil {
-		k.Size, k.Hash = len(x.body.B), maphash.Bytes(keySeed, x.body.B)
-	}
-	return k
+// requestKey identifies the request, which has a body, by that and its path.
+func (x *exchange) requestKey() attempt.RequestKey {
+	var h maphash.Hash
+	h.SetSeed(keySeed)
+	_, _ = h.WriteString(x.req.URL.Path) // never fails
+	_, _ = h.Write(x.body.B)
+	return attempt.RequestKey{Size: len(x.body.B), Hash: h.Sum64()}
 }
 
 // keySeed is that of the hashes of bodies, which leave no process.
@@ -92,6 +97,9 @@ func (x *exchange) attempts() error {
 		}
 		d.Run.Compact()
 		err := x.carryOut()
+		if last != nil && errors.Is(err, errNoLeg) {
+			return last // what an engine has answered says more
+		}
 		if err == nil || x.begun.Load() || x.ctx.Err() != nil || !x.again(err) {
 			return err
 		}
@@ -267,11 +275,27 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before r
 	var f *attempt.Error
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
-		if f.Reason == attempt.Overloaded {
+		// An engine whose stream has begun may have fetched the KV.
+		if u, ok := errors.AsType[*upstream.Failure](err); ok && f.Reason == attempt.Overloaded && u.Kind == upstream.Status {
 			x.refused = refused{transfer, prefill.Rank}
 		}
 	}
 	return err
+}
+
+// mayBeLost finds out whether the engine of the other leg, which had the request at the
+// same time, may have died of it, too, or hangs: it failed in such a way, or gives no sign
+// of life.
+func (x *exchange) mayBeLost(f *attempt.Error, other *workers.Worker, err error) {
+	if !f.MayHaveDied() && f.Reason != attempt.Stale {
+		return
+	}
+	if g, ok := errors.AsType[*attempt.Error](err); ok {
+		f.OtherLost = g.MayHaveDied() || g.Reason == attempt.Stale
+	}
+	if f.OtherLost = f.OtherLost || !x.r.monitor.Answers(x.ctx, other) && x.ctx.Err() == nil; f.OtherLost {
+		x.book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
+	}
 }
 
 // refused is a transfer whose decode rank had no room for the request.
@@ -315,6 +339,11 @@ func (b *both) Decode(ctx context.Context) error {
 
 func (b *both) Begun() bool { return b.x.begun.Load() }
 
+func (b *both) Both(err error) bool {
+	f, ok := errors.AsType[*attempt.Error](err)
+	return ok && (f.MayHaveDied() || f.Reason == attempt.Stale)
+}
+
 func (b *both) Panicked(p any) { b.x.r.panicked(b.x, p) }
 
 // concurrent sends both legs at once.
@@ -333,10 +362,7 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 			other = decode.Worker
 		}
 		f.Other = other.State
-		if f.MayHaveDied() && !x.r.monitor.Answers(x.ctx, other) && x.ctx.Err() == nil {
-			f.OtherLost = true
-			x.book.Note(other.Name + ", which had the request at the same time, gives no sign of life either")
-		}
+		x.mayBeLost(f, other, end.Other)
 		if end.Waiting && f.Phase == selector.Decode && f.Reason == attempt.Timeout {
 			x.book.Failed(selector.Prefill, prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
 		}

@@ -128,6 +128,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	defer func() {
 		p := recover()
+		x.dropFlow()
 		end()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.panicked(x, p)

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -74,10 +75,12 @@ func (x *exchange) place() error {
 	return x.refuseAtGate(err)
 }
 
-// noLeg refuses a request of which a leg would be one too many.
+var errNoLeg = errors.New("limits.legs is reached")
+
+// noLeg refuses a request because limits.legs is reached.
 func (x *exchange) noLeg() error {
 	return x.refuse("legs", &api.Error{
-		Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, RetryAfter: time.Second,
+		Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, RetryAfter: time.Second, Err: errNoLeg,
 		Message: "too many requests to workers are in progress (limits.legs); try again later",
 	})
 }

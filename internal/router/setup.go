@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
@@ -133,7 +134,9 @@ func newEngines(o *Options, hop api.Hop, b *base, in *entry) (*engines, error) {
 		monitor: health.NewMonitor(b.registry, health.Options{
 			Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: b.secure.EngineTLS(), Header: hopHeader(hop),
 		}, b.event),
-		outliers:  health.NewOutliers(b.registry, health.OutlierOptions{}, b.event),
+		outliers: health.NewOutliers(b.registry, health.OutlierOptions{Answering: func(w *workers.Worker) bool {
+			return slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return in.ledger.Load(k).Answering > 0 })
+		}}, b.event),
 		index:     kvindex.New(kvindex.Options{MaxBlocks: int64(c.Index.MaxBlocks)}),
 		predicted: approx.New(approx.Options{TTL: c.Tokens.ApproxTTL}),
 	}

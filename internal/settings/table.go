@@ -214,7 +214,7 @@ var rows = []*Row{
 	{Key: "limits.inflight", Flag: "max-inflight", At: func(c *Config) any { return &c.Limits.Inflight }, Check: notNegative,
 		Help: "greatest number of requests in progress; 0 is no limit"},
 	{Key: "limits.legs", Flag: "max-legs", At: func(c *Config) any { return &c.Limits.Legs }, Check: legs,
-		Help: "greatest number of requests to workers in progress; beyond, requests get 503; 0 is half of the files that the process may open, less 128"},
+		Help: "greatest number of requests to workers in progress; beyond, requests get 503; 0 is half of the files that the process may open, less 128, and at least 64"},
 	{Key: "limits.queue", Flag: "queue-size", At: func(c *Config) any { return &c.Limits.Queue }, Default: 1024, Check: notNegative,
 		Help: "how many requests may wait for that, and as many for a rank that is under the limits of routing.busy_*; 0 refuses them at once"},
 	{Key: "limits.queue_timeout", Flag: "queue-timeout", At: func(c *Config) any { return &c.Limits.QueueTimeout }, Default: 30 * time.Second, Check: positive,

@@ -127,7 +127,11 @@ func (l *leg) output(o engine.Output) {
 	switch {
 	case (o.Finish == engine.FinishError || o.Finish == engine.FinishAbort) && l.n.inc != l.inc: // its process is gone
 		l.over = true
-		l.q.lost(l, attempt.Reset, fmt.Sprint(o.Err))
+		reason := attempt.Reset
+		if l.diesAt == 0 && !l.heard && l.q.run.History.MayBeStale(l.phase) && l.q.s.chance(0.5) {
+			reason = attempt.Stale // on a reused connection it looks the same
+		}
+		l.q.lost(l, reason, fmt.Sprint(o.Err))
 		return
 	case o.Finish == engine.FinishError || o.Finish == engine.FinishAbort:
 		l.over = true
@@ -145,7 +149,7 @@ func (l *leg) output(o engine.Output) {
 		}
 	}
 	if !l.heard && l.phase == selector.Decode {
-		if l.q.s.repeats.Watches(len(l.q.whole)) {
+		if l.q.s.repeats.Watches(len(l.q.whole), l.q.s.now()) {
 			l.q.s.repeats.Served(l.q.key())
 		}
 		l.q.report(l.phase, health.Success)

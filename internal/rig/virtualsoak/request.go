@@ -535,7 +535,7 @@ func (s *stage) after(h *attempt.History, a attempt.Settings, prefills []*worker
 	case s.plant == forgetFailed:
 		next.Bans = nil
 	case s.plant == resendElsewhere:
-		next.Stay = attempt.Stay{}
+		next.Stays = nil
 	case s.plant == forgetLost && next.Why == attempt.NoMoreLost:
 		forgot := *h
 		forgot.Lost = nil
@@ -591,7 +591,7 @@ func (q *request) follow(next attempt.Next, err error) {
 			q.end("it breaks every engine: " + err.Error())
 			return
 		}
-		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoMoreLost && len(q.run.History.Lost) == attempt.MaxLost || next.Why == attempt.NoBudget && q.s.budget == 0 ||
+		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoMoreLost && len(q.run.History.Lost) >= attempt.MaxLost || next.Why == attempt.NoBudget && q.s.budget == 0 ||
 			next.Why == attempt.NoAttempts && len(q.run.History.Failures) >= q.s.settings.Attempts {
 			q.s.out.Hopeless++
 			q.end(next.Why + ": " + err.Error())

@@ -448,8 +448,8 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 	}
 }
 
-// Answers asks a worker for a sign of life, at once, and reports whether it came in the time
-// of a probe.
+// Answers asks a worker for a sign of life immediately and reports whether it came within
+// the time of a probe.
 func (m *Monitor) Answers(ctx context.Context, w *workers.Worker) bool {
 	return m.ask.alive(ctx, w) == nil
 }

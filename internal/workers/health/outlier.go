@@ -51,6 +51,8 @@ type OutlierOptions struct {
 	MaxPenalty  time.Duration // 5 min
 	Forget      time.Duration // good time after which the penalty starts small again: 5 min
 	Trial       time.Duration // after which an unreported trial request counts for none: 30 s
+	// Answering reports whether a worker is in the middle of answers; nil for never.
+	Answering func(w *workers.Worker) bool
 	// Now is the clock: time.Now. Run is for that one; under another, whoever has it
 	// calls Step.
 	Now func() time.Time
@@ -68,6 +70,9 @@ func (o *OutlierOptions) defaults() {
 	o.MaxPenalty = positive.Or(o.MaxPenalty, 5*time.Minute)
 	o.Forget = positive.Or(o.Forget, 5*time.Minute)
 	o.Trial = positive.Or(o.Trial, 30*time.Second)
+	if o.Answering == nil {
+		o.Answering = func(*workers.Worker) bool { return false }
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -217,6 +222,9 @@ func (o *Outliers) Report(a Admission, out Outcome) Admission {
 	if out == Refused {
 		if reason := o.judgeRefusals(r, now); reason != "" {
 			o.eject(r, a.number, reason, now)
+			if a.worker.State.Ejection() != nil {
+				r.ejections-- // it lengthens no later penalty
+			}
 		}
 		return a
 	}

@@ -117,9 +117,9 @@ func (o *Outliers) untally(r *record) {
 	}
 	one, all := tally{failed: 1}, o.all(r.worker)
 	r.own.total, all.total = r.own.total.minus(one), all.total.minus(one)
-	all.turn(r.own.half)
+	r.own.turn(all.half)
 	for i := range r.own.windows {
-		if r.own.windows[i].failed > 0 && all.half == r.own.half {
+		if r.own.windows[i].failed > 0 {
 			r.own.windows[i], all.windows[i] = r.own.windows[i].minus(one), all.windows[i].minus(one)
 			return
 		}
@@ -145,7 +145,7 @@ const chance = 1e-4
 // worse reports whether a worker of whose requests failed of n failed is worse than
 // peers of whose requests bad failed and good did not. It compares the worker's share
 // with the peers' by Chernoff's bound for binomial tails (the relative entropy of the
-// shares, times n). Two more failures of the peers stand for how little is known of them.
+// shares, times n). Two assumed failures of the peers allow for small samples.
 func worse(failed, n int, bad, good uint64) bool {
 	p := (float64(bad) + 2) / (float64(bad) + float64(good) + 2)
 	q := float64(failed) / float64(n)
@@ -194,10 +194,11 @@ func (o *Outliers) peersFail(r *record, now time.Time) bool {
 	return p.failed > 0 && p.failed >= p.served
 }
 
-// judgeRefusals says why a worker that refuses requests is ejected, or "". A full engine
-// is none; one that takes no request at all for half a window, while its peers do, is.
+// judgeRefusals returns why a worker that refuses requests is ejected, or "": it takes no
+// request at all for half a window, and answers none, while its peers take theirs. A
+// worker that is full of long answers is left alone.
 func (o *Outliers) judgeRefusals(r *record, now time.Time) string {
-	if r.refused < o.opts.MinRequests || now.Sub(r.refusedFrom) < o.opts.Window/2 {
+	if r.refused < o.opts.MinRequests || now.Sub(r.refusedFrom) < o.opts.Window/2 || o.opts.Answering(r.worker) {
 		return ""
 	}
 	p := o.others(r, now)

@@ -261,6 +261,53 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestFullOfLongAnswers: a worker that is in the middle of answers is not ejected for what
+// it refuses, however long they take.
+func TestFullOfLongAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		busy := true
+		o, reg, events, stop := outliers(t, OutlierOptions{Answering: func(w *workers.Worker) bool { return busy && w.Name == "a" }}, four...)
+		defer stop()
+		for range 2000 {
+			report(t, o, get(t, reg, "a"), Refused)
+			report(t, o, get(t, reg, "b"), Success)
+			elapse(50 * time.Millisecond)
+			if !usable(get(t, reg, "a")) {
+				t.Fatalf("ejected: %q", events.take())
+			}
+		}
+		busy = false
+		report(t, o, get(t, reg, "a"), Refused)
+		if usable(get(t, reg, "a")) {
+			t.Error("it answers nothing, takes nothing, and is not ejected")
+		}
+	})
+}
+
+// TestExcuseLeavesTheWindowAlone: taking back a failure of an earlier half of the window
+// changes nothing of what the peers did in the present one.
+func TestExcuseLeavesTheWindowAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reg, _, stop := outliers(t, OutlierOptions{}, four...)
+		defer stop()
+		old := report(t, o, get(t, reg, "a"), ServerError)
+		elapse(6 * time.Second)
+		for range 20 {
+			report(t, o, get(t, reg, "b"), Success, ServerError)
+		}
+		now := func() tally {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return o.all(get(t, reg, "a")).recent(o.half(time.Now()))
+		}
+		before := now()
+		o.Excuse(old)
+		if after := now(); after != before.minus(tally{failed: 1}) {
+			t.Errorf("the window has %+v, had %+v", after, before)
+		}
+	})
+}
+
 // TestTrialAmongFailures: a worker that fails its trial comes back where its peers fail
 // half of their requests, and stays away where they serve theirs.
 func TestTrialAmongFailures(t *testing.T) {

@@ -40,6 +40,7 @@ type two struct {
 	begins          time.Duration
 	prefilled       time.Duration // when the prefill leg ended
 	panics          []any
+	both            error // after which the other leg may fail, too
 }
 
 func (p *two) Prefill(ctx context.Context) error {
@@ -48,6 +49,7 @@ func (p *two) Prefill(ctx context.Context) error {
 }
 func (p *two) Decode(ctx context.Context) error { return p.decode.run(ctx) }
 func (p *two) Begun() bool                      { return p.begins > 0 && time.Since(p.start) >= p.begins }
+func (p *two) Both(err error) bool              { return p.both != nil && errors.Is(err, p.both) }
 func (p *two) Panicked(v any)                   { p.panics = append(p.panics, v) }
 
 // TestRun: a leg that fails ends the other, unless the answer has begun; a prefill leg that
@@ -68,11 +70,17 @@ func TestRun(t *testing.T) {
 		{"decode fails after prefill", two{prefill: leg{takes: s}, decode: leg{takes: 3 * s, err: errDecode}}, Ending{Err: errDecode}, 3 * s, s},
 		{"prefill has no end", two{prefill: leg{takes: 60 * s}, decode: leg{takes: 3 * s}, begins: s}, Ending{}, 3*s + Grace, 3*s + Grace},
 		{"prefill ends late", two{prefill: leg{takes: 3*s + Grace/2}, decode: leg{takes: 3 * s}}, Ending{}, 3*s + Grace/2, 3*s + Grace/2},
+		{"prefill fails, and decode would show whether it does", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: 3 * s}, both: errPrefill}, Ending{Err: errPrefill, Cancelled: true}, s + Grace, s},
+		{"prefill fails, and then decode", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s + Grace/2, err: errDecode}, both: errPrefill}, Ending{Err: errDecode, Other: errPrefill}, s + Grace/2, s},
+		{"prefill fails, and decode answers", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s + Grace/2}, both: errPrefill}, Ending{}, s + Grace/2, s},
+		{"decode fails, and then prefill", two{prefill: leg{takes: s + Grace/2, err: errPrefill}, decode: leg{takes: s, err: errDecode}, both: errDecode}, Ending{Err: errDecode, Waiting: true, Other: errPrefill}, s + Grace/2, s + Grace/2},
+		{"decode fails, and prefill shows nothing", two{prefill: leg{takes: 60 * s}, decode: leg{takes: s, err: errDecode}, both: errDecode}, Ending{Err: errDecode, Waiting: true}, s + Grace, s + Grace},
+		{"decode fails, and prefill is well", two{prefill: leg{takes: s + Grace/2}, decode: leg{takes: s, err: errDecode}, both: errDecode}, Ending{Err: errDecode, Waiting: true}, s + Grace/2, s + Grace/2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c.legs.start = time.Now()
 			got := Run(t.Context(), &c.legs)
-			if took := time.Since(c.legs.start); !errors.Is(got.Err, c.want.Err) || got.Cancelled != c.want.Cancelled || got.Waiting != c.want.Waiting || took != c.took || c.legs.prefilled != c.prefilled {
+			if took := time.Since(c.legs.start); !errors.Is(got.Err, c.want.Err) || got.Cancelled != c.want.Cancelled || got.Waiting != c.want.Waiting || !errors.Is(got.Other, c.want.Other) || took != c.took || c.legs.prefilled != c.prefilled {
 				t.Errorf("%s: %+v after %v, prefill ended after %v", c.name, got, took, c.legs.prefilled)
 			}
 		})

@@ -95,32 +95,43 @@ type History struct {
 	Failures []Failure
 	// Bans are in force.
 	Bans []Ban
-	// Stay, if it names a worker, keeps the next attempt of a phase on that worker.
-	Stay Stay
-	// Lost are the engines that may have died of the request, or hang, each once. The
-	// list stays when the rest of a stream comes from another engine.
-	Lost []*workers.State
+	// Stays keep the next attempt on workers, at most one for each phase.
+	Stays []Stay
+	// Lost are the engines that may have died of the request, or hang, each once. They
+	// are counted over all continuations of a stream.
+	Lost []Loss
 }
 
 // Stay names the one worker that the next attempt of a phase may use.
 type Stay struct {
 	Worker *workers.State
 	Phase  selector.Phase
+	// Computed says that the worker has the prompt's KV: it has nothing to prefill.
+	Computed bool
 	// Why is for people.
 	Why string
 }
 
+// Loss is an engine that may have died of the request, or hangs.
+type Loss struct {
+	Worker *workers.State
+	// Sure is false if a reused connection broke at once, which may have been closed as
+	// idle. The engine counts as lost until it answers this request.
+	Sure bool
+}
+
 // Add puts a failure, which ended an attempt, into the history.
 func (h *History) Add(f Failure) {
-	last := len(h.Failures) - 1
-	// A connection that broke at once, of an engine that then takes no other one, was
-	// not closed as idle: the engine died.
-	died := f.Reason == Connect && last >= 0 && h.Failures[last].Reason == Stale && h.Failures[last].Worker == f.Worker
-	if f.MayHaveDied() || died {
-		h.lose(f.Worker)
+	switch {
+	case f.MayHaveDied():
+		h.lose(Loss{f.Worker, true})
+	case f.Reason == Stale:
+		h.lose(Loss{f.Worker, false})
+	case f.Sent && f.Reason != Canceled: // it has answered
+		h.Lost = slices.DeleteFunc(h.Lost, func(l Loss) bool { return l.Worker == f.Worker && !l.Sure })
 	}
 	if f.OtherLost {
-		h.lose(f.Other)
+		h.lose(Loss{f.Other, true})
 	}
 	h.Failures = append(h.Failures, f)
 	if f.Reason != Ejected && f.Reason != Stale {
@@ -128,10 +139,13 @@ func (h *History) Add(f Failure) {
 	}
 }
 
-func (h *History) lose(w *workers.State) {
-	if !slices.Contains(h.Lost, w) {
-		h.Lost = append(h.Lost, w)
+func (h *History) lose(l Loss) {
+	i := slices.IndexFunc(h.Lost, func(old Loss) bool { return old.Worker == l.Worker })
+	if i < 0 {
+		h.Lost = append(h.Lost, l)
+		return
 	}
+	h.Lost[i].Sure = h.Lost[i].Sure || l.Sure
 }
 
 // MayBeStale reports whether a connection that breaks at once may be called
@@ -145,8 +159,9 @@ func (h *History) MayBeStale(p selector.Phase) bool {
 func (h *History) Reset() {
 	clear(h.Failures)
 	clear(h.Bans)
+	clear(h.Stays)
 	clear(h.Lost)
-	*h = History{Failures: h.Failures[:0], Bans: h.Bans[:0], Lost: h.Lost[:0]}
+	*h = History{Failures: h.Failures[:0], Bans: h.Bans[:0], Stays: h.Stays[:0], Lost: h.Lost[:0]}
 }
 
 // Banned says why a worker is kept out of a phase; ok is false when it is not.
@@ -154,13 +169,27 @@ func (h *History) Banned(w *workers.State, p selector.Phase) (why string, ok boo
 	return banned(h.Bans, w, p)
 }
 
-// Elsewhere says why a phase stays on another worker than w; it is "" where w may be
-// chosen.
-func (h *History) Elsewhere(w *workers.State, p selector.Phase) string {
-	if h.Stay.Worker == nil || h.Stay.Worker == w || h.Stay.Phase != p {
-		return ""
+// Stay returns the worker that the next attempt of a phase stays on; ok is false if it may
+// be any.
+func (h *History) Stay(p selector.Phase) (s Stay, ok bool) {
+	i := slices.IndexFunc(h.Stays, func(s Stay) bool { return s.Phase == p })
+	if i < 0 {
+		return Stay{}, false
 	}
-	return h.Stay.Why
+	return h.Stays[i], true
+}
+
+// Elsewhere returns why a phase must use another worker than w, or "".
+func (h *History) Elsewhere(w *workers.State, p selector.Phase) string {
+	if s, ok := h.Stay(p); ok && s.Worker != w {
+		return s.Why
+	}
+	return ""
+}
+
+// without returns stays but for that of a phase.
+func without(stays []Stay, p selector.Phase) []Stay {
+	return slices.DeleteFunc(slices.Clone(stays), func(s Stay) bool { return s.Phase == p })
 }
 
 func banned(bans []Ban, w *workers.State, p selector.Phase) (why string, ok bool) {
@@ -201,9 +230,9 @@ func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] 
 // Next is the answer.
 type Next struct {
 	Step Step
-	// Bans and Stay replace those of the history.
-	Bans []Ban
-	Stay Stay
+	// Bans and Stays replace those of the history.
+	Bans  []Ban
+	Stays []Stay
 	// Free says that what failed was no attempt: no engine was asked.
 	Free bool
 	// Budgeted says that the step is taken out of the budget for retries; if that
@@ -253,17 +282,24 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	if f.Begun {
 		return afterCut(h, s, f)
 	}
+	// What failed in one phase changes nothing of where the other one stays.
+	stays := without(h.Stays, f.Phase)
 	switch f.Reason {
 	case Ended:
-		return Next{Step: FallBack, Bans: h.Bans}
+		return Next{Step: FallBack, Bans: h.Bans, Stays: stays}
 	case Stale:
-		// To the same worker: were it the request that ended the connection, another
-		// engine would be the next to break.
-		return Next{Step: Retry, Free: true, Bans: h.Bans, Stay: Stay{f.Worker, f.Phase, "the request is sent again to " + f.Name + ", which had closed an idle connection"}}
+		if len(h.Lost) >= MaxLost {
+			return Next{Bans: h.Bans, Why: NoMoreLost}
+		}
+		// To the same worker: if the request has ended the connection, another engine
+		// would be the next to die.
+		return Next{Step: Retry, Free: true, Bans: h.Bans, Stays: append(stays, Stay{
+			Worker: f.Worker, Phase: f.Phase, Why: "the request is sent again to " + f.Name + ", which had closed an idle connection",
+		})}
 	case Ejected:
 		// Once: who is ejected again and again would make a request go round.
 		again := slices.ContainsFunc(h.Failures[:len(h.Failures)-1], func(was Failure) bool { return was.Reason == Ejected && was.Worker == f.Worker })
-		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Phase: f.Phase, Why: string(Ejected), Suspect: !again})}
+		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Phase: f.Phase, Why: string(Ejected), Suspect: !again}), Stays: stays}
 	}
 	bans := ban(h.Bans, f)
 	over := broken(h.Failures, f.Phase)
@@ -285,12 +321,12 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	case over && !mayFallBack:
 		return Next{Bans: bans, Why: NoMoreTry}
 	case f.Reason == MissingParams && s.LocalWithoutParams:
-		return Next{Step: FallBack, Bans: bans}
+		return Next{Step: FallBack, Bans: bans, Stays: stays}
 	case f.Reason == MissingParams:
 		return Next{Bans: bans}
 	case f.Phase == selector.Prefill && alone, h.Attempts >= s.Attempts, over:
 		if mayFallBack {
-			return Next{Step: FallBack, Bans: bans}
+			return Next{Step: FallBack, Bans: bans, Stays: stays}
 		}
 		why := NoAttempts
 		if h.Attempts < s.Attempts {
@@ -299,17 +335,15 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		return Next{Bans: bans, Why: why}
 	}
 	// A router that refused a loop has done no work: asking another worker adds no load.
-	next := Next{Step: Retry, Bans: bans, Budgeted: f.Reason != Loop}
 	if f.Reason == Overloaded && f.Phase == selector.Decode && f.Other != nil {
-		// The KV of its prompt is computed, and the engine has not taken it.
-		next.Stay = Stay{f.Other, selector.Prefill, "another worker has the prompt's KV already"}
+		// The KV of the prompt is computed, and the engine has not taken it.
+		stays = append(without(stays, selector.Prefill), Stay{Worker: f.Other, Phase: selector.Prefill, Computed: true, Why: "another worker has the prompt's KV already"})
 	}
-	return next
+	return Next{Step: Retry, Bans: bans, Stays: stays, Budgeted: f.Reason != Loop}
 }
 
-// afterCut says what follows a stream's leg of which the client has a part. The leg
-// has made progress, so that this is not taken for a request that breaks engines;
-// its worker may have the rest if nobody else can.
+// afterCut says what follows a stream's leg of which the client has a part. The worker
+// that broke off may have the rest if no other one can.
 func afterCut(h *History, s Settings, f *Failure) Next {
 	switch {
 	case s.Continuations == 0:
@@ -331,8 +365,8 @@ func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
 
 // AfterNoChoice says what follows a decision that found nobody for a phase.
 func AfterNoChoice(h *History, p selector.Phase) Next {
-	if h.Stay.Worker != nil && h.Stay.Phase == p {
-		return Next{Step: Recall, Bans: h.Bans}
+	if _, ok := h.Stay(p); ok {
+		return Next{Step: Recall, Bans: h.Bans, Stays: without(h.Stays, p)}
 	}
 	bans := recall(h.Bans, p)
 	ok := len(bans) < len(h.Bans)
@@ -340,7 +374,7 @@ func AfterNoChoice(h *History, p selector.Phase) Next {
 		bans, ok = again(h, bans, p)
 	}
 	if ok {
-		return Next{Step: Recall, Bans: bans}
+		return Next{Step: Recall, Bans: bans, Stays: h.Stays}
 	}
 	return Next{Bans: h.Bans}
 }

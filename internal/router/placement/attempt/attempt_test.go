@@ -48,9 +48,9 @@ func TestAfterFailure(t *testing.T) {
 		{"ejected meanwhile again", History{Attempts: 3, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Ejected}}}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,
 			Next{Step: Retry, Free: true, Bans: []Ban{out(d1, decode)}}},
 		{"a stale connection", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Stale}, usual, both, true,
-			Next{Step: Retry, Free: true, Stay: Stay{Worker: d1, Phase: decode}}},
+			Next{Step: Retry, Free: true, Stays: []Stay{{Worker: d1, Phase: decode}}}},
 		{"no room at decode, and a prefill that has the KV", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Overloaded, Sent: true, Other: p1}, usual, both, false,
-			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}, Stay: Stay{Worker: p1, Phase: prefill}}},
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}, Stays: []Stay{{Worker: p1, Phase: prefill, Computed: true}}}},
 		{"no room at prefill", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: Overloaded, Sent: true}, usual, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}}},
 		{"no attempt left", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, false,
@@ -91,21 +91,27 @@ func TestAfterFailure(t *testing.T) {
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
 		{"one engine died: another one", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"two engines died", History{Attempts: 2, Lost: []*workers.State{d2}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"two engines died", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"one died and one hangs", History{Attempts: 2, Lost: []*workers.State{d2}}, Failure{Worker: d1, Phase: decode, Reason: Timeout, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"one died and one hangs", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Timeout, Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"two died, one in each phase: no fallback either", History{Attempts: 2, Lost: []*workers.State{d2}}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, false,
+		{"two died, one in each phase: no fallback either", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(p1, prefill)}}},
 		{"both engines of a pair died at once", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true, Other: d1, OtherLost: true}, Settings{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(p1, prefill)}}},
-		{"one engine died twice", History{Attempts: 2, Lost: []*workers.State{d1}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"one engine died twice", History{Attempts: 2, Lost: []Loss{{d1, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"two died, and an engine answers that its own is dead", History{Attempts: 2, Lost: []*workers.State{d2}}, Failure{Worker: d1, Phase: decode, Reason: EngineDead, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"two died, and an engine answers that its own is dead", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: EngineDead, Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"closed as idle, and then no connection: it died", History{Attempts: 1, Lost: []*workers.State{d2}, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Stale, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: Connect}, Settings{Attempts: 9}, both, false,
+		{"closed as idle after another died: it may be the request", History{Attempts: 1, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Stale, Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Why: NoMoreLost}},
+		{"the other phase fails: this one stays", History{Attempts: 1, Lost: []Loss{{d1, false}}, Stays: []Stay{{Worker: d1, Phase: decode, Why: "idle"}}}, Failure{Worker: p1, Phase: prefill, Reason: Overloaded, Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}, Stays: []Stay{{Worker: d1, Phase: decode}}}},
+		{"it answers: it is not lost", History{Attempts: 1, Lost: []Loss{{d1, false}}, Stays: []Stay{{Worker: d1, Phase: decode}}}, Failure{Worker: d1, Phase: decode, Reason: Overloaded, Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"closed as idle, and then no connection: it died", History{Attempts: 1, Lost: []Loss{{d2, true}, {d1, false}}, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Stale, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: Connect}, Settings{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"a stream whose second engine died", History{Attempts: 1, Continued: 1, Lost: []*workers.State{d2}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true, Begun: true}, Settings{Attempts: 9, Continuations: 9}, both, false,
+		{"a stream whose second engine died", History{Attempts: 1, Continued: 1, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true, Begun: true}, Settings{Attempts: 9, Continuations: 9}, both, false,
 			Next{Why: NoMoreLost}},
 		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Settings{Attempts: 3}, both, true,
 			Next{Step: FallBack}},
@@ -128,10 +134,15 @@ func TestAfterFailure(t *testing.T) {
 				}
 				got.Bans[i].Why = ""
 			}
-			if got.Stay.Worker != nil && got.Stay.Why == "" {
-				t.Errorf("a phase stays for no reason: %+v", got.Stay)
+			for i := range got.Stays {
+				if got.Stays[i].Why == "" {
+					t.Errorf("a phase stays for no reason: %+v", got.Stays[i])
+				}
+				got.Stays[i].Why = ""
 			}
-			got.Stay.Why = ""
+			if len(got.Stays) == 0 {
+				got.Stays = nil
+			}
 			if d := cmp.Diff(c.want, got, sameWorker, sameLength); d != "" {
 				t.Errorf("-want +got:\n%s", d)
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -65,7 +64,9 @@ func TestOfStatus(t *testing.T) {
 		{selector.Decode, 500, "2", "", Status5xx},
 		{selector.Decode, 500, "", vllm, EngineDead},
 		{selector.Prefill, 500, "", vllm, EngineDead},
-		{selector.Decode, 500, "", strings.Repeat(" ", maxWords) + vllm, Status5xx},
+		{selector.Decode, 500, "", `{"error":{"message":"no grammar: EngineCore encountered an issue"}}`, Status5xx},
+		{selector.Decode, 503, "", `{"error":"Model is overloaded","error_type":"overloaded"}`, Overloaded},
+		{selector.Decode, 503, "", `{"error":{"message":null}}`, Status5xx},
 		{selector.Decode, 502, "2", "", Status5xx},
 		{selector.Prefill, 503, "", "", Status5xx},
 		{selector.Prefill, 503, "2", "", Overloaded},

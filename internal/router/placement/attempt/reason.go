@@ -1,8 +1,10 @@
 package attempt
 
 import (
-	"bytes"
 	"net/http"
+	"strings"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -141,38 +143,37 @@ func OfStatus(phase selector.Phase, status int, retryAfter string, body []byte, 
 	return Status4xx // the request's own fault; nobody else will like it better
 }
 
-// OfEvent is why a leg has failed whose stream begins with an error event, of which data
-// is the data.
+// OfEvent returns the reason for a stream whose first event is this error.
 func OfEvent(data string) Reason { return ofWords([]byte(data), StreamError) }
 
 // statusOverloaded is what Anthropic's API answers, and Dynamo (DYN_HTTP_OVERLOAD_STATUS_CODE),
 // where every worker is full.
 const statusOverloaded = 529
 
-// maxWords bounds how much of an error is searched for an engine's own words.
-const maxWords = 4 << 10
-
-// words are texts of errors by which engines say more than their status does.
+// words are how the messages of errors begin by which engines say more than their status
+// does.
 var words = []struct {
 	engine string
-	text   string
+	begin  string
 	reason Reason
 }{
 	// --max-queued-requests; 503, and in streams an event after a 200.
 	{"SGLang", "The request queue is full", Overloaded},
 	{"SGLang", "The request is aborted by a higher priority request", Overloaded},
-	{"Anthropic's API", "overloaded_error", Overloaded},
 	{"TGI", "Model is overloaded", Overloaded},
 	// EngineDeadError: the engine's process has ended, and the server ends next.
 	{"vLLM", "EngineCore encountered an issue", EngineDead},
 }
 
-// ofWords is the reason that the words of an error stand for, or otherwise.
+// ofWords is the reason that the message of an error stands for, or otherwise. An error
+// that quotes its request may have the same words further on.
 func ofWords(body []byte, otherwise Reason) Reason {
-	body = body[:min(len(body), maxWords)]
-	for _, w := range words {
-		if bytes.Contains(body, []byte(w.text)) {
-			return w.reason
+	for _, path := range []string{"error.message", "message", "error"} {
+		m := gjson.GetBytes(body, path)
+		for _, w := range words {
+			if m.Type == gjson.String && strings.HasPrefix(m.Str, w.begin) {
+				return w.reason
+			}
 		}
 	}
 	return otherwise

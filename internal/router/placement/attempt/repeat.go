@@ -25,9 +25,10 @@ const (
 //
 // The zero value is ready. It is safe for concurrent use.
 type Repeats struct {
-	any  atomic.Bool // whether list has entries
-	mu   sync.Mutex
-	list []repeat // the one that failed longest ago first
+	any   atomic.Bool // whether list has entries
+	mu    sync.Mutex
+	list  []repeat    // the one that failed longest ago first
+	sizes map[int]int // how many of them have bodies of a size
 }
 
 // RequestKey identifies a request by its bytes.
@@ -58,8 +59,12 @@ func (r *Repeats) Failed(key RequestKey, h *History, now time.Time) (blamed []Fa
 		}
 		if i < 0 {
 			if len(r.list) == maxRepeats {
-				r.list = slices.Delete(r.list, 0, 1)
+				r.drop(0)
 			}
+			if r.sizes == nil {
+				r.sizes = map[int]int{}
+			}
+			r.sizes[key.Size]++
 			r.list = append(r.list, repeat{key: key})
 			i = len(r.list) - 1
 		}
@@ -85,13 +90,14 @@ func (r *Repeats) Failed(key RequestKey, h *History, now time.Time) (blamed []Fa
 
 // Watches reports whether a request with a body of this size is remembered: only then is
 // the hash for Served worth its time.
-func (r *Repeats) Watches(size int) bool {
+func (r *Repeats) Watches(size int, now time.Time) bool {
 	if !r.any.Load() {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.list, func(e repeat) bool { return e.key.Size == size })
+	r.forget(now)
+	return r.sizes[size] > 0
 }
 
 // Served forgets a request: an engine has answered it, so that engines that broke on it
@@ -100,9 +106,18 @@ func (r *Repeats) Served(key RequestKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if i := r.find(key); i >= 0 {
-		r.list = slices.Delete(r.list, i, i+1)
-		r.any.Store(len(r.list) > 0)
+		r.drop(i)
 	}
+}
+
+// drop forgets a request.
+func (r *Repeats) drop(i int) {
+	size := r.list[i].key.Size
+	if r.sizes[size]--; r.sizes[size] == 0 {
+		delete(r.sizes, size)
+	}
+	r.list = slices.Delete(r.list, i, i+1)
+	r.any.Store(len(r.list) > 0)
 }
 
 func (r *Repeats) find(key RequestKey) int {
@@ -111,14 +126,12 @@ func (r *Repeats) find(key RequestKey) int {
 
 // forget drops requests that have not failed for long.
 func (r *Repeats) forget(now time.Time) {
-	n := 0
-	for n < len(r.list) && now.Sub(r.list[n].at) >= repeatFor {
-		n++
+	for len(r.list) > 0 && now.Sub(r.list[0].at) >= repeatFor {
+		r.drop(0)
 	}
-	r.list = slices.Delete(r.list, 0, n)
 }
 
-// Excuse says in words why failures count against no engine.
+// Excuse returns in words why failures count against no engine.
 func Excuse(blamed []Failure) string {
 	var names []string
 	for i := range blamed {

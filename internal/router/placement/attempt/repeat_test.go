@@ -70,7 +70,7 @@ func TestRepeats(t *testing.T) {
 			for i, s := range steps {
 				now = now.Add(s.after)
 				if s.served {
-					if !r.Watches(s.key.Size) {
+					if !r.Watches(s.key.Size, now) {
 						t.Errorf("step %d: requests of %d bytes are not watched", i, s.key.Size)
 					}
 					r.Served(s.key)
@@ -93,7 +93,7 @@ func TestRepeats(t *testing.T) {
 func TestRepeatsIsBounded(t *testing.T) {
 	a, b := &workers.State{}, &workers.State{}
 	var r Repeats
-	if r.Watches(0) {
+	if r.Watches(0, time.Now()) {
 		t.Error("watches without a failure")
 	}
 	now := time.Unix(1_700_000_000, 0)
@@ -105,13 +105,16 @@ func TestRepeatsIsBounded(t *testing.T) {
 	}
 	fail(0, a) // is not the oldest now
 	fail(maxRepeats, a)
-	if r.Watches(1) || !r.Watches(0) || len(r.list) != maxRepeats {
-		t.Errorf("%d requests are remembered, the first %v, the second %v", len(r.list), r.Watches(0), r.Watches(1))
+	if r.Watches(1, now) || !r.Watches(0, now) || len(r.list) != maxRepeats {
+		t.Errorf("%d requests are remembered, the first %v, the second %v", len(r.list), r.Watches(0, now), r.Watches(1, now))
 	}
 	for range 2 * maxRepeatFailures {
 		fail(0, a)
 	}
 	if n := fail(0, b); n != maxRepeatFailures {
 		t.Errorf("%d failures of one request, want %d", n, maxRepeatFailures)
+	}
+	if now = now.Add(repeatFor); r.Watches(0, now) || len(r.list)+len(r.sizes) > 0 {
+		t.Errorf("after %v %d requests are remembered, of %d sizes", repeatFor, len(r.list), len(r.sizes))
 	}
 }

@@ -174,6 +174,9 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 		if r.list(p.in, p.peers, list, seen, nil) {
 			continue
 		}
+		if _, ok := r.History.Stay(p.phase); ok {
+			continue // others may be well: NoChoice lets them be chosen
+		}
 		before := len(e.Readmit)
 		for _, w := range list {
 			if ok, _ := w.State.Usable(); ok || !ejected(w) || !can(w, p.phase) {
@@ -210,7 +213,7 @@ func explored(draw uint64) bool {
 func (r *Run) Ahead(to *Run) {
 	to.Begin(r.Request)
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
-	to.History.Lost, to.History.Stay = append(to.History.Lost, r.History.Lost...), r.History.Stay
+	to.History.Lost, to.History.Stays = append(to.History.Lost, r.History.Lost...), append(to.History.Stays, r.History.Stays...)
 	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
 	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.asked = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.asked
 }
@@ -233,6 +236,7 @@ func ejected(w *workers.Worker) bool {
 func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
 	pin, given := &r.Request.Pin, seen.Ledger()
+	stay, _ := r.History.Stay(in.Phase)
 	for _, w := range list {
 		if !can(w, in.Phase) {
 			continue
@@ -260,6 +264,9 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			given.Read(k, &l)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+			if stay.Computed && stay.Worker == w.State {
+				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
+			}
 			if e := k.Load(); e != nil && e.Known() {
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
@@ -343,7 +350,7 @@ func (r *Run) Busy() (phase selector.Phase, is bool) {
 // keep workers from it that others may have: what it finds nothing of, another request
 // with the same wishes may find.
 func (r *Run) Apart() bool {
-	return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 || r.History.Stay.Worker != nil
+	return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 || len(r.History.Stays) > 0
 }
 
 // Again takes back the newest decision, since the request waits: the next one is made in
@@ -364,7 +371,7 @@ func (r *Run) NoChoice() attempt.Next {
 
 // follow makes the next decision one of what follows.
 func (r *Run) follow(next attempt.Next) attempt.Next {
-	r.History.Bans, r.History.Stay = next.Bans, next.Stay
+	r.History.Bans, r.History.Stays = next.Bans, next.Stays
 	if next.Step == attempt.Continue {
 		// All that follows is about the rest.
 		if r.gaveUp != "" {

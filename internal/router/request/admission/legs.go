@@ -3,8 +3,8 @@ package admission
 import "syscall"
 
 const (
-	// otherFiles is how many open files a process keeps for what is no leg of a request:
-	// listeners, probes, KV events, waiting clients.
+	// otherFiles are the open files reserved for listeners, probes, KV events and waiting
+	// clients.
 	otherFiles = 256
 	leastLegs  = 64
 )

@@ -30,9 +30,8 @@ func (me Hop) Passed(h http.Header) (passed bool) {
 	return passed
 }
 
-// After is the header of a request to a worker that follows from one with the headers h. What
-// a client has written there goes on if it looks like a hop, for the router that it may be
-// of; no router but that one reads anything into it.
+// After returns the header of a request to a worker that follows from one with the headers
+// h. A well-formed value of a client is forwarded; only the router that it names reads it.
 func (me Hop) After(h http.Header) string {
 	if len(h[HeaderHop]) == 0 {
 		return string(me)

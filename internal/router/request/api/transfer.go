@@ -12,7 +12,7 @@ import (
 // parameters among them.
 const extraArgs = "extra_args"
 
-// isArgs reports whether a field holds parameters of which some could steer.
+// isArgs reports whether a field's JSON may hold transfer parameters.
 func isArgs(name string) bool {
 	return name == keyNames[keySamplingParams] || name == keyNames[keyXArgs] || name == extraArgs
 }
