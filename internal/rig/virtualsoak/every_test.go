@@ -15,10 +15,15 @@ import (
 // kill runs one stream whose first engine breaks off after so many tokens, on the fleet of
 // a seed, and returns what one engine answers.
 func kill(seed uint64, p plant, c script, remote bool) (*stage, reference.Answer) {
+	return run(seed, p, c, remote, func(*stage) {})
+}
+
+// run is kill with other settings.
+func run(seed uint64, p plant, c script, remote bool, change func(s *stage)) (*stage, reference.Answer) {
 	s := newStage(seed, p, true)
 	s.line.limited, s.settings.Busy.Requests = false, 0
-	s.settings.Attempts, s.settings.Continuations = 8, 4
-	if s.budget = 1000; !remote {
+	s.settings.Attempts, s.settings.Continuations, s.budget = 8, 4, 1000
+	if change(s); !remote {
 		s.settings.Rule.Threshold = 1 << 20
 	} else {
 		s.settings.Rule.Threshold = 0
@@ -40,6 +45,47 @@ func kill(seed uint64, p plant, c script, remote bool) (*stage, reference.Answer
 		s.w.Step()
 	}
 	return s, want
+}
+
+// TestDeadlyAtEveryMoment: whenever engines die of a request, before an output or after any
+// token, in either phase, streamed or not, with one attempt or many, with and without a
+// retry budget and continuation, it takes down two of them at most; and a request that
+// every engine answers with an error leaves none of them out.
+func TestDeadlyAtEveryMoment(t *testing.T) {
+	died, seeds := map[int]int{}, uint64(2)
+	if testing.Short() {
+		seeds = 1
+	}
+	for _, does := range []kind{deadly, poison} {
+		for _, remote := range []bool{false, true} {
+			for _, whole := range []bool{false, true} {
+				for _, attempts := range []int{1, 2, 8} {
+					for _, budget := range []int{0, 1000} {
+						for _, continuations := range []int{0, 4} {
+							for at := range 4 {
+								for seed := uint64(1); seed <= seeds; seed++ {
+									s, _ := run(seed, nothing, script{kind: api.Completion, on: true, limit: 5, cut: at, does: does, whole: whole}, remote, func(s *stage) {
+										s.settings.Attempts, s.settings.Continuations, s.budget = attempts, continuations, budget
+									})
+									o := s.out
+									s.close()
+									if o.Err() != nil || o.Hopeless+o.Cut+o.Completed != 1 || o.Completed > o.Continued {
+										t.Fatalf("kind %d, remote %v, whole %v, %d attempts, budget %d, %d continuations, after %d tokens, seed %d: %v, %+v\n%s",
+											does, remote, whole, attempts, budget, continuations, at, seed, o.Err(), o, tail(o, 30))
+									}
+									died[o.Died]++
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	// One engine where there is one attempt or no budget, two otherwise.
+	if len(died) != 3 || died[1] == 0 || died[2] == 0 {
+		t.Errorf("requests by the engines that died: %v", died)
+	}
 }
 
 // TestKilledAtEveryToken: whichever token of an answer with characters of several tokens

@@ -92,7 +92,7 @@ const (
 func (s *stage) draw() kind {
 	switch {
 	case s.script != nil:
-		return harmless
+		return s.script.does
 	case s.chance(0.03):
 		return poison
 	case s.chance(0.02):

@@ -89,6 +89,8 @@ func (q *request) call(l *leg, r engine.Request) {
 			}
 			s.w.At(s.w.Now()+l.delay, func() { fail(reason) })
 			return
+		case q.kind == deadly && s.script != nil:
+			l.diesAt = s.script.cut
 		case q.kind == deadly:
 			l.diesAt = s.rng.IntN(3)
 		case s.chance(l.n.errors):

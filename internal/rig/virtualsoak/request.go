@@ -88,6 +88,9 @@ func (s *stage) request() {
 	}
 	if c := s.script; c != nil {
 		q.stream, q.limit = &stream{kind: c.kind, usage: c.kind != api.SGLangGenerate}, c.limit
+		if c.whole {
+			q.stream = nil
+		}
 	}
 	q.kind = s.draw()
 	q.whole, q.most, q.want = q.tokens, q.limit, s.ref.Answer(q.tokens, q.limit, s.script != nil && s.script.on)

@@ -44,6 +44,10 @@ type script struct {
 	on         bool // the answer does not end by itself
 	limit, cut int
 	struck     bool // it has
+	// does is what the request does to engines; a deadly one kills them after cut tokens.
+	// whole asks for an answer that is no stream.
+	does  kind
+	whole bool
 }
 
 // refusals are members for which a request's stream is not gone on with, by name.
