@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
@@ -99,6 +100,9 @@ type flow struct {
 	record *account.Leg
 	resp   *upstream.Response // nil while there is no stream
 	head   *sse.Head
+	// pair has the prefill leg that runs beside the stream, of a transfer; nil without one.
+	pair     *pair.Pair
+	transfer *disagg.Transfer
 }
 
 // streamed begins to answer with an event stream. Its head is held until the
@@ -120,10 +124,9 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *acc
 		x.cont.Keep(&x.view)
 		x.lost()
 	}
-	if t != nil && t.Mode() == disagg.Concurrent {
-		return x.forward() // the prefill leg is joined after it
+	if t == nil || t.Mode() != disagg.Concurrent { // the prefill leg may be sending the body
+		x.releaseInput()
 	}
-	x.releaseInput()
 	return nil
 }
 
@@ -132,6 +135,9 @@ func (x *exchange) dropFlow() {
 	f := &x.flow
 	if f.resp == nil {
 		return
+	}
+	if f.pair != nil {
+		f.pair.End(false)
 	}
 	f.head.Release()
 	f.resp.Close()
@@ -148,6 +154,12 @@ func (x *exchange) forward() (err error) {
 		f.head.Release()
 		f.resp.Close()
 		f.record.End(err, time.Now())
+		if f.pair != nil {
+			if err != nil {
+				f.transfer.DecodeFailed()
+			}
+			f.pair.End(err == nil)
+		}
 		*f = flow{}
 	}()
 	opt := upstream.StreamOptions{WriteTimeout: x.d.Settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate}

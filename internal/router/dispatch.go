@@ -261,6 +261,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before r
 			x.report(selector.Decode, health.Canceled) // nothing was sent to it
 			return err
 		}
+		d.Run.History.Answered(prefill.Worker.State)
 		x.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
 	} else {
 		x.sends()
@@ -291,9 +292,13 @@ func (x *exchange) mayBeLost(f *attempt.Error, other *workers.Worker, err error)
 		return
 	}
 	if g, ok := errors.AsType[*attempt.Error](err); ok {
-		f.OtherLost = g.MayHaveDied() || g.Reason == attempt.Stale
+		f.OtherLost = g.MayHaveDied()
 	}
-	if f.OtherLost = f.OtherLost || !x.r.monitor.Answers(x.ctx, other) && x.ctx.Err() == nil; f.OtherLost {
+	switch {
+	case !f.OtherLost && x.r.monitor.Answers(x.ctx, other):
+		x.d.Run.History.Answered(other.State)
+	case f.OtherLost || x.ctx.Err() == nil:
+		f.OtherLost = true
 		x.book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
 	}
 }
@@ -354,7 +359,14 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 		x.report(selector.Prefill, health.Canceled)
 		return err
 	}
-	end := pair.Run(x.ctx, &both{x, t, prefill, decode, claim, held, x.edit(edits, decode, selector.Decode)})
+	p, end := pair.Begin(x.ctx, &both{x, t, prefill, decode, claim, held, x.edit(edits, decode, selector.Decode)})
+	switch {
+	case p == nil:
+	case x.flow.resp == nil: // the client has all of the answer
+		p.End(true)
+	default:
+		x.flow.pair, x.flow.transfer = p, t
+	}
 	var f *attempt.Error
 	if errors.As(end.Err, &f) {
 		other := prefill.Worker

@@ -223,6 +223,7 @@ func (q *request) prefill(t *disagg.Transfer, p *node, claim ledger.Claim, d *no
 			return
 		}
 		q.report(selector.Prefill, health.Success)
+		q.run.History.Answered(p.worker.State)
 		edits, err := t.DecodeEdits()
 		if err != nil {
 			s.violate("%s: %v", q.id, err)

@@ -13,7 +13,8 @@ const Grace = time.Second
 
 // Legs are a prefill leg and the decode leg that waits for its KV.
 type Legs interface {
-	// Prefill and Decode run a leg to its end. They are called at once, each once.
+	// Prefill runs a leg to its end. Decode runs the other one until it has begun to answer;
+	// ctx is for its whole answer. They are called at the same time, each once.
 	Prefill(ctx context.Context) error
 	Decode(ctx context.Context) error
 	// Begun reports whether the decode leg has begun to answer.
@@ -39,18 +40,33 @@ type Ending struct {
 	Other error
 }
 
-// Run runs both legs. The failure of one cancels the other, except that a decode leg that
-// has begun to answer has the KV it needs. The prefill leg is joined whatever happens, a
-// panic of the decode leg included.
-func Run(ctx context.Context, legs Legs) (end Ending) {
+// Pair is a decode leg that has begun to answer, and the prefill leg beside it.
+type Pair struct {
+	ctx         context.Context
+	done        chan struct{} // the prefill leg has ended
+	stopPrefill context.CancelFunc
+	stopDecode  context.CancelCauseFunc
+}
+
+// Begin runs both legs until the decode leg has begun to answer, or the pair has failed. The
+// failure of one leg cancels the other, except that a decode leg that has begun to answer
+// has the KV it needs. Where Ending.Err is nil, the caller reads the answer and then calls
+// [Pair.End]; otherwise the prefill leg has been joined, also after a panic of the decode
+// leg.
+func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
 	dctx, stopDecode := context.WithCancelCause(ctx)
-	defer stopDecode(nil)
 	pctx, stopPrefill := context.WithCancel(ctx)
-	done, decoded, broke := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	defer func() { stopPrefill(); <-done }()
+	decoded, broke := make(chan struct{}), make(chan struct{})
+	p := &Pair{ctx, make(chan struct{}), stopPrefill, stopDecode}
+	begun := false
+	defer func() {
+		if !begun {
+			p.End(false)
+		}
+	}()
 	var failed error // of the prefill leg; to be read after broke or done
 	go func() {
-		defer close(done)
+		defer close(p.done)
 		if failed = prefill(pctx, legs); failed != nil && !legs.Begun() {
 			close(broke)
 			if legs.Both(failed) {
@@ -61,25 +77,33 @@ func Run(ctx context.Context, legs Legs) (end Ending) {
 	}()
 	err := legs.Decode(dctx)
 	close(decoded)
-	if err != nil {
-		// Asked before the prefill leg is stopped: what that says then is our own doing.
-		if cause := context.Cause(dctx); cause != nil && ctx.Err() == nil {
-			return Ending{Err: cause, Cancelled: true}
-		}
-		end.Err, end.Waiting = err, !ended(done) && !ended(broke)
-		if end.Waiting && legs.Both(err) {
-			waitFor(ctx, done)
-		}
-		if ended(broke) || ended(done) {
-			end.Other = failed
-		}
-		return end
+	if err == nil {
+		begun = true
+		return p, Ending{}
 	}
-	if ended(done) {
-		return Ending{}
+	// Asked before the prefill leg is stopped: what that says then is our own doing.
+	if cause := context.Cause(dctx); cause != nil && ctx.Err() == nil {
+		return nil, Ending{Err: cause, Cancelled: true}
 	}
-	waitFor(context.WithoutCancel(ctx), done)
-	return Ending{}
+	end.Err, end.Waiting = err, !ended(p.done) && !ended(broke)
+	if end.Waiting && legs.Both(err) {
+		waitFor(ctx, p.done)
+	}
+	if ended(broke) || ended(p.done) {
+		end.Other = failed
+	}
+	return nil, end
+}
+
+// End joins the prefill leg, once the answer has ended. With whole, which says that it
+// ended well, a prefill leg that is still under way is given Grace.
+func (p *Pair) End(whole bool) {
+	if whole && !ended(p.done) {
+		waitFor(context.WithoutCancel(p.ctx), p.done)
+	}
+	p.stopPrefill()
+	<-p.done
+	p.stopDecode(nil)
 }
 
 // waitFor waits for the end of a leg, for Grace at most.

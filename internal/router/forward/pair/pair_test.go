@@ -52,6 +52,15 @@ func (p *two) Begun() bool                      { return p.begins > 0 && time.Si
 func (p *two) Both(err error) bool              { return p.both != nil && errors.Is(err, p.both) }
 func (p *two) Panicked(v any)                   { p.panics = append(p.panics, v) }
 
+// runPair begins a pair and reads the answer to its end.
+func runPair(ctx context.Context, legs *two) Ending {
+	p, end := Begin(ctx, legs)
+	if end.Err == nil {
+		p.End(true)
+	}
+	return end
+}
+
 // TestRun: a leg that fails ends the other, unless the answer has begun; a prefill leg that
 // does not end is given a moment.
 func TestRun(t *testing.T) {
@@ -79,7 +88,7 @@ func TestRun(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c.legs.start = time.Now()
-			got := Run(t.Context(), &c.legs)
+			got := runPair(t.Context(), &c.legs)
 			if took := time.Since(c.legs.start); !errors.Is(got.Err, c.want.Err) || got.Cancelled != c.want.Cancelled || got.Waiting != c.want.Waiting || !errors.Is(got.Other, c.want.Other) || took != c.took || c.legs.prefilled != c.prefilled {
 				t.Errorf("%s: %+v after %v, prefill ended after %v", c.name, got, took, c.legs.prefilled)
 			}
@@ -94,7 +103,7 @@ func TestLeavingIsNoFailureOfALeg(t *testing.T) {
 		ctx, leave := context.WithTimeout(t.Context(), time.Second)
 		defer leave()
 		p := &two{prefill: leg{takes: time.Minute}, decode: leg{takes: time.Minute}, start: time.Now()}
-		if end := Run(ctx, p); !errors.Is(end.Err, context.DeadlineExceeded) || end.Cancelled || time.Since(p.start) != time.Second {
+		if end := runPair(ctx, p); !errors.Is(end.Err, context.DeadlineExceeded) || end.Cancelled || time.Since(p.start) != time.Second {
 			t.Errorf("%+v after %v", end, time.Since(p.start))
 		}
 	})
@@ -105,7 +114,7 @@ func TestLeavingIsNoFailureOfALeg(t *testing.T) {
 func TestPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &two{prefill: leg{err: errPrefill, panic: true}, decode: leg{takes: time.Minute}, start: time.Now()}
-		if end := Run(t.Context(), p); end.Err == nil || !end.Cancelled || len(p.panics) != 1 {
+		if end := runPair(t.Context(), p); end.Err == nil || !end.Cancelled || len(p.panics) != 1 {
 			t.Errorf("%+v, reported %v", end, p.panics)
 		}
 		p = &two{prefill: leg{takes: time.Minute}, decode: leg{takes: time.Second, err: errDecode, panic: true}, start: time.Now()}
@@ -115,7 +124,7 @@ func TestPanics(t *testing.T) {
 					t.Errorf("%v, prefill ended after %v", v, p.prefilled)
 				}
 			}()
-			Run(t.Context(), p)
+			runPair(t.Context(), p)
 		}()
 	})
 }

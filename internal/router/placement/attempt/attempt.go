@@ -127,8 +127,8 @@ func (h *History) Add(f Failure) {
 		h.lose(Loss{f.Worker, true})
 	case f.Reason == Stale:
 		h.lose(Loss{f.Worker, false})
-	case f.Sent && f.Reason != Canceled: // it has answered
-		h.Lost = slices.DeleteFunc(h.Lost, func(l Loss) bool { return l.Worker == f.Worker && !l.Sure })
+	case f.Sent && f.Reason != Canceled:
+		h.Answered(f.Worker)
 	}
 	if f.OtherLost {
 		h.lose(Loss{f.Other, true})
@@ -137,6 +137,12 @@ func (h *History) Add(f Failure) {
 	if f.Reason != Ejected && f.Reason != Stale {
 		h.Attempts++
 	}
+}
+
+// Answered reports that a worker is alive after it got the request: what broke a reused
+// connection was no more than its end.
+func (h *History) Answered(w *workers.State) {
+	h.Lost = slices.DeleteFunc(h.Lost, func(l Loss) bool { return l.Worker == w && !l.Sure })
 }
 
 func (h *History) lose(l Loss) {

@@ -160,6 +160,20 @@ var (
 	})
 )
 
+// TestAnswered: an answer clears an engine of an idle close, and not of a death.
+func TestAnswered(t *testing.T) {
+	a, b := &workers.State{}, &workers.State{}
+	var h History
+	h.Add(Failure{Worker: a, Phase: prefill, Reason: Stale, Sent: true})
+	h.Add(Failure{Worker: b, Phase: decode, Reason: Reset, Sent: true})
+	if h.Answered(b); len(h.Lost) != 2 {
+		t.Errorf("lost: %+v", h.Lost)
+	}
+	if h.Answered(a); len(h.Lost) != 1 || h.Lost[0].Worker != b {
+		t.Errorf("lost: %+v", h.Lost)
+	}
+}
+
 // TestAfterNoChoice: suspects of the phase that has nobody come back, all at
 // once, then those that failed, one by one, unless it was but one.
 func TestAfterNoChoice(t *testing.T) {
