@@ -143,7 +143,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 
 	fl.BoolVar(new(bool), "sweep", false, "measure by load instead of comparing paths")
 	fl.StringVar(&f.thresholds, "thresholds", "", "sweep the router's threshold over a `LIST` of tokens; the old one is set again at the end")
-	fl.StringVar(&f.trace, "trace", "", "send the requests of a trace `FILE` (own, Mooncake or Dynamo format) at its times")
+	fl.StringVar(&f.trace, "trace", "", "send the requests of a trace `FILE` (own, Mooncake, Bailian or Dynamo format) at its times")
 	fl.Float64Var(&f.traceScale, "trace-scale", 1, "factor on the trace's gaps: 0.5 is twice as fast")
 	fl.IntVar(&f.traceLimit, "trace-limit", 0, "most requests of the trace")
 	fl.IntVar(&f.prefixGroups, "prefix-groups", 0, "sweep: number of groups of prompts that share a prefix")

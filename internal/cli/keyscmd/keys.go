@@ -2,11 +2,7 @@
 package keyscmd
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -33,7 +29,11 @@ func newKeysNewCmd() *cobra.Command {
 		Short: "Make an API key, and add its hash to a file",
 		Long: `Make an API key of 256 random bits and write it to standard output, once: the
 file gets its SHA-256 only. A router that runs with the file (--api-keys-file) knows
-the key a moment later. To take a key back, take its entry out of the file.`,
+the key a moment later. To take a key back, take its entry out of the file.
+
+Several commands may add keys to one file at the same time: the file is locked, and
+each waits up to 10 s for the others. Where FILE is a symbolic link, the file that it
+leads to is replaced.`,
 		Example: `  dynctl keys new chat-frontend --tenant web --file keys.yaml
   dynctl keys new nightly --tenant batch --model Qwen/Qwen3-32B --rate 600 --file keys.yaml
   dynctl keys new ops --role operate --file keys.yaml > ops.token`,
@@ -47,16 +47,18 @@ the key a moment later. To take a key back, take its entry out of the file.`,
 			if k.Priority, ok = admission.ParseBand(priority); !ok {
 				return cli.WithCode(cli.ExitUsage, fmt.Errorf("--priority %q is not one of %s", priority, strings.Join(admission.Bands[:], ", ")))
 			}
-			content, err := os.ReadFile(path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			secret, with, err := access.New(k, content)
+			var secret string
+			kept, err := update(cmd.Context(), path, lockWait, func(content []byte) (with []byte, err error) {
+				if secret, with, err = access.New(k, content); err != nil {
+					err = cli.WithCode(cli.ExitUsage, fmt.Errorf("%s: %w", path, err))
+				}
+				return with, err
+			})
 			if err != nil {
-				return cli.WithCode(cli.ExitUsage, fmt.Errorf("%s: %w", path, err))
-			}
-			if err := replaceFile(path, with); err != nil {
 				return err
+			}
+			if kept != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %v\n", kept)
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s knows the key %q from now on; the key itself is shown here only:\n", path, k.Name)
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), secret)
@@ -74,30 +76,6 @@ the key a moment later. To take a key back, take its entry out of the file.`,
 	fl.StringArrayVar(&roles, "role", nil, "what it may do: use (the default), read, operate, admin (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"use", "read", "operate", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
-}
-
-// replaceFile puts a file in the place of another, or of none, that only its owner
-// reads.
-func replaceFile(path string, content []byte) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".keys-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(tmp.Name()))
-		}
-	}()
-	_, err = tmp.Write(content)
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-		return err
-	}
-	if info, e := os.Stat(path); e == nil { // whoever reads it now still can
-		if err := os.Chmod(tmp.Name(), info.Mode().Perm()); err != nil {
-			return err
-		}
-	}
-	return os.Rename(tmp.Name(), path)
 }
 
 func newKeysCheckCmd() *cobra.Command {

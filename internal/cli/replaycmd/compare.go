@@ -279,6 +279,15 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	for i := range rows {
 		results[i] = rows[i].result
 	}
+	if !f.trace.quiet {
+		for _, r := range results {
+			if r.Gaps > 0 { // those of the others differ little
+				fmt.Fprintf(cmd.ErrOrStderr(), "note: skipped %s of more than an hour without requests, the longest (%s) before request %d; figures per second include them (--from and --to cut the trace)\n",
+					cli.Plural(r.Gaps, "gap"), longTime(r.LongestGapS), r.GapBefore)
+				break
+			}
+		}
+	}
 	switch f.output {
 	case "json", "yaml":
 		err = cli.WriteData(cmd.OutOrStdout(), f.output, results)
@@ -291,6 +300,18 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 		return err
 	}
 	return files.whole()
+}
+
+// longTime writes a time of hours or more, in seconds.
+func longTime(s float64) string {
+	const hour, day, year = 3600, 24 * 3600, 365 * 24 * 3600
+	switch {
+	case s < 2*day:
+		return fmt.Sprintf("%.1f hours", s/hour)
+	case s < 2*year:
+		return fmt.Sprintf("%.1f days", s/day)
+	}
+	return fmt.Sprintf("%.1f years", s/year)
 }
 
 // bounds finds what one shared cache of all ranks' blocks would give, once for

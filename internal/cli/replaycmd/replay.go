@@ -36,11 +36,15 @@ type traceFlags struct {
 
 func (f *traceFlags) add(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&f.format, "format", "auto", "how the trace is written: auto|dynctl|dynamo-events|dynamo-requests|mooncake|capture")
+	var formats []string
+	for _, format := range trace.Formats() {
+		formats = append(formats, string(format))
+	}
+	flags.StringVar(&f.format, "format", "auto", "how the trace is written: "+strings.Join(formats, "|"))
 	flags.IntVar(&f.maxBad, "max-bad", 0, "skip up to so many bad lines; -1 skips any number")
 	flags.IntVar(&f.maxLine, "max-line", trace.DefaultMaxLine, "greatest length of a line in `BYTES`")
 	flags.BoolVar(&f.quiet, "quiet", false, "no progress and no word about skipped lines")
-	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"auto", "dynctl", "dynamo-events", "dynamo-requests", "mooncake", "capture"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // traceFiles are the files of one trace: one, or the parts of a recording in
@@ -158,7 +162,8 @@ A trace of requests (or a recording, whose decisions are requests) is run with
 simulated engines under a virtual clock: one row of the table for each policy.
 
 Reads dynctl's own recordings, Dynamo's KV event recorder and request traces,
-Mooncake traces and raw captures, plain or compressed (.gz, .zst), or stdin (-).
+request traces of Mooncake and Bailian, and raw captures, plain or compressed
+(.gz, .zst), or stdin (-).
 The parts of one recording are given in their order.`,
 		Example: `  dynctl replay trace.jsonl.zst --verify
   dynctl replay trace.jsonl --speed 10x --from 1m --to 5m

@@ -147,6 +147,10 @@ func TestReplayCommand(t *testing.T) {
 	events := write("e.jsonl", `{"timestamp":5,"event":{"worker_id":1,"event":{"event_id":0,"dp_rank":0,"data":{"stored":{"parent_hash":null,"blocks":[{"block_hash":1,"tokens_hash":2}]}}}}}
 {"timestamp":6,"event":{"worker_id":1,"event":{"event_id":1,"dp_rank":0,"data":{"stored":{"parent_hash":1,"blocks":[{"block_hash":3,"tokens_hash":4}]}}}}}
 `)
+	gap := write("gap.jsonl", moon+`{"timestamp":946080000000,"input_length":1100,"output_length":3,"hash_ids":[1,2,3]}`+"\n")
+	before := write("before.jsonl", moon+strings.Replace(moon, `"timestamp":0`, `"timestamp":-7`, 1))
+	litellm := write("litellm.jsonl", `{"id":"a","call_type":"acompletion","startTime":1.5,"input_length":5}`+"\n")
+	chats := write("chats.jsonl", `{"chat_id":1,"parent_chat_id":-1,"timestamp":0.5,"input_length":40,"output_length":2,"type":"text","turn":1,"hash_ids":[1,2,3]}`+"\n")
 	bad := write("b.jsonl", moon+"{oops\n"+moon)
 	for _, tt := range []struct {
 		name   string
@@ -162,6 +166,11 @@ func TestReplayCommand(t *testing.T) {
 		{name: "events from stdin", stdin: `{"timestamp":5,"event":{"worker_id":1,"event":{"event_id":0,"data":"cleared"}}}`, args: []string{"replay", "-"}, stdout: "clears 1"},
 		{name: "at a line", args: []string{"replay", events, "--at", "1"}, stdout: "index   1 blocks", stderr: "stored 1 blocks"},
 		{name: "step", stdin: "\nq\n", args: []string{"replay", events, "--at", "1", "--step"}, stdout: "line 2  t=6ms  event"},
+		{name: "a gap of years", args: []string{"replay", gap, "--policy", "kv"}, stdout: "kv", stderr: "note: skipped 1 gap of more than an hour without requests, the longest (30.0 years) before request 4;"},
+		{name: "a gap of years, quiet", args: []string{"replay", gap, "--policy", "kv", "--quiet", "-o", "json"}, stdout: `"longest_gap_before_request": 4`},
+		{name: "before the start", args: []string{"replay", before, "--policy", "kv"}, code: cli.ExitInvalid, stderr: "before.jsonl: line 4 (byte"},
+		{name: "a log", args: []string{"replay", litellm, "--policy", "kv"}, code: cli.ExitInvalid, stderr: `resembles Mooncake's, but cannot be read as one: a Mooncake line without "timestamp"`},
+		{name: "Bailian", args: []string{"replay", chats, "--policy", "session"}, stdout: "session", stderr: "1 requests"},
 		{name: "bad line", args: []string{"replay", bad}, code: cli.ExitInvalid, stderr: fmt.Sprintf("line 4 (byte %d)", len(moon)+1)},
 		{name: "bad line allowed", args: []string{"replay", bad, "--max-bad", "1"}, stdout: "bad lines 1 (first is line 4)", stderr: "skipped: "},
 		{name: "no format", stdin: "hello", args: []string{"replay", "-"}, code: cli.ExitInvalid, stderr: "no JSON object"},

@@ -126,5 +126,6 @@ func (r *run) turn() {
 // done counts a request that has ended.
 func (r *run) done() {
 	r.open--
+	r.quiet = r.world.Now()
 	r.eased()
 }

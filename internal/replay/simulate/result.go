@@ -67,6 +67,13 @@ type Result struct {
 	Regret float64 `json:"regret_blocks"`
 	Missed float64 `json:"missed_hit_ratio"`
 
+	// Gaps are the times of more than an hour without a request, which a run skips; the
+	// longest ended with request GapBefore of the trace, counted from 1. They count in
+	// VirtualS and in what is per second.
+	Gaps        int     `json:"gaps,omitempty"`
+	LongestGapS float64 `json:"longest_gap_s,omitempty"`
+	GapBefore   int     `json:"longest_gap_before_request,omitempty"`
+
 	Evictions   uint64  `json:"evicted_blocks"`
 	Preemptions uint64  `json:"preemptions"`
 	VirtualS    float64 `json:"virtual_s"`

@@ -103,18 +103,18 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 	if err := r.expect(); err != nil {
 		return nil, nil, err
 	}
-	r.scrape()
+	r.every(r.s.Scrape, 0, r.scrape)
 	if s.Rule.Auto {
-		r.renew()
+		r.every(renewed, settled, r.renew)
 	}
 	if r.paces != nil {
-		r.pace()
+		r.every(paced, settled, r.pace)
 	}
-	for steps := 0; r.world.Step(); steps++ {
+	for ; r.world.Step(); r.steps++ {
 		if r.err != nil {
 			return nil, nil, r.err
 		}
-		if steps&0xfff == 0 && ctx.Err() != nil {
+		if r.steps&0xfff == 0 && ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
 	}
@@ -144,15 +144,18 @@ type run struct {
 	// stands for that of a recording.
 	models map[string][]*workers.Worker
 
-	next   func(*arrivals.Request) error
-	ended  bool
-	base   time.Duration
-	based  bool
-	open   int
-	err    error
-	turns  [2]uint64 // of the decode and of the prefill phase
-	locals []uint64
-	query  kvindex.Query
+	next  func(*arrivals.Request) error
+	ended bool
+	base  time.Duration
+	based bool
+	open  int
+	// upcoming is when the next request arrives; quiet is since when none is open.
+	upcoming, quiet time.Duration
+	steps           int // that the world took
+	err             error
+	turns           [2]uint64 // of the decode and of the prefill phase
+	locals          []uint64
+	query           kvindex.Query
 	// offloads says that engines have blocks outside their devices; looked is then the
 	// prompt that is decided on.
 	offloads bool
@@ -279,8 +282,31 @@ func (r *run) publish(k *simRank, events []cache.Event) {
 	k.stream.ApplyUnnumbered(b)
 }
 
-// scrape reads the engines' own load figures, as the router does once in a
-// while, until the last request has ended.
+// settled is how long no request must be open until judging and learning again changes
+// nothing that matters: they forget within minutes.
+const settled = 10 * time.Minute
+
+// longGap is from when on a time without requests is worth a word in the result.
+const longGap = time.Hour
+
+// every calls f now and each time that a period has passed, until the last request has
+// ended, as the router does some things. While no request is open, and has not been for the
+// time of rest, it skips to the last call before the next arrival: what a run takes does
+// not depend on how long nothing happens.
+func (r *run) every(period, rest time.Duration, f func()) {
+	f()
+	if r.ended && r.open == 0 {
+		return
+	}
+	now := r.world.Now()
+	next := now + period
+	if r.open == 0 && now-r.quiet >= rest && r.upcoming > next {
+		next += (r.upcoming - next - 1) / period * period
+	}
+	r.world.At(next, func() { r.every(period, rest, f) })
+}
+
+// scrape reads the engines' own load figures.
 func (r *run) scrape() {
 	for _, k := range r.ranks {
 		if c := k.eng.Core(); c != nil {
@@ -293,16 +319,12 @@ func (r *run) scrape() {
 	}
 	r.line.turns.Changed()
 	r.turn()
-	if !r.ended || r.open > 0 {
-		r.world.At(r.world.Now()+r.s.Scrape, r.scrape)
-	}
 }
 
 // paced is how often ranks' speed is judged.
 const paced = time.Second
 
-// pace judges how fast ranks are by what requests show of them, as the router's watch does,
-// until the last request has ended.
+// pace judges how fast ranks are by what requests show of them, as the router's watch does.
 func (r *run) pace() {
 	in := make([]pace.Input[*simRank], len(r.ranks))
 	for i, k := range r.ranks {
@@ -317,15 +339,12 @@ func (r *run) pace() {
 		}
 	}
 	r.costs.Slow(slow)
-	if !r.ended || r.open > 0 {
-		r.world.At(r.world.Now()+paced, r.pace)
-	}
 }
 
 // renewed is how often what was learned is put in force.
 const renewed = time.Second
 
-// renew puts what was learned in force, as the router does, until the last request has ended.
+// renew puts what was learned in force, as the router does.
 func (r *run) renew() {
 	var f cost.Fleet
 	for _, k := range r.ranks {
@@ -338,9 +357,6 @@ func (r *run) renew() {
 		}
 	}
 	r.costs.Renew(&f, r.world.Now())
-	if !r.ended || r.open > 0 {
-		r.world.At(r.world.Now()+renewed, r.renew)
-	}
 }
 
 // Load is what a rank has in work.
@@ -348,6 +364,12 @@ func (k *simRank) Load() cost.Load {
 	n := k.run.book.Load(k.rank)
 	return cost.LoadOf(n.Requests, n.Answering, n.PrefillTokens, n.DecodeBlocks*k.run.block)
 }
+
+// lastArrival is the latest arrival, with room for what the request takes.
+const (
+	year        = 365 * 24 * time.Hour
+	lastArrival = 250 * year
+)
 
 // arrive has the next request of the source arrive at its time.
 func (r *run) arrive() error {
@@ -368,8 +390,12 @@ func (r *run) arrive() error {
 	if !r.based {
 		r.base, r.based = q.At, true
 	}
-	at := time.Duration(float64(q.At-r.base) / r.s.Speedup)
-	r.world.At(at, func() {
+	after := float64(q.At-r.base) / r.s.Speedup
+	if after > float64(lastArrival) {
+		return fmt.Errorf("request %d arrives %.0f years after the first; this can simulate %.0f: cut the trace with --from and --to, or raise --arrival-speedup", q.Number+1, after/float64(year), float64(lastArrival)/float64(year))
+	}
+	r.upcoming = max(time.Duration(after), r.world.Now())
+	r.world.At(r.upcoming, func() {
 		r.route(q)
 		if err := r.arrive(); err != nil {
 			r.err = err
@@ -407,6 +433,12 @@ type flight struct {
 
 // route decides on a request and sends it off.
 func (r *run) route(q *arrivals.Request) {
+	if gap := r.world.Now() - r.quiet; r.open == 0 && gap > longGap {
+		r.res.Gaps++
+		if gap.Seconds() > r.res.LongestGapS {
+			r.res.LongestGapS, r.res.GapBefore = gap.Seconds(), q.Number+1
+		}
+	}
 	r.open++
 	f := &flight{r: r, q: q, id: strconv.Itoa(q.Number), tokens: q.Expand(nil), start: r.world.Now()}
 	if f.early = f.start < r.s.CountFrom; !f.early {

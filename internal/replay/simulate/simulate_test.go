@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,6 +73,81 @@ func TestRunOfTwoModels(t *testing.T) {
 		if answered["a"] < named["a"] || answered["b"] < named["b"] || answered["a"]+answered["b"] != res.Completed {
 			t.Errorf("%s: %v answered, %v named", policy, answered, named)
 		}
+	}
+}
+
+// TestGaps: how long nothing happens changes neither what a run takes nor what it finds,
+// and long gaps are counted.
+func TestGaps(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for _, auto := range []bool{false, true} {
+		s := Setup{
+			Fleet:    fleet(t, "2p2d:block=16,kv_blocks=4096"),
+			Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 300, Auto: auto, LoadCredit: decide.LoadCredit}},
+			Seed:     1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond, SlowFactor: 3,
+		}
+		run := func(gap time.Duration) (*Result, int) {
+			t.Helper()
+			all := sessions(20, 3)
+			for i := range all {
+				all[i].At += time.Duration(i/20) * gap
+			}
+			r, res, err := play(t.Context(), arrivals.FromSlice(all), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.Completed != uint64(len(all)) {
+				t.Errorf("%d of %d requests completed", res.Completed, len(all))
+			}
+			return res, r.steps
+		}
+		short, steps := run(2 * time.Hour)
+		long, more := run(45 * year)
+		if more != steps {
+			t.Errorf("auto %v: %d steps with gaps of 45 years, %d with gaps of 2 hours", auto, more, steps)
+		}
+		if short.Gaps != 2 || short.GapBefore != 21 || long.Gaps != 2 || long.LongestGapS < (45*year-time.Minute).Seconds() {
+			t.Errorf("auto %v: gaps %+v, %+v", auto, short, long)
+		}
+		if d := cmp.Diff(short, long, cmpopts.IgnoreFields(Result{}, "WallS", "VirtualS", "Goodput", "TokensPS", "LongestGapS", "GapBefore")); d != "" {
+			t.Errorf("auto %v: gaps of 2 hours and of 45 years:\n%s", auto, d)
+		}
+		if res, _ := run(0); res.Gaps != 0 {
+			t.Errorf("%d gaps in a trace without", res.Gaps)
+		}
+		s.Speedup = 0.1
+		all := sessions(1, 2)
+		all[1].At = 90 * year
+		if _, err := Run(t.Context(), arrivals.FromSlice(all), s); err == nil || !strings.Contains(err.Error(), "request 2 arrives 900 years after the first") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestFiguresAfterAGap: what engines report is as old after a gap as without one.
+func TestFiguresAfterAGap(t *testing.T) {
+	all := sessions(2, 1)
+	all[1].At = 24*time.Hour + 250*time.Millisecond
+	s := Setup{Fleet: fleet(t, "1a:block=16,kv_blocks=4096"), Seed: 1}
+	r, err := newRun(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	r.next, _, err = arrivals.FromSlice(all)()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.arrive(); err != nil {
+		t.Fatal(err)
+	}
+	var at []time.Duration
+	r.every(time.Second, 0, func() { at = append(at, r.world.Now()) })
+	for r.world.Step() {
+	}
+	// The last one of each second before an arrival, and those while requests are open.
+	if last := 24 * time.Hour; len(at) > 10 || !slices.Contains(at, last) || slices.ContainsFunc(at, func(d time.Duration) bool { return d%time.Second != 0 }) {
+		t.Errorf("figures are read at %v, want at whole seconds, and at %v", at, last)
 	}
 }
 

@@ -109,7 +109,12 @@ func Load(path string, flags *pflag.FlagSet, other []string) (*Loaded, error) {
 		bad(p.Key, p)
 	}
 	checkTexts(&l.Config, bad)
-	if t := l.Config.Routing.Threshold.Tokens; t < 0 {
+	// The flag may be negative, as in the command lines of other routers.
+	switch t := l.Config.Routing.Threshold.Tokens; {
+	case t >= 0:
+	case !strings.HasPrefix(l.Origin["routing.threshold"], "flag "):
+		bad("routing.threshold", fmt.Errorf("routing.threshold: %d must not be negative: write 0 for always remote, or a number above every prompt for never remote", t))
+	default:
 		l.Warnings = append(l.Warnings, fmt.Sprintf("routing.threshold %d (%s) is always remote, as 0 is; for never remote give one above every prompt", t, l.Origin["routing.threshold"]))
 	}
 	if len(problems) > 0 {

@@ -214,7 +214,8 @@ func TestStrangeVariables(t *testing.T) {
 	}
 }
 
-// TestNegativeThresholdIsReported: it is the same as 0, which nobody would expect of it.
+// TestNegativeThresholdIsReported: it is the same as 0, which nobody would expect of it. A
+// file or a variable with one is refused.
 func TestNegativeThresholdIsReported(t *testing.T) {
 	for arg, warned := range map[string]bool{"--routing-threshold=-5": true, "--routing-threshold=0": false, "--routing-threshold=5": false} {
 		l, err := Load("", flags(t, arg), nil)
@@ -224,5 +225,20 @@ func TestNegativeThresholdIsReported(t *testing.T) {
 		if got := strings.Contains(strings.Join(l.Warnings, "\n"), "routing.threshold -5 (flag --routing-threshold) is always remote"); got != warned {
 			t.Errorf("%s: %q", arg, l.Warnings)
 		}
+	}
+	path := filepath.Join(t.TempDir(), "dynctl.yaml")
+	if err := os.WriteFile(path, []byte("routing:\n  policy: kv\n  threshold: -5\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const refused = "routing.threshold: -5 must not be negative: write 0 for always remote, or a number above every prompt for never remote"
+	if _, err := Load(path, flags(t), nil); err == nil || !strings.Contains(err.Error(), "file "+path+":3: "+refused) {
+		t.Error(err)
+	}
+	if l, err := Load(path, flags(t, "--routing-threshold=7"), nil); err != nil || l.Config.Routing.Threshold.Tokens != 7 {
+		t.Errorf("a flag in place of the file's value: %v", err)
+	}
+	t.Setenv("DYNCTL_ROUTING_THRESHOLD", "-5")
+	if _, err := Load("", flags(t), nil); err == nil || !strings.Contains(err.Error(), "env DYNCTL_ROUTING_THRESHOLD: "+refused) {
+		t.Error(err)
 	}
 }

@@ -523,12 +523,59 @@ func TestManyNamespaces(t *testing.T) {
 	}
 }
 
+// TestSidecarPort: the port of the engine behind a sidecar is read from the sidecar's
+// command and arguments, in one word or two.
+func TestSidecarPort(t *testing.T) {
+	const standard = "llm-d's port of an engine behind container routing-proxy"
+	for _, c := range []struct {
+		command, args string
+		port          string
+		from          string // empty for the flag with two hyphens
+	}{
+		{"", "--port=8000 --vllm-port=18100", "18100", "--vllm-port"},
+		{"", "--port 8000 --vllm-port 18100", "18100", "--vllm-port"},
+		{"", "-decoder-port 18100 --port 8000", "18100", "--decoder-port"},
+		{"", "-decoder-port=18100", "18100", "--decoder-port"},
+		{"/app/pd-sidecar --vllm-port 18100", "", "18100", "--vllm-port"},
+		{"tini -- /app/pd-sidecar --vllm-port", "18100 --port=8000", "18100", "--vllm-port"},
+		{"", "--vllm-port 18100 --vllm-port=18200", "18200", "--vllm-port"}, // flags of Go: the last one counts
+		{"", "--vllm-port --port 8000", "8200", ""},
+		{"", "--vllm-port", "8200", ""},
+		{"", "--vllm-port=", "8200", ""},
+		{"", "--vllm-port 0", "8200", ""},
+		{"", "--vllm-port $(PORT)", "8200", ""},
+		{"", "--vllm-ports 18100 vllm-port 18100", "8200", ""},
+		{"", "--other --vllm-port=18100", "18100", "--vllm-port"},
+		{"", "", "8200", ""},
+	} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "engine-0"},
+			Spec:       corev1.PodSpec{InitContainers: []corev1.Container{{Name: "routing-proxy", Command: strings.Fields(c.command), Args: strings.Fields(c.args)}}},
+			Status:     corev1.PodStatus{PodIP: "10.0.0.1"},
+		}
+		r := rules{port: 8000, scheme: "http"}
+		got := r.read(pod, chosen{any: true})
+		if len(got.specs) != 1 {
+			t.Errorf("%q %q: no worker: %s", c.command, c.args, got.why)
+			continue
+		}
+		from := standard
+		if c.from != "" {
+			from = "argument " + c.from + "=" + c.port + " of container routing-proxy"
+		}
+		if s := got.specs[0]; s.URL.Port() != c.port || !strings.HasSuffix(s.From[workers.FieldURL], "; "+from) {
+			t.Errorf("%q %q: %s from %s", c.command, c.args, s.URL, s.From[workers.FieldURL])
+		}
+	}
+}
+
 // FuzzPod: whatever a pod says, what is read of it is applicable or refused with a
 // reason.
 func FuzzPod(f *testing.F) {
 	f.Add("engine-0", "10.0.0.1", "llm-d.ai/role", "both", "llm-d.ai/active-ports", "8000,8001", "routing-proxy", "--vllm-port=8200", true)
 	f.Add("engine-0", "fe80::1", "leaderworkerset.sigs.k8s.io/worker-index", "1", "sglang.ai/bootstrap-port", "8998", "engine", "", false)
-	f.Add("", "", "model", "", "smg.ai/worker-ports", "65535,1,,", "pd-sidecar", "--vllm-port=0", true)
+	f.Add("", "", "model", "", "smg.ai/worker-ports", "65535,1,,", "pd-sidecar", "--vllm-port 0", true)
+	f.Add("engine-0", "10.0.0.1", "", "", "", "", "pd-sidecar", "-decoder-port 8200 --vllm-port", false)
 	f.Add("a/b", "not an address", "disaggregatedset.x-k8s.io/revision", "x", "vllm.ai/bootstrap-port", "-1", "", "", true)
 	f.Fuzz(func(t *testing.T, name, ip, key, value, noteKey, note, container, arg string, deleted bool) {
 		spec, err := template("events=tcp://*:5557,replay=tcp://*:5657")
@@ -538,7 +585,7 @@ func FuzzPod(f *testing.F) {
 		r := rules{template: spec, port: 8000, scheme: "http", host: "router"}
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "u", Labels: map[string]string{key: value}, Annotations: map[string]string{noteKey: note}},
-			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Args: []string{arg}}}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Args: strings.Split(arg, " ")}}},
 			Status:     corev1.PodStatus{PodIP: ip},
 		}
 		if deleted {

@@ -189,16 +189,35 @@ func behindSidecar(pod *corev1.Pod) (port int, from string) {
 	if at < 0 {
 		return 0, ""
 	}
-	for _, arg := range slices.Concat(all[at].Command, all[at].Args) {
-		for _, flag := range []string{"--vllm-port=", "--decoder-port="} {
-			if text, ok := strings.CutPrefix(strings.TrimPrefix(arg, "-"), flag[1:]); ok {
-				if p, err := parsePort(text); err == nil {
-					return p, "argument " + flag + text + " of container " + all[at].Name
-				}
-			}
-		}
+	if p, flag := portArgument(slices.Concat(all[at].Command, all[at].Args)); p != 0 {
+		return p, fmt.Sprintf("argument %s=%d of container %s", flag, p, all[at].Name)
 	}
 	return sidecarEngine, "llm-d's port of an engine behind container " + all[at].Name
+}
+
+// portFlags are the flags that give a sidecar the port of its engine.
+var portFlags = []string{"--vllm-port", "--decoder-port"}
+
+// portArgument finds the port that a sidecar's words give its engine, and with which flag.
+// The flag has one hyphen or two, and its value is in the same word behind "=" or is the
+// next word. As for the sidecar, the last one counts. port is 0 where no flag has a port.
+func portArgument(words []string) (port int, flag string) {
+	for i, word := range words {
+		name, value, joined := strings.Cut(word, "=")
+		if !strings.HasPrefix(name, "--") {
+			name = "-" + name
+		}
+		if !slices.Contains(portFlags, name) {
+			continue
+		}
+		if !joined && i+1 < len(words) {
+			value = words[i+1]
+		}
+		if p, err := parsePort(value); err == nil {
+			port, flag = p, name
+		}
+	}
+	return port, flag
 }
 
 func parsePort(s string) (int, error) {

@@ -269,36 +269,95 @@ func AppendDynamoRequest(dst []byte, rec *Record, beganMS int64) ([]byte, error)
 // mooncakeLine is a line of a Mooncake request trace (FAST'25 release); one
 // hash id names a prefix of 512 tokens more, the last one may be partial.
 type mooncakeLine struct {
-	Timestamp *float64 `json:"timestamp"`
+	Timestamp *float64 `json:"timestamp"` // ms since the start
 	ISL       *int     `json:"input_length"`
-	OSL       int      `json:"output_length"`
+	OSL       *int     `json:"output_length"`
 	Hashes    []uint64 `json:"hash_ids"`
 	Session   any      `json:"session_id,omitempty"`
 }
 
-func (r *Reader) parseMooncake(p []byte, rec *Record) error {
-	var l mooncakeLine
+// mooncakeMembers are all that such a line may have; it must have the first four.
+var mooncakeMembers = []string{"timestamp", "input_length", "output_length", "hash_ids", "session_id"}
+
+// mooncake reads a line, which must have all members that Mooncake's lines have.
+func mooncake(p []byte) (l mooncakeLine, err error) {
 	if err := json.Unmarshal(p, &l); err != nil {
+		return l, err
+	}
+	for i, missing := range []bool{l.Timestamp == nil, l.ISL == nil, l.OSL == nil, l.Hashes == nil} {
+		if missing {
+			return l, fmt.Errorf("a Mooncake line without %q", mooncakeMembers[i])
+		}
+	}
+	return l, nil
+}
+
+func (r *Reader) parseMooncake(p []byte, rec *Record) error {
+	l, err := mooncake(p)
+	if err != nil {
 		return err
 	}
-	switch {
-	case l.Timestamp == nil || l.ISL == nil:
-		return errors.New("a Mooncake line without \"timestamp\" and \"input_length\" (delays between turns are not supported)")
-	case !(math.Abs(*l.Timestamp) < 1e15):
-		return fmt.Errorf("timestamp %v ms is out of range", *l.Timestamp)
-	}
-	rec.Kind, rec.Time = KindRequest, time.Duration(*l.Timestamp*float64(time.Millisecond))
-	rec.Request = &Request{ISL: *l.ISL, OSL: l.OSL, BlockSize: mooncakeBlock, IDs: PrefixIDs, Blocks: l.Hashes}
-	if len(l.Hashes) == 0 {
-		rec.Request.BlockSize = 0
-	}
+	rec.Request = &Request{ISL: *l.ISL, OSL: *l.OSL, BlockSize: mooncakeBlock, IDs: PrefixIDs, Blocks: l.Hashes}
 	switch s := l.Session.(type) {
 	case string:
 		rec.Request.Session = s
 	case float64:
 		rec.Request.Session = strconv.FormatFloat(s, 'f', -1, 64)
 	}
+	return rec.setArrival(*l.Timestamp, time.Millisecond)
+}
+
+// setArrival makes a request record whose timestamp counts units from the trace's start.
+func (rec *Record) setArrival(timestamp float64, unit time.Duration) error {
+	us := timestamp * float64(unit/time.Microsecond)
+	if !(us >= 0 && us <= float64(maxTime.Microseconds())) {
+		return fmt.Errorf("timestamp %v (in units of %v since the trace's start) is out of range: before the start, or more than 100 years after it", timestamp, unit)
+	}
+	rec.Kind, rec.Time = KindRequest, time.Duration(timestamp*float64(unit))
+	if len(rec.Request.Blocks) == 0 {
+		rec.Request.BlockSize = 0
+	}
 	return rec.Request.check()
+}
+
+// bailianLine is a line of a request trace of Alibaba's Bailian
+// (qwen-bailian-usagetraces-anon); one hash id stands for 16 tokens.
+type bailianLine struct {
+	Chat      *int64   `json:"chat_id"`
+	Parent    *int64   `json:"parent_chat_id"` // -1 for a conversation's first request
+	Timestamp *float64 `json:"timestamp"`      // s since the start
+	ISL       *int     `json:"input_length"`
+	OSL       *int     `json:"output_length"`
+	Hashes    []uint64 `json:"hash_ids"`
+}
+
+// maxChats bounds the remembered requests of conversations in a Bailian trace. A request
+// whose parent is not remembered begins a session of its own.
+const maxChats = 1 << 20
+
+func (r *Reader) parseBailian(p []byte, rec *Record) error {
+	var l bailianLine
+	if err := json.Unmarshal(p, &l); err != nil {
+		return err
+	}
+	if l.Chat == nil || l.Timestamp == nil || l.ISL == nil || l.OSL == nil {
+		return errors.New(`a Bailian line without "chat_id", "timestamp", "input_length" or "output_length"`)
+	}
+	first := *l.Chat
+	if l.Parent != nil {
+		if of, ok := r.chats[*l.Parent]; ok {
+			first = of
+		}
+	}
+	if len(r.chats) < maxChats {
+		r.chats[*l.Chat] = first
+	}
+	// Ids of blocks by themselves or of prefixes: read as the former, both are right.
+	rec.Request = &Request{
+		ID: strconv.FormatInt(*l.Chat, 10), ISL: *l.ISL, OSL: *l.OSL, BlockSize: bailianBlock, IDs: LocalIDs, Blocks: l.Hashes,
+		Session: strconv.FormatInt(first, 10),
+	}
+	return rec.setArrival(*l.Timestamp, time.Second)
 }
 
 // AppendMooncake appends a request record as a line of a Mooncake trace; its
@@ -312,7 +371,7 @@ func AppendMooncake(dst []byte, rec *Record) ([]byte, error) {
 		return dst, fmt.Errorf("a Mooncake trace has prefix ids of %d tokens, not %s ids of %d", mooncakeBlock, q.IDs, q.BlockSize)
 	}
 	ms := float64(rec.Time.Microseconds()) / 1000
-	l := mooncakeLine{Timestamp: &ms, ISL: &q.ISL, OSL: q.OSL, Hashes: append([]uint64{}, q.Blocks...)}
+	l := mooncakeLine{Timestamp: &ms, ISL: &q.ISL, OSL: &q.OSL, Hashes: append([]uint64{}, q.Blocks...)}
 	if q.Session != "" {
 		l.Session = q.Session
 	}

@@ -299,11 +299,14 @@ func (q *Request) check() error {
 	return fmt.Errorf("block ids of kind %q", q.IDs)
 }
 
+// maxTime bounds the distance of a record from the trace's start, so that times can be
+// added and subtracted.
+const maxTime = 100 * 365 * 24 * time.Hour
+
 // setTime sets the time in µs, which may be a little before the start.
 func (rec *Record) setTime(us int64) error {
-	const limit = math.MaxInt64 / int64(time.Microsecond)
-	if us > limit || us < -limit {
-		return fmt.Errorf("time %d µs is out of range", us)
+	if limit := maxTime.Microseconds(); us > limit || us < -limit {
+		return fmt.Errorf("time %d µs is out of range: more than 100 years from the trace's start", us)
 	}
 	rec.Time = time.Duration(us) * time.Microsecond
 	return nil

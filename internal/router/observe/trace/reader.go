@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -86,6 +87,7 @@ type Reader struct {
 	ranks         map[string]string
 	known         descriptions
 	v1            v1
+	chats         map[int64]int64 // the first request of each one's conversation
 }
 
 // Open opens a trace file; "-" is stdin, which is not closed.
@@ -122,7 +124,7 @@ func OpenAll(paths []string, o Options) (*Reader, error) {
 func newReader(file *tracefile.Reader, name string, o Options) (*Reader, error) {
 	o.MaxLine = positive.Or(o.MaxLine, DefaultMaxLine)
 	o.Format = cmp.Or(o.Format, Auto)
-	r := &Reader{name: name, o: o, file: file, lines: tracefile.NewLines(file, o.MaxLine), ranks: map[string]string{}, known: newDescriptions()}
+	r := &Reader{name: name, o: o, file: file, lines: tracefile.NewLines(file, o.MaxLine), ranks: map[string]string{}, known: newDescriptions(), chats: map[int64]int64{}}
 	if err := r.begin(); err != nil {
 		r.Close()
 		return nil, err
@@ -257,12 +259,44 @@ func detect(p []byte) (Format, error) {
 		return Capture, nil
 	case has("timestamp", "event"):
 		return DynamoEvents, nil
-	case has("input_length"):
-		return Mooncake, nil
+	case has("chat_id", "timestamp", "input_length", "output_length"):
+		return Bailian, nil
 	case has("kind", "t_us"):
 		return "", fmt.Errorf("%w: the header line is missing (%q expected in the first line)", ErrSchema, Schema)
 	}
-	return "", fmt.Errorf("%w: none of the known formats (%s)", ErrSchema, "dynctl, dynamo-events, dynamo-requests, mooncake, capture")
+	found := slices.Sorted(maps.Keys(keys))
+	if has("input_length") {
+		_, err := mooncake(p)
+		other := slices.DeleteFunc(slices.Clone(found), func(name string) bool { return slices.Contains(mooncakeMembers, name) })
+		switch {
+		case err != nil:
+			return "", fmt.Errorf("%w: the first line resembles Mooncake's, but cannot be read as one: %w; write the lines as docs/trace-format.md says", ErrSchema, err)
+		case len(other) > 0:
+			return "", fmt.Errorf("%w: the first line has what Mooncake's have, and also %s; state --format mooncake if its timestamps are milliseconds and its hash_ids name blocks of %d tokens", ErrSchema, quoted(other), mooncakeBlock)
+		}
+		return Mooncake, nil
+	}
+	var known []string
+	for _, f := range Formats()[1:] {
+		known = append(known, string(f))
+	}
+	return "", fmt.Errorf("%w: none of the known formats (%s): the first line has the members %s; write the lines in one of these formats (docs/trace-format.md)", ErrSchema, strings.Join(known, ", "), quoted(found))
+}
+
+// quoted lists names of members in an error, the first of them where there are many.
+func quoted(names []string) string {
+	const most = 12
+	var b strings.Builder
+	for i, name := range names[:min(most, len(names))] {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%.40q", name)
+	}
+	if n := len(names) - most; n > 0 {
+		fmt.Fprintf(&b, " and %d more", n)
+	}
+	return b.String()
 }
 
 // restart meets a header within a file: parts that were put together.
@@ -370,6 +404,8 @@ func (r *Reader) parse(p []byte, rec *Record) error {
 		return r.parseDynamoRequest(p, rec)
 	case Mooncake:
 		return r.parseMooncake(p, rec)
+	case Bailian:
+		return r.parseBailian(p, rec)
 	case Capture:
 		return r.parseCapture(p, rec)
 	default:

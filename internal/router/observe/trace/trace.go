@@ -25,9 +25,9 @@
 // effect. docs/trace-format.md has every member.
 //
 // Also read, and recognized by their first line: the lines of Dynamo's KV event
-// recorder (1.6), Dynamo request traces (dynamo.request.trace.v1), Mooncake
-// request traces, and raw captures of KV event sockets (one JSON object per
-// message with frames_b64).
+// recorder (1.6), Dynamo request traces (dynamo.request.trace.v1), request
+// traces of Mooncake and of Alibaba's Bailian, and raw captures of KV event
+// sockets (one JSON object per message with frames_b64).
 package trace
 
 import (
@@ -247,14 +247,16 @@ const (
 	DynamoEvents    Format = "dynamo-events"
 	DynamoRequests  Format = "dynamo-requests"
 	Mooncake        Format = "mooncake"
+	Bailian         Format = "bailian"
 	Capture         Format = "capture"
 	mooncakeBlock          = 512 // tokens of one hash id
+	bailianBlock           = 16
 	dynamoReqSchema        = "dynamo.request.trace.v1"
 )
 
 // Formats lists the formats that can be read.
 func Formats() []Format {
-	return []Format{Auto, Own, DynamoEvents, DynamoRequests, Mooncake, Capture}
+	return []Format{Auto, Own, DynamoEvents, DynamoRequests, Mooncake, Bailian, Capture}
 }
 
 // ParseFormat reads a format's name.

@@ -403,6 +403,71 @@ func TestRequestFormats(t *testing.T) {
 	}
 }
 
+// TestBailian: the requests of a conversation are one session, and their ids name blocks
+// of 16 tokens.
+func TestBailian(t *testing.T) {
+	in := `{"chat_id": 55, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 20, "output_length": 3, "type": "text", "turn": 1, "hash_ids": [7, 8]}
+{"chat_id": 60, "parent_chat_id": 12, "timestamp": 1, "input_length": 5, "output_length": 1, "type": "file", "turn": 3, "hash_ids": []}
+{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 40, "output_length": 132, "type": "text", "turn": 2, "hash_ids": [7, 9, 10]}
+{"chat_id": 160, "parent_chat_id": 159, "timestamp": 62, "input_length": 64, "output_length": 1, "type": "text", "turn": 3, "hash_ids": [7, 9, 11, 12]}
+`
+	want := []Record{
+		{Kind: KindRequest, Time: 500 * time.Millisecond, Request: &Request{ID: "55", ISL: 20, OSL: 3, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{7, 8}, Session: "55"}},
+		{Kind: KindRequest, Time: time.Second, Request: &Request{ID: "60", ISL: 5, OSL: 1, IDs: LocalIDs, Session: "60"}},
+		{Kind: KindRequest, Time: 61114 * time.Millisecond, Request: &Request{ID: "159", ISL: 40, OSL: 132, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{7, 9, 10}, Session: "55"}},
+		{Kind: KindRequest, Time: 62 * time.Second, Request: &Request{ID: "160", ISL: 64, OSL: 1, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{7, 9, 11, 12}, Session: "55"}},
+	}
+	got, r, err := readAll([]byte(in), Options{})
+	if err != nil || r.Format() != Bailian {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, got, sameRecord); d != "" {
+		t.Error(d)
+	}
+	if _, _, err := readAll([]byte(in), Options{Format: Mooncake}); err == nil || !strings.Contains(err.Error(), "this is bailian, not mooncake") {
+		t.Error(err)
+	}
+}
+
+// TestForeignLines: what only resembles a known format is refused, with what was found
+// and what to do.
+func TestForeignLines(t *testing.T) {
+	const line = `{"timestamp":1,"input_length":5,"output_length":1,"hash_ids":[1],"model":"m"}`
+	for _, c := range []struct {
+		in     string
+		format Format
+		want   string // empty where the line is a request
+	}{
+		{in: `{"timestamp":1,"input_length":5,"output_length":1,"hash_ids":[]}`},
+		{in: `{"session_id":"s","timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}`},
+		{in: line, want: `and also "model"; state --format mooncake if its timestamps are milliseconds and its hash_ids name blocks of 512 tokens`},
+		{in: line, format: Mooncake},
+		{in: `{"timestamp":1,"input_length":5,"output_length":1}`, want: `a Mooncake line without "hash_ids"`},
+		{in: `{"timestamp":1,"input_length":5,"output_length":1}`, format: Mooncake, want: `a Mooncake line without "hash_ids"`},
+		{in: `{"timestamp":1,"input_length":5,"hash_ids":[1]}`, want: `a Mooncake line without "output_length"`},
+		{in: `{"input_length":5,"output_length":1,"hash_ids":[1]}`, want: `a Mooncake line without "timestamp"`},
+		{in: `{"timestamp":"2026-01-01T00:00:00Z","input_length":5,"output_length":1,"hash_ids":[1]}`, want: "cannot be read as one: json: cannot unmarshal string"},
+		{in: `{"timestamp":1,"input_length":5,"output_length":1,"hash_ids":["a"]}`, want: "cannot be read as one: json: cannot unmarshal string"},
+		{in: `{"timestamp":1,"input_length":5.5,"output_length":1,"hash_ids":[1]}`, want: "cannot be read as one: json: cannot unmarshal number"},
+		{in: `{"id":"a","call_type":"acompletion","startTime":1,"prompt_tokens":5}`, want: `none of the known formats (dynctl, dynamo-events, dynamo-requests, mooncake, bailian, capture): the first line has the members "call_type", "id", "prompt_tokens", "startTime"; write`},
+		{in: `{"a":1,"b":1,"c":1,"d":1,"e":1,"f":1,"g":1,"h":1,"i":1,"j":1,"k":1,"l":1,"m":1,"n":1}`, want: `"k", "l" and 2 more; write`},
+		{in: `{"timestamp":-0.5,"input_length":5,"output_length":1,"hash_ids":[]}`, want: "line 1 (byte 0): timestamp -0.5 (in units of 1ms since the trace's start) is out of range: before the start"},
+		{in: `{"timestamp":1e14,"input_length":5,"output_length":1,"hash_ids":[]}`, want: "more than 100 years after it"},
+		{in: `{"chat_id":1,"timestamp":-1,"input_length":5,"output_length":1}`, want: "timestamp -1 (in units of 1s since the trace's start) is out of range"},
+		{in: `{"chat_id":1,"timestamp":1e300,"input_length":5,"output_length":1}`, want: "more than 100 years after it"},
+		{in: `{"chat_id":1,"timestamp":null,"input_length":5,"output_length":1}`, want: "a Bailian line without"},
+		{in: `{"chat_id":1,"timestamp":1,"input_length":17,"output_length":1,"hash_ids":[1,2,3]}`, want: "3 blocks of 16 tokens in a prompt of 17"},
+	} {
+		got, _, err := readAll([]byte(c.in+"\n"), Options{Format: c.format})
+		switch {
+		case c.want == "" && (err != nil || len(got) != 1):
+			t.Errorf("%s: %v", c.in, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%s: error %v, want %q in it", c.in, err, c.want)
+		}
+	}
+}
+
 // TestCapture reads the capture of real engines.
 func TestCapture(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "..", "testdata", "captures", "kvevents-vllm-0.32.0-real.jsonl.gz")
@@ -566,6 +631,10 @@ func FuzzDynamoRequests(f *testing.F) {
 
 func FuzzMooncake(f *testing.F) {
 	fuzzFormat(f, Mooncake, []byte(`{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}`))
+}
+
+func FuzzBailian(f *testing.F) {
+	fuzzFormat(f, Bailian, []byte(`{"chat_id":159,"parent_chat_id":55,"timestamp":61.114,"input_length":21,"output_length":132,"type":"text","turn":2,"hash_ids":[1089,1090]}`))
 }
 
 func FuzzCapture(f *testing.F) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,6 +41,14 @@ func TestAsk(t *testing.T) {
 		err := got.Ask(h, c.steers)
 		if got.Band != c.band || got.Patience != c.patience || (err != nil) != c.bad || c.bad && api.FromError(err).Status != http.StatusBadRequest {
 			t.Errorf("%+v: %+v, %v", c, got, err)
+		}
+		if name, value := headerPriority, c.priority; c.bad {
+			if c.wait != "" {
+				name, value = headerMaxWait, c.wait
+			}
+			if e := api.FromError(err); e.Param != name || !strings.HasPrefix(e.Message, fmt.Sprintf("header %s: %q is not ", name, value)) {
+				t.Errorf("%+v: the error names neither header nor value: %+v", c, e)
+			}
 		}
 	}
 }
