@@ -20,8 +20,9 @@ var allowed = map[string][]string{
 	"benchmarks/kvindex": {"internal/router/cache/kvindex", "internal/router/cache/blockhash"},
 
 	// Any package may import them.
-	"internal/positive": {},
-	"internal/wait":     {},
+	"internal/positive":  {},
+	"internal/printable": {},
+	"internal/wait":      {},
 
 	// Whoever reports what happens to the fleet or the router.
 	"internal/eventlog": {},
@@ -47,6 +48,7 @@ var allowed = map[string][]string{
 	// Only tests import them.
 	"internal/rig/clitest":     {"internal/cli", "internal/loopback"},
 	"internal/rig/certtest":    {},
+	"internal/rig/hostile":     {},
 	"internal/rig/kvmodel":     {"internal/router/cache/blockhash", "internal/router/cache/kvevent", "internal/router/cache/kvindex"},
 	"internal/rig/property":    {},
 	"internal/rig/publictrace": {},
@@ -176,7 +178,7 @@ func TestImportDirections(t *testing.T) {
 			if strings.HasPrefix(i, module+rig) && !strings.HasPrefix(path, rig) {
 				t.Errorf("%s must not import %s: only tests may", path, i)
 			}
-			if i, ours := strings.CutPrefix(i, module); ours && i != path && i != "internal/positive" && i != "internal/wait" && !slices.ContainsFunc(rules, func(r string) bool { return matches(r, i) }) {
+			if i, ours := strings.CutPrefix(i, module); ours && i != path && i != "internal/positive" && i != "internal/printable" && i != "internal/wait" && !slices.ContainsFunc(rules, func(r string) bool { return matches(r, i) }) {
 				t.Errorf("%s must not import %s", path, i)
 			}
 		}

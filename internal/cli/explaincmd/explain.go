@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
@@ -101,7 +102,7 @@ func learnedNow(cmd *cobra.Command, c *admin.Client, model string) error {
 			continue
 		}
 		for k := range s.Costs[i].Crossings {
-			fmt.Fprintf(cmd.OutOrStdout(), "8 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
+			printable.Fprintf(cmd.OutOrStdout(), "8 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
 		}
 	}
 	return nil
