@@ -141,7 +141,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		"GET /admin/v1/events":         s.events,
 		"GET /admin/v1/snapshot":       s.snapshot,
 	}) {
-		add(pattern, JSON(h))
+		add(pattern, s.json(h))
 	}
 	for pattern, h := range (routes{
 		"POST /admin/v1/workers":               s.addWorker,
@@ -157,7 +157,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		if c == nil {
 			h = notRunning
 		}
-		add(pattern, JSON(h))
+		add(pattern, s.json(h))
 	}
 	for pattern, h := range more {
 		add(pattern, h)
@@ -250,14 +250,34 @@ func (s *server) local(host string) bool {
 
 // JSON is a handler that answers with what h returns.
 func JSON(h func(*http.Request) (any, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		v, err := h(q)
-		if err != nil {
-			api.WriteError(w, q, err)
+	return answer(h, func(*http.Request, error) {})
+}
+
+// json is JSON with an event for each answer that fails because of the router itself: its
+// user gets no details.
+func (s *server) json(h func(*http.Request) (any, error)) http.Handler {
+	return answer(h, func(q *http.Request, err error) {
+		if s.c == nil || api.FromError(err).Code != api.CodeInternal {
 			return
 		}
-		raw, err := json.Marshal(v)
+		path := api.Clip(q.URL.Path)
+		s.r.Events().Add(eventlog.Event{
+			Kind: "admin_failed", Severity: eventlog.Error, Text: fmt.Sprintf("the admin API cannot answer %s %s: %v", q.Method, path, err),
+			Fields: map[string]any{"method": q.Method, "path": path},
+		})
+	})
+}
+
+// answer answers with what h returns, as JSON. failed gets an error before the client does.
+func answer(h func(*http.Request) (any, error), failed func(*http.Request, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		v, err := h(q)
+		var raw []byte
+		if err == nil {
+			raw, err = json.Marshal(v)
+		}
 		if err != nil {
+			failed(q, err)
 			api.WriteError(w, q, err)
 			return
 		}
@@ -555,6 +575,8 @@ func (s *server) route(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// As the receipts that are kept: what an engine does not report is -1, and not NaN.
+	c.Decision = c.Decision.Clone()
 	raw, err := json.Marshal(c)
 	if err != nil {
 		return nil, err

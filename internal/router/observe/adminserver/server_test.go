@@ -1,7 +1,10 @@
 package adminserver
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -15,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
 // stand is a reader that shows events only.
@@ -124,4 +128,44 @@ func ours(host, stated string) bool {
 		return ip.Unmap().IsLoopback()
 	}
 	return !strings.HasPrefix(host, "[") && (name == "localhost" || name == stated)
+}
+
+// deciding is a router that decides and does nothing else.
+type deciding struct {
+	Control
+	receipt receipt.Receipt
+	err     error
+}
+
+func (d *deciding) Route(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
+	c := d.receipt
+	return &c, d.err
+}
+
+// TestRouteWithoutFigures: a decision over engines that do not report the usage of their
+// caches is answered as a kept receipt is. An error of the router is an event.
+func TestRouteWithoutFigures(t *testing.T) {
+	s := newStand(4)
+	d := &deciding{receipt: receipt.Receipt{ID: "dry-run"}}
+	d.receipt.Decode.Candidates = []decision.Candidate{{Rank: "d0/dp0", KVUsage: math.NaN()}}
+	h := New(anybody(time.Second), s, d, nil)
+	route := func() (int, string) {
+		w := httptest.NewRecorder()
+		q := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/admin/v1/route", strings.NewReader(`{"prompt": "x"}`))
+		q.Host = "localhost:8001"
+		h.ServeHTTP(w, q)
+		return w.Code, w.Body.String()
+	}
+	if code, body := route(); code != http.StatusOK || !strings.Contains(body, `"kv_usage_ratio":-1`) {
+		t.Errorf("%d %s", code, body)
+	}
+	if !math.IsNaN(d.receipt.Decode.Candidates[0].KVUsage) {
+		t.Error("the router's own candidates were changed")
+	}
+	d.err = errors.New("no figures")
+	code, body := route()
+	events := s.events.Last(4)
+	if code != http.StatusInternalServerError || strings.Contains(body, "no figures") || len(events) != 1 || events[0].Kind != "admin_failed" || !strings.HasSuffix(events[0].Text, "POST /admin/v1/route: no figures") {
+		t.Errorf("%d %s, events %v", code, body, events)
+	}
 }
