@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -69,6 +70,9 @@ and sends nothing.`,
 			var r receipt.Receipt
 			if err := json.Unmarshal(raw, &r); err != nil {
 				return fmt.Errorf("the router's receipt is not understood: %w", err)
+			}
+			if r.ID == "" {
+				return errors.New("the router answered without a receipt; a proxy before it may have changed the path")
 			}
 			if err := r.Explain(cmd.OutOrStdout()); err != nil || r.Predicted.CostRevision == 0 {
 				return err

@@ -131,15 +131,15 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 	mux := http.NewServeMux()
 	add := func(pattern string, h http.Handler) { mux.Handle(pattern, s.guard(h, needs(pattern))) }
 	for pattern, h := range (routes{
-		"GET /admin/v1/status":         func(*http.Request) (any, error) { return r.Status(), nil },
-		"GET /admin/v1/workers":        func(*http.Request) (any, error) { return r.Workers(), nil },
-		"GET /admin/v1/ranks":          s.ranks,
-		"GET /admin/v1/decisions":      s.decisions,
-		"GET /admin/v1/decisions/{id}": s.decision,
-		"GET /admin/v1/index/stats":    func(*http.Request) (any, error) { return r.IndexStats(), nil },
-		"GET /admin/v1/index/children": s.indexChildren,
-		"GET /admin/v1/events":         s.events,
-		"GET /admin/v1/snapshot":       s.snapshot,
+		"GET /admin/v1/status":            func(*http.Request) (any, error) { return r.Status(), nil },
+		"GET /admin/v1/workers":           func(*http.Request) (any, error) { return r.Workers(), nil },
+		"GET /admin/v1/ranks":             s.ranks,
+		"GET /admin/v1/decisions":         s.decisions,
+		"GET /admin/v1/decisions/{id...}": s.decision, // an id may hold slashes
+		"GET /admin/v1/index/stats":       func(*http.Request) (any, error) { return r.IndexStats(), nil },
+		"GET /admin/v1/index/children":    s.indexChildren,
+		"GET /admin/v1/events":            s.events,
+		"GET /admin/v1/snapshot":          s.snapshot,
 	}) {
 		add(pattern, s.json(h))
 	}
@@ -181,9 +181,29 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		t := a.Terms()
 		api.BoundBody(w, q, t.Body)
 		b := &boundWriter{ResponseWriter: w, time: t.Write}
-		mux.ServeHTTP(b, q)
+		mux.ServeHTTP(b, named(q))
 		b.by.Extend(w, t.Write) // what is not written yet
 	})
+}
+
+// named is a request whose path has no segment "." or "..": both are escaped, because here
+// they are names, such as the id that a client gave to its request. http.ServeMux would
+// redirect to another path.
+func named(q *http.Request) *http.Request {
+	segments := strings.Split(q.URL.EscapedPath(), "/")
+	found := false
+	for i, s := range segments {
+		if s == "." || s == ".." {
+			segments[i], found = strings.ReplaceAll(s, ".", "%2E"), true
+		}
+	}
+	if !found {
+		return q
+	}
+	q, u := q.WithContext(q.Context()), *q.URL // a copy of the request, and one of its URL
+	u.RawPath = strings.Join(segments, "/")
+	q.URL = &u
+	return q
 }
 
 // notRunning answers for a recording what only a router can do.

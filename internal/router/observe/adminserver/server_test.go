@@ -21,15 +21,20 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// stand is a reader that shows events only.
-type stand struct{ events *eventlog.Log }
+// stand is a reader that shows events and receipts only.
+type stand struct {
+	events   *eventlog.Log
+	receipts *receipt.Ring
+}
 
-func newStand(events int) *stand { return &stand{eventlog.New(events, nil)} }
+func newStand(events int) *stand {
+	return &stand{eventlog.New(events, nil), receipt.NewRing(receipt.Options{Capacity: 16})}
+}
 
 func (s *stand) Now() time.Time               { return time.Now() }
 func (s *stand) Status() admin.Status         { return admin.Status{} }
 func (s *stand) Workers() admin.WorkerList    { return admin.WorkerList{} }
-func (s *stand) Receipts() *receipt.Ring      { return receipt.NewRing(receipt.Options{Capacity: 1}) }
+func (s *stand) Receipts() *receipt.Ring      { return s.receipts }
 func (s *stand) Events() *eventlog.Log        { return s.events }
 func (s *stand) IndexStats() admin.IndexStats { return admin.IndexStats{} }
 func (s *stand) IndexChildren(IndexQuery) (admin.IndexChildren, error) {
@@ -167,5 +172,48 @@ func TestRouteWithoutFigures(t *testing.T) {
 	events := s.events.Last(4)
 	if code != http.StatusInternalServerError || strings.Contains(body, "no figures") || len(events) != 1 || events[0].Kind != "admin_failed" || !strings.HasSuffix(events[0].Text, "POST /admin/v1/route: no figures") {
 		t.Errorf("%d %s, events %v", code, body, events)
+	}
+}
+
+// TestIDsThatArePaths: an id that a client chose is found by the client of the API, and by a
+// request that does not escape it, whatever it would be as a path. One that is unknown is
+// not found.
+func TestIDsThatArePaths(t *testing.T) {
+	s := newStand(4)
+	h := New(anybody(time.Second), s, nil, nil)
+	router := httptest.NewServer(h)
+	t.Cleanup(router.Close)
+	c, err := admin.NewClient(router.URL, admin.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	ids := []string{".", "..", "/", "a/b", "../decisions", "%2e", "%2F", "a?b=c#d", "..."}
+	unknown := func(id string) {
+		t.Helper()
+		var status *admin.StatusError
+		if raw, err := c.Decision(t.Context(), id); !errors.As(err, &status) || status.Status != http.StatusNotFound || status.Code != "decision_not_found" {
+			t.Errorf("%q, which is unknown: %s, %v", id, raw, err)
+		}
+	}
+	for _, id := range ids {
+		unknown(id)
+	}
+	unknown("")
+	for _, id := range ids {
+		live := s.receipts.Begin(time.Now())
+		live.Finish(func(r *receipt.Receipt) { r.RequestID = id })
+		var r receipt.Receipt
+		if raw, err := c.Decision(t.Context(), id); err != nil || json.Unmarshal(raw, &r) != nil || r.RequestID != id {
+			t.Errorf("%q: %s, %v", id, raw, err)
+		}
+	}
+	for _, id := range []string{".", ".."} {
+		if code, v := ask(t, h, "/admin/v1/decisions/"+id); code != http.StatusOK || v["request_id"] != id {
+			t.Errorf("%s unescaped: %d %v", id, code, v)
+		}
+	}
+	if code, v := ask(t, h, "/admin/v1/./decisions"); code != http.StatusNotFound {
+		t.Errorf("another path: %d %v", code, v)
 	}
 }
