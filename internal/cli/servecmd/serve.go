@@ -27,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/cli/recordcmd"
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/load"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -71,6 +72,7 @@ one ends them.`,
 // listener fails.
 func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordcmd.Flags, stderr io.Writer) (err error) {
 	log, level := cli.NewLevelLogger(l.Config.Log, stderr)
+	telemetry.LogErrors(log)
 	collector, stopCollector := context.WithCancel(ctx)
 	var tuning sync.WaitGroup
 	tuning.Go(func() { tuneCollector(collector) })
@@ -233,7 +235,7 @@ loop:
 // configChanges says what a reload changed, from what to what.
 func configChanges(old, now *settings.Config) (changes []string) {
 	for _, r := range settings.Changed(old, now) {
-		changes = append(changes, fmt.Sprintf("%s: %v -> %v", r.Key, r.Get(old), r.Get(now)))
+		changes = append(changes, fmt.Sprintf("%s: %v -> %v", r.Key, r.Shown(old), r.Shown(now)))
 	}
 	return changes
 }
