@@ -20,8 +20,9 @@ var allowed = map[string][]string{
 	"benchmarks/kvindex": {"internal/router/cache/kvindex", "internal/router/cache/blockhash"},
 
 	// Any package may import them.
-	"internal/positive": {},
-	"internal/wait":     {},
+	"internal/positive":  {},
+	"internal/printable": {},
+	"internal/wait":      {},
 
 	// Whoever reports what happens to the fleet or the router.
 	"internal/eventlog": {},
@@ -38,7 +39,7 @@ var allowed = map[string][]string{
 	"internal/cli/keyscmd":    {"internal/cli", "internal/router/request/access", "internal/router/request/admission"},
 	"internal/cli/replaycmd":  {"internal/cli", "internal/cli/topcmd", "internal/replay", "internal/replay/arrivals", "internal/replay/simulate", "internal/router", "internal/router/observe/adminserver", "internal/router/observe/trace", "internal/router/observe/trace/tracefile", "internal/router/placement/decide", "internal/router/placement/selector", "internal/router/request/admission", "internal/settings", "internal/table", "internal/workers/sim"},
 	"internal/cli/recordcmd":  {"internal/eventlog", "internal/cli", "internal/router", "internal/router/cache/kvfeed", "internal/router/cache/kvindex", "internal/router/observe/admin", "internal/router/observe/trace", "internal/router/observe/trace/recorder", "internal/settings", "internal/workers"},
-	"internal/cli/servecmd":   {"internal/cli", "internal/cli/recordcmd", "internal/router", "internal/settings", "internal/settings/load", "internal/wait", "internal/workers", "internal/workers/sim"},
+	"internal/cli/servecmd":   {"internal/cli", "internal/cli/recordcmd", "internal/router", "internal/router/observe/telemetry", "internal/settings", "internal/settings/load", "internal/wait", "internal/workers", "internal/workers/sim"},
 	"internal/cli/configcmd":  {"internal/cli", "internal/cli/servecmd", "internal/settings"},
 	"internal/cli/target":     {"internal/bench/fleet", "internal/cli", "internal/loopback", "internal/router", "internal/router/observe/admin", "internal/settings", "internal/wait", "internal/workers", "internal/workers/sim"},
 	"internal/cli/benchcmd":   {"internal/bench/...", "internal/cli", "internal/cli/target", "internal/router/observe/admin", "internal/settings", "internal/wait"},
@@ -47,6 +48,7 @@ var allowed = map[string][]string{
 	// Only tests import them.
 	"internal/rig/clitest":     {"internal/cli", "internal/loopback"},
 	"internal/rig/certtest":    {},
+	"internal/rig/hostile":     {},
 	"internal/rig/kvmodel":     {"internal/router/cache/blockhash", "internal/router/cache/kvevent", "internal/router/cache/kvindex"},
 	"internal/rig/property":    {},
 	"internal/rig/publictrace": {},
@@ -176,7 +178,7 @@ func TestImportDirections(t *testing.T) {
 			if strings.HasPrefix(i, module+rig) && !strings.HasPrefix(path, rig) {
 				t.Errorf("%s must not import %s: only tests may", path, i)
 			}
-			if i, ours := strings.CutPrefix(i, module); ours && i != path && i != "internal/positive" && i != "internal/wait" && !slices.ContainsFunc(rules, func(r string) bool { return matches(r, i) }) {
+			if i, ours := strings.CutPrefix(i, module); ours && i != path && i != "internal/positive" && i != "internal/printable" && i != "internal/wait" && !slices.ContainsFunc(rules, func(r string) bool { return matches(r, i) }) {
 				t.Errorf("%s must not import %s", path, i)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/dynctl/dynctl/internal/certs"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -159,6 +160,10 @@ func (f *RouterFlags) Complete(names func(context.Context, *admin.Client) ([]str
 		list, err := names(ctx, c)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		for i := range list {
+			name, what, _ := strings.Cut(list[i], "\t")
+			list[i] = cobra.CompletionWithDesc(printable.Line(name), printable.Line(what)) // a shell shows them
 		}
 		return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	}

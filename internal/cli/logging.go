@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -37,7 +38,7 @@ func NewLevelLogger(c settings.Log, w io.Writer) (*slog.Logger, *slog.LevelVar) 
 		}
 		return slog.New(h), level
 	}
-	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), level
+	return slog.New(slog.NewJSONHandler(printable.JSON(w), &slog.HandlerOptions{Level: level})), level
 }
 
 // IsTerminal reports whether v is a file that is a terminal.
@@ -52,7 +53,8 @@ func wantColour() bool {
 }
 
 // lineHandler writes one line for people per record: time, level unless it is
-// info, message, and those attributes that the message does not name already.
+// info, message, and those attributes that the message does not name already. What a
+// terminal would obey is escaped, so that nothing in a record begins a line of its own.
 type lineHandler struct {
 	w      io.Writer
 	mu     *sync.Mutex // shared by the handlers that With makes
@@ -101,13 +103,13 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 	if r.Level != slog.LevelInfo {
 		b.WriteString(r.Level.String() + " ")
 	}
-	b.WriteString(r.Message + after)
+	b.WriteString(printable.Line(r.Message) + after)
 	attr := func(prefix string, a slog.Attr) bool {
 		v := a.Value.Resolve().String()
 		if a.Key == "kind" || v != "" && strings.Contains(r.Message, v) {
 			return true
 		}
-		if strings.ContainsAny(v, " \t\r\n\"=") || v == "" {
+		if strings.ContainsAny(v, " \"=") || v == "" || printable.Line(v) != v {
 			v = fmt.Sprintf("%q", v)
 		}
 		b.WriteString("  " + prefix + a.Key + "=" + v)

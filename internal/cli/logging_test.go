@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -37,5 +40,34 @@ func TestLogLines(t *testing.T) {
 	log.Info("hello", "k", "v")
 	if got := b.String(); !strings.HasPrefix(got, `{"time":`) || !strings.HasSuffix(got, `"msg":"hello","k":"v"}`+"\n") {
 		t.Errorf("a pipe gets %q", got)
+	}
+}
+
+// TestLogIsPrintable: what engines and clients write neither commands a terminal nor forges
+// a line, in the log for people and in that for programs.
+func TestLogIsPrintable(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		var b bytes.Buffer
+		log := NewLogger(settings.Log{Level: "info", Format: format}, &b).With("with", hostile.Text)
+		log.Warn("model "+hostile.Text, "err", errors.New(hostile.Text), "list", []string{hostile.Text}, "name", "x\x1b[2J")
+		if n := strings.Count(b.String(), "\n"); n != 1 {
+			t.Errorf("%s: one record is %d lines: %q", format, n, b.String())
+		}
+		hostile.Check(t, format, b.String())
+	}
+}
+
+// TestErrorIsPrintable: an error may quote the line of a trace.
+func TestErrorIsPrintable(t *testing.T) {
+	var b strings.Builder
+	root := Root(&cobra.Command{Use: "fail", RunE: func(*cobra.Command, []string) error {
+		return errors.Join(errors.New("line 3: "+hostile.Text), errors.New("line 4: too long"))
+	}})
+	if code := Main(root, []string{"fail"}, strings.NewReader(""), &b, &b); code != ExitRuntime {
+		t.Errorf("exit code %d", code)
+	}
+	hostile.Check(t, "the error", b.String())
+	if !strings.HasSuffix(b.String(), "\n  line 4: too long\n") {
+		t.Errorf("the second error is no line of its own: %q", b.String())
 	}
 }

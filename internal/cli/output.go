@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -50,9 +51,9 @@ func WriteData(w io.Writer, format string, v any) error {
 		}
 		return enc.Close()
 	case "jsonl":
-		return json.NewEncoder(w).Encode(v)
+		return json.NewEncoder(printable.JSON(w)).Encode(v)
 	default:
-		enc := json.NewEncoder(w)
+		enc := json.NewEncoder(printable.JSON(w))
 		enc.SetIndent("", "  ")
 		enc.SetEscapeHTML(false)
 		return enc.Encode(v)

@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/printable"
 )
 
 // Exit codes, part of the public contract.
@@ -65,7 +67,7 @@ func Main(root *cobra.Command, args []string, stdin io.Reader, stdout, stderr io
 		code = ExitInterrupted
 	}
 	if code != ExitInterrupted || coded != nil {
-		fmt.Fprintln(stderr, "dynctl:", err)
+		fmt.Fprintln(stderr, "dynctl:", printable.Lines(err.Error())) // the errors of several mistakes are lines
 	}
 	return code
 }

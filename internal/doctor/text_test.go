@@ -2,8 +2,10 @@ package doctor
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -35,4 +37,17 @@ func TestEngineText(t *testing.T) {
 	if got, want := engineText(&w), "vllm, aggregated, dp 2, block 32"; got != want {
 		t.Errorf("with a rank that reports nothing: %q", got)
 	}
+}
+
+// TestTextIsPrintable: engines report models and versions.
+func TestTextIsPrintable(t *testing.T) {
+	var r Report
+	hostile.Fill(&r)
+	m := r.Transfer // a matrix of one cell is not shown
+	m.Prefill, m.Cells = append(m.Prefill, "p1"), append(m.Cells, m.Cells[0])
+	var b strings.Builder
+	if err := Text(&b, &r, true); err != nil {
+		t.Fatal(err)
+	}
+	hostile.Check(t, "doctor", b.String())
 }

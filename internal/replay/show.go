@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -18,60 +19,60 @@ import (
 // Show writes a record in words, with the state that it left.
 func Show(w io.Writer, rec *trace.Record, p *Player) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "line %d  t=%s  %s", rec.Line, rec.Time, rec.Kind)
+	printable.Fprintf(&b, "line %d  t=%s  %s", rec.Line, rec.Time, rec.Kind)
 	if rec.Rank != "" {
-		fmt.Fprintf(&b, "  %s", rec.Rank)
+		printable.Fprintf(&b, "  %s", rec.Rank)
 	}
 	switch rec.Kind {
 	case trace.KindBatch:
-		fmt.Fprintf(&b, "  batch %d", rec.Batch.Seq)
+		printable.Fprintf(&b, "  batch %d", rec.Batch.Seq)
 		var dec kvevent.Decoder
 		var batch kvevent.Batch
 		if err := dec.Decode(rec.Batch.Payload, &batch); err != nil {
-			fmt.Fprintf(&b, ": %v", err)
+			printable.Fprintf(&b, ": %v", err)
 			break
 		}
 		for i := range batch.Events {
 			e := &batch.Events[i]
-			fmt.Fprintf(&b, "\n    %s %d", e.Kind, len(e.Hashes))
+			printable.Fprintf(&b, "\n    %s %d", e.Kind, len(e.Hashes))
 			if e.HasParent {
-				fmt.Fprintf(&b, " after %016x", e.Parent)
+				printable.Fprintf(&b, " after %016x", e.Parent)
 			}
 			for _, h := range e.Hashes[:min(4, len(e.Hashes))] {
-				fmt.Fprintf(&b, " %016x", h)
+				printable.Fprintf(&b, " %016x", h)
 			}
 			if len(e.Hashes) > 4 {
 				b.WriteString(" …")
 			}
 		}
 	case trace.KindEvent:
-		fmt.Fprintf(&b, "  %s %d blocks", rec.Event.Op, len(rec.Event.Names))
+		printable.Fprintf(&b, "  %s %d blocks", rec.Event.Op, len(rec.Event.Names))
 	case trace.KindClear:
-		fmt.Fprintf(&b, "  entries dropped: %s", rec.Clear.Reason)
+		printable.Fprintf(&b, "  entries dropped: %s", rec.Clear.Reason)
 	case trace.KindFeed:
-		fmt.Fprintf(&b, "  trusted: %v", rec.Trusted)
+		printable.Fprintf(&b, "  trusted: %v", rec.Trusted)
 	case trace.KindRequest:
 		q := rec.Request
-		fmt.Fprintf(&b, "  %s isl %d osl %d, %d blocks of %d", q.ID, q.ISL, q.OSL, len(q.Blocks), q.BlockSize)
+		printable.Fprintf(&b, "  %s isl %d osl %d, %d blocks of %d", q.ID, q.ISL, q.OSL, len(q.Blocks), q.BlockSize)
 	case trace.KindOutcome:
 		o := &rec.Outcome.Result
-		fmt.Fprintf(&b, "  %s status %d, ttft %.1f ms, %d tokens", rec.Outcome.ID, o.Status, o.TTFTMS, o.CompletionTokens)
+		printable.Fprintf(&b, "  %s status %d, ttft %.1f ms, %d tokens", rec.Outcome.ID, o.Status, o.TTFTMS, o.CompletionTokens)
 	case trace.KindDropped:
-		fmt.Fprintf(&b, "  %d records were lost here", rec.Dropped)
+		printable.Fprintf(&b, "  %d records were lost here", rec.Dropped)
 	case trace.KindDecision:
 		showDecision(&b, rec.Decision, p)
 	default:
 	}
 	s := p.index.Stats()
-	fmt.Fprintf(&b, "\n    index: %d blocks on %d ranks, %d distinct\n", s.Memberships, len(p.list), s.Blocks)
+	printable.Fprintf(&b, "\n    index: %d blocks on %d ranks, %d distinct\n", s.Memberships, len(p.list), s.Blocks)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
-	fmt.Fprintf(b, "  %s isl %d: %s (%s)\n    %s", d.ID, d.Input.Facts.ISL, d.Path, d.Reason, describe(d))
+	printable.Fprintf(b, "  %s isl %d: %s (%s)\n    %s", d.ID, d.Input.Facts.ISL, d.Path, d.Reason, describe(d))
 	if d.Unverifiable != "" {
-		fmt.Fprintf(b, "\n    cannot be made again: %s", d.Unverifiable)
+		printable.Fprintf(b, "\n    cannot be made again: %s", d.Unverifiable)
 	}
 	var q kvindex.Query
 	p.Overlap(d.Locals, &q)
@@ -80,7 +81,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 		if len(ph.Candidates) == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "\n    %s by %s", ph.Phase, ph.Policy)
+		printable.Fprintf(b, "\n    %s by %s", ph.Phase, ph.Policy)
 		list := slices.Clone(ph.Candidates)
 		slices.SortStableFunc(list, func(x, y decision.Candidate) int {
 			return cmp.Or(cmp.Compare(x.Cost, y.Cost), strings.Compare(x.Rank, y.Rank))
@@ -99,7 +100,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 		_ = table.Figures(&t, []string{"    RANK", "COST", "OVERLAP", "HERE", "REQUESTS", "PREFILL tok", "DECODE blk", "KEPT OUT"}, rows, 0, 7) // a strings.Builder takes everything
 		b.WriteString("\n" + strings.TrimSuffix(t.String(), "\n"))
 		if len(list) > 16 {
-			fmt.Fprintf(b, "\n      … %d more", len(list)-16)
+			printable.Fprintf(b, "\n      … %d more", len(list)-16)
 		}
 	}
 }

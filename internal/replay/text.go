@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -73,19 +74,19 @@ func badLines(r *Report) string {
 
 // Text writes the report for people.
 func (r *Report) Text(out io.Writer) error {
-	fmt.Fprintf(out, "trace   %s  %s  %s lines  %s  span %s  ranks %d\n", r.Name, r.Format, table.Count(r.Lines), table.Bytes(r.Bytes), r.Span.Round(time.Millisecond), len(r.Ranks))
-	fmt.Fprintf(out, "        batches %s  stored %s  removed %s  clears %s  decisions %s  bad lines %s  reordered %s%s\n",
+	printable.Fprintf(out, "trace   %s  %s  %s lines  %s  span %s  ranks %d\n", r.Name, r.Format, table.Count(r.Lines), table.Bytes(r.Bytes), r.Span.Round(time.Millisecond), len(r.Ranks))
+	printable.Fprintf(out, "        batches %s  stored %s  removed %s  clears %s  decisions %s  bad lines %s  reordered %s%s\n",
 		table.Count(r.Counts.Batches), table.Count(r.Counts.Stored), table.Count(r.Counts.Removed), table.Count(r.Counts.Clears), table.Count(r.Decisions), badLines(r), table.Count(r.Order), map[bool]string{true: "  CUT (read up to the cut)"}[r.Cut])
-	fmt.Fprintf(out, "        gaps %s (%s batches)  orphans %s  duplicates %s  unreadable %s  dropped while recording %s\n",
+	printable.Fprintf(out, "        gaps %s (%s batches)  orphans %s  duplicates %s  unreadable %s  dropped while recording %s\n",
 		table.Count(r.Counts.Gaps), table.Count(r.Counts.Missing), table.Count(r.Counts.Orphans), table.Count(r.Counts.Duplicates), table.Count(r.Counts.Unreadable), table.Count(r.Counts.Dropped))
 	if r.Forgotten > 0 {
-		fmt.Fprintf(out, "        the trace describes more settings and workers than are kept: the oldest were forgotten %s times\n", table.Count(r.Forgotten))
+		printable.Fprintf(out, "        the trace describes more settings and workers than are kept: the oldest were forgotten %s times\n", table.Count(r.Forgotten))
 	}
-	fmt.Fprintf(out, "speed   %s blocks/s  %s records/s  %.2f s  apply p50/p99/max %.1f/%.1f/%.0f µs  heap %s\n",
+	printable.Fprintf(out, "speed   %s blocks/s  %s records/s  %.2f s  apply p50/p99/max %.1f/%.1f/%.0f µs  heap %s\n",
 		table.Count(uint64(r.BlocksPS)), table.Count(uint64(r.RecordsPS)), r.WallS, r.ApplyP50, r.ApplyP99, r.ApplyMax, table.Bytes(int64(r.Heap)))
-	fmt.Fprintf(out, "index   %s blocks, %s distinct, %s nodes, %s  checksum %s\n", table.Count(r.Blocks), table.Count(r.Distinct), table.Count(r.Nodes), table.Bytes(r.Memory), r.Checksum)
+	printable.Fprintf(out, "index   %s blocks, %s distinct, %s nodes, %s  checksum %s\n", table.Count(r.Blocks), table.Count(r.Distinct), table.Count(r.Nodes), table.Bytes(r.Memory), r.Checksum)
 	if r.Decisions > 0 {
-		fmt.Fprintf(out, "hits    %s of prompt tokens were predicted as cached\n", table.Percent(r.Hit))
+		printable.Fprintf(out, "hits    %s of prompt tokens were predicted as cached\n", table.Percent(r.Hit))
 	}
 	if len(r.Ranks) > 0 {
 		fmt.Fprintln(out)
@@ -109,7 +110,7 @@ func (r *Report) Text(out io.Writer) error {
 
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
-	fmt.Fprintf(out, "\nRESULT  %s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
+	printable.Fprintf(out, "\nRESULT  %s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
 	state := func(n uint64) string {
 		if n == 0 {
 			return "ok"
@@ -134,21 +135,21 @@ func (v *VerifyReport) Text(out io.Writer) error {
 		return err
 	}
 	if v.FirstLack != "" {
-		fmt.Fprintf(out, "  FIRST THAT CANNOT BE MADE AGAIN  %s\n", v.FirstLack)
+		printable.Fprintf(out, "  FIRST THAT CANNOT BE MADE AGAIN  %s\n", v.FirstLack)
 	}
 	write := func(title string, d *Divergence) {
-		fmt.Fprintf(out, "  %s  line %s  t=+%s  %s  req %s\n    recorded %s    replayed %s\n", title, table.Count(d.Line), d.Time, d.ID, d.Request, d.Recorded, d.Replayed)
+		printable.Fprintf(out, "  %s  line %s  t=+%s  %s  req %s\n    recorded %s    replayed %s\n", title, table.Count(d.Line), d.Time, d.ID, d.Request, d.Recorded, d.Replayed)
 		for i, b := range d.Because {
 			if i == 4 {
-				fmt.Fprintf(out, "            and %d more ranks\n", len(d.Because)-i)
+				printable.Fprintf(out, "            and %d more ranks\n", len(d.Because)-i)
 				break
 			}
-			fmt.Fprintf(out, "    because %s\n", b)
+			printable.Fprintf(out, "    because %s\n", b)
 		}
 	}
 	if v.First != nil {
 		write("FIRST DIVERGENCE", v.First)
-		fmt.Fprintf(out, "  NEXT    dynctl replay TRACE --at %d\n", v.First.Line)
+		printable.Fprintf(out, "  NEXT    dynctl replay TRACE --at %d\n", v.First.Line)
 	}
 	if v.FirstInput != nil && (v.First == nil || v.First.Line != v.FirstInput.Line) {
 		write("FIRST OTHER INPUT (same choice)", v.FirstInput)
@@ -184,7 +185,7 @@ func (d *Redecision) Text(out io.Writer) error {
 		return err
 	}
 	for _, e := range d.Examples {
-		fmt.Fprintf(out, "  line %d  t=%s  %s\n    recorded %s\n    what if  %s\n", e.Line, e.Time, e.ID, e.Recorded, e.Replayed)
+		printable.Fprintf(out, "  line %d  t=%s  %s\n    recorded %s\n    what if  %s\n", e.Line, e.Time, e.ID, e.Recorded, e.Replayed)
 	}
 	return nil
 }

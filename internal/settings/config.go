@@ -446,7 +446,7 @@ func (c *Config) CanFollow(old *Config) error {
 	var errs []error
 	for _, r := range Changed(old, c) {
 		if r.Fixed {
-			errs = append(errs, fmt.Errorf("%s cannot change while the router runs (now %v): restart it", r.Key, r.Get(old)))
+			errs = append(errs, fmt.Errorf("%s cannot change while the router runs (now %v): restart it", r.Key, r.Shown(old)))
 		}
 	}
 	return errors.Join(errs...)

@@ -131,7 +131,7 @@ func TestChecks(t *testing.T) {
 // words, something is refused, alone as with the others, by its own key; what is
 // not refused makes no problem.
 func TestEveryRowRefuses(t *testing.T) {
-	texts := []string{":0", "10.0.0.0/8", "x", "true", "0", "1", "0.5", "16", "1024", "1125899906842624", "-1", "-0.1", "1e300", "NaN", "inf", "1ns", "1s", "0s", "-1s", "ttft=1s,itl=9ms"}
+	texts := []string{":0", "10.0.0.0/8", "x", "true", "0", "1", "0.5", "16", "1024", "1125899906842624", "-1", "-0.1", "1e300", "NaN", "inf", "1ns", "1s", "0s", "-1s", "ttft=1s,itl=9ms", "http://c:4318"}
 	for _, r := range Rows() {
 		kind := reflect.TypeOf(r.At(&Config{})).Elem().Kind()
 		number := kind >= reflect.Int && kind <= reflect.Int64 || kind == reflect.Float64
@@ -317,5 +317,31 @@ func TestSpecs(t *testing.T) {
 	c.Worker, c.Decode = append(c.Worker, "http://d:1,nosuch=1"), []string{"no URL"}
 	if _, err := c.Specs(); err == nil || !strings.Contains(err.Error(), "worker[1]: ") || !strings.Contains(err.Error(), "decode[0]: ") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestCollectorsPassword: what names a collector may hold a password, which neither what is
+// shown nor the error for a bad one has.
+func TestCollectorsPassword(t *testing.T) {
+	r := Lookup("trace.endpoint")
+	for text, shown := range map[string]string{
+		"": "", "http://c:4318/v1/traces": "http://c:4318/v1/traces",
+		"https://me:s3cret@c:4318/v1": "https://redacted@c:4318/v1", "https://s3cret@c": "https://redacted@c",
+	} {
+		v, err := r.ParseChecked(text)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		c := Default()
+		r.Set(&c, v)
+		if got := r.Shown(&c); got != shown || c.Trace.Endpoint != text {
+			t.Errorf("%q is shown as %q, want %q; kept as %q", text, got, shown, c.Trace.Endpoint)
+		}
+	}
+	for _, text := range []string{"me:s3cret@c:4318", "grpc://me:s3cret@c", "http://me:s3cret@", "http://me:s3cret%zz@c", "c:4318"} {
+		if _, err := r.ParseChecked(text); err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%q: %v", text, err)
+		}
 	}
 }

@@ -24,6 +24,9 @@ type Row struct {
 	Values []string
 	// Check says what is wrong with a value of the field's type; nil for nothing.
 	Check func(value any) error
+	// Redact makes what is shown of a value of the field's type that may hold a secret; nil
+	// for all of it.
+	Redact func(value any) any
 	// Fixed says that it cannot change while the router runs.
 	Fixed bool
 	// WhatIf says that recorded decisions can be made again under other values, by
@@ -259,8 +262,8 @@ var rows = []*Row{
 		Help: "between two reads of a worker's metrics"},
 	{Key: "health.slow_factor", Flag: "slow-factor", At: func(c *Config) any { return &c.Health.SlowFactor }, Default: 2.0, Check: slowFactor,
 		Help: "ranks this many times slower than their peers are reported; 0 is off"},
-	{Key: "trace.endpoint", Flag: "otlp-endpoint", At: func(c *Config) any { return &c.Trace.Endpoint }, Fixed: true,
-		Help: "`URL` of an OTLP/HTTP collector; empty is off"},
+	{Key: "trace.endpoint", Flag: "otlp-endpoint", At: func(c *Config) any { return &c.Trace.Endpoint }, Check: collector, Redact: withoutUser, Fixed: true,
+		Help: "`URL` of an OTLP/HTTP collector; empty is off; with a password in it set it in the file or environment, because all users of the machine see flags"},
 	{Key: "trace.sample", Flag: "trace-sample", At: func(c *Config) any { return &c.Trace.Sample }, Default: 1.0, Check: share, Fixed: true,
 		Help: "share of requests traced, 0 to 1"},
 	{Key: "log.level", Flag: "log-level", At: func(c *Config) any { return &c.Log.Level }, Default: "info", Values: []string{"debug", "info", "warn", "error"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"reflect"
 	"slices"
 	"strconv"
@@ -51,12 +52,16 @@ func (r *Row) Env() string {
 // Get is the value in a config.
 func (r *Row) Get(c *Config) any { return reflect.ValueOf(r.At(c)).Elem().Interface() }
 
-// Shown is the value as JSON shows it: durations as they are written.
+// Shown is the value as JSON shows it: durations as they are written, secrets redacted.
 func (r *Row) Shown(c *Config) any {
-	if d, ok := r.Get(c).(time.Duration); ok {
+	v := r.Get(c)
+	if d, ok := v.(time.Duration); ok {
 		return d.String()
 	}
-	return r.Get(c)
+	if r.Redact != nil {
+		return r.Redact(v)
+	}
+	return v
 }
 
 // Set puts a value, of the type that Get and Parse return, into a config.
@@ -206,6 +211,32 @@ func hostPort(v any) error {
 		return fmt.Errorf("%q is not HOST:PORT", v)
 	}
 	return nil
+}
+
+// collector refuses what is no URL of a collector. Its errors do not quote the value, which
+// may hold a password.
+func collector(v any) error {
+	text := v.(string)
+	if text == "" {
+		return nil
+	}
+	if u, err := url.Parse(text); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return errors.New("not a URL such as http://collector:4318/v1/traces")
+	}
+	return nil
+}
+
+// withoutUser hides name and password of a URL; either may be a token.
+func withoutUser(v any) any {
+	u, err := url.Parse(v.(string))
+	switch {
+	case err != nil:
+		return "redacted"
+	case u.User == nil:
+		return v
+	}
+	u.User = url.User("redacted")
+	return u.String()
 }
 
 func proxies(v any) error {

@@ -14,19 +14,28 @@ import (
 	"github.com/olekukonko/tablewriter/pkg/twwidth"
 	"github.com/olekukonko/tablewriter/renderer"
 	"github.com/olekukonko/tablewriter/tw"
+
+	"github.com/dynctl/dynctl/internal/printable"
 )
 
 // Write writes rows below a head in a format: "csv", "markdown", or else
-// columns that stand under each other. A cell keeps the blanks that it begins
-// with only in columns and CSV.
+// columns that stand under each other. A cell is one line, in which printable.Line escapes
+// what a terminal would obey. It keeps the blanks that it begins with only in columns and CSV.
 func Write(out io.Writer, format string, head []string, rows [][]string) error {
 	switch format {
 	case "csv":
 		w := csv.NewWriter(out)
-		if err := w.Write(head); err != nil {
-			return err
+		for _, r := range slices.Concat([][]string{head}, rows) {
+			cells := make([]string, len(r))
+			for i, c := range r {
+				cells[i] = plain(c)
+			}
+			if err := w.Write(cells); err != nil {
+				return err
+			}
 		}
-		return w.WriteAll(rows) // flushes
+		w.Flush()
+		return w.Error()
 	case "markdown":
 		return render(out, renderer.NewMarkdown(), markdown, tw.Padding{Left: " ", Right: " "}, tw.CellAlignment{Global: tw.AlignLeft}, head, rows)
 	}
@@ -168,10 +177,10 @@ func widest(head []string, rows [][]string) int {
 // lines and tabs would break a row in two.
 var oneLine = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
 
-func plain(c string) string { return oneLine.Replace(c) }
+func plain(c string) string { return printable.Line(oneLine.Replace(c)) }
 
 func markdown(c string) string {
-	return strings.ReplaceAll(strings.TrimSpace(oneLine.Replace(c)), "|", "\\|")
+	return strings.ReplaceAll(strings.TrimSpace(plain(c)), "|", "\\|")
 }
 
 // Count is a count with commas between thousands.

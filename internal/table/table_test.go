@@ -2,9 +2,10 @@ package table
 
 import (
 	"math"
-	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 )
 
 func TestWrite(t *testing.T) {
@@ -27,18 +28,16 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-var escapes = regexp.MustCompile(`\x1b\[[0-9;]*m`)
-
 // TestWidths: what a terminal shows in two columns, or in none, counts so, whatever
 // the locale is; and a cell stays on its line.
 func TestWidths(t *testing.T) {
 	for _, lang := range []string{"C", "ja_JP.UTF-8"} {
 		t.Setenv("LC_ALL", lang)
 		head := []string{"NAME", "STATE", "END"}
-		rows := [][]string{{"模型", "\x1b[31mFAIL\x1b[0m", "a"}, {"café …", "ok\tso", "b\nc"}, {"±1", "", "d"}, {"short"}}
+		rows := [][]string{{"模型", "FAIL", "a"}, {"café …", "ok\tso", "b\nc"}, {"±1", "", "d"}, {"short"}}
 		want := "NAME    STATE  END\n模型    FAIL   a\ncafé …  ok so  b c\n±1             d\nshort\n"
 		var b strings.Builder
-		if err := Write(&b, "table", head, rows); err != nil || escapes.ReplaceAllString(b.String(), "") != want || !strings.Contains(b.String(), "\x1b[31mFAIL\x1b[0m") {
+		if err := Write(&b, "table", head, rows); err != nil || b.String() != want {
 			t.Errorf("%s: %v\n%s\nwant\n%s", lang, err, b.String(), want)
 		}
 	}
@@ -46,6 +45,24 @@ func TestWidths(t *testing.T) {
 	want := "     RANK  COST  STATE\n  >   d-0  1.50  chosen\n     d-10    12\n"
 	if err := Figures(&b, []string{"", "RANK", "COST", "STATE"}, [][]string{{">", "d-0", "1.50", "chosen"}, {"", "d-10", "12", ""}}, 3); err != nil || b.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
+	}
+}
+
+// TestHostileCells: in no format a cell commands the terminal or begins a line.
+func TestHostileCells(t *testing.T) {
+	rows := [][]string{{hostile.Text, "b"}, {"c", hostile.Text}}
+	for what, write := range map[string]func(*strings.Builder) error{
+		"table":    func(b *strings.Builder) error { return Write(b, "table", []string{hostile.Text, ""}, rows) },
+		"csv":      func(b *strings.Builder) error { return Write(b, "csv", []string{hostile.Text, ""}, rows) },
+		"markdown": func(b *strings.Builder) error { return Write(b, "markdown", []string{hostile.Text, ""}, rows) },
+		"figures":  func(b *strings.Builder) error { return Figures(b, []string{hostile.Text, ""}, rows) },
+		"list":     func(b *strings.Builder) error { return List(b, "", 20, rows) },
+	} {
+		var b strings.Builder
+		if err := write(&b); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		hostile.Check(t, what, b.String())
 	}
 }
 

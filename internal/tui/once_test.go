@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 )
@@ -382,5 +383,18 @@ func TestOnceWaitsForEngines(t *testing.T) {
 		if math.Abs(k.HitShare.F()-.64) > 1e-9 || k.PromptRate != 10000 {
 			t.Errorf("%s: hit %v, prompt %v", k.Label, k.HitShare, k.PromptRate)
 		}
+	}
+}
+
+// TestTableIsPrintable: nothing of a fleet commands the terminal, in any format.
+func TestTableIsPrintable(t *testing.T) {
+	var v feed.View
+	hostile.Fill(&v)
+	for _, format := range []string{"table", "json", "jsonl"} {
+		var b strings.Builder
+		if err := Write(&b, &v, TextOptions{Format: format}); err != nil {
+			t.Fatal(err)
+		}
+		hostile.Check(t, "top -o "+format, b.String())
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/muesli/termenv"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
@@ -54,12 +55,12 @@ func Write(w io.Writer, v *feed.View, o TextOptions) error {
 	}
 	switch o.Format {
 	case "json":
-		enc := json.NewEncoder(w)
+		enc := json.NewEncoder(printable.JSON(w))
 		enc.SetIndent("", "  ")
 		enc.SetEscapeHTML(false)
 		return enc.Encode(&picked)
 	case "jsonl":
-		enc := json.NewEncoder(w)
+		enc := json.NewEncoder(printable.JSON(w))
 		enc.SetEscapeHTML(false)
 		return enc.Encode(&picked)
 	}
@@ -110,33 +111,33 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 			b.WriteByte('\n')
 		}
 		name := cmp.Or(r.Name, r.URL)
-		fmt.Fprintf(&b, "router    %s  %s  %s  %s\n", name, r.Link, cmp.Or(r.Condition(), "never reached"), r.Version)
+		printable.Fprintf(&b, "router    %s  %s  %s  %s\n", name, r.Link, cmp.Or(r.Condition(), "never reached"), r.Version)
 		if r.Error != "" {
-			fmt.Fprintf(&b, "error     %s\n", clean(r.Error))
+			printable.Fprintf(&b, "error     %s\n", r.Error)
 		}
 		if r.Schema != "" {
 			t, x := &r.Traffic, &r.Index
-			fmt.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated, %d either), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Either, r.Workers.Usable, r.Workers.Ranks)
-			fmt.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()), widget.Rate(r.RateWindow.F()))
+			printable.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated, %d either), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Either, r.Workers.Usable, r.Workers.Ranks)
+			printable.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()), widget.Rate(r.RateWindow.F()))
 			for i := range r.Queues {
-				fmt.Fprintf(&b, "queue     %s\n", clean(r.Queues[i].Text()))
+				printable.Fprintf(&b, "queue     %s\n", r.Queues[i].Text())
 			}
-			fmt.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
-			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "-"))
+			printable.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
+			printable.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "-"))
 			for i := range r.Costs {
 				m := &r.Costs[i]
 				if len(m.Crossings) == 0 {
-					fmt.Fprintf(&b, "crossing  %s: unknown yet, %.0f prompts computed locally, %.0f remotely, %.0f transfers\n", clean(m.Model), m.LocalOutcomes, m.PrefillOutcomes, m.TransferOutcomes)
+					printable.Fprintf(&b, "crossing  %s: unknown yet, %.0f prompts computed locally, %.0f remotely, %.0f transfers\n", m.Model, m.LocalOutcomes, m.PrefillOutcomes, m.TransferOutcomes)
 				}
 				for k := range m.Crossings {
 					c := &m.Crossings[k]
-					fmt.Fprintf(&b, "crossing  %s: %s\n", clean(m.Model), c.Sentence())
+					printable.Fprintf(&b, "crossing  %s: %s\n", m.Model, c.Sentence())
 				}
 				if text := m.TrialText(); text != "" {
-					fmt.Fprintf(&b, "stall     %s: %s\n", clean(m.Model), text)
+					printable.Fprintf(&b, "stall     %s: %s\n", m.Model, text)
 				}
 			}
-			fmt.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))
+			printable.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))
 			table := page.RankTable{}
 			table.SetOrder("worst") // the ranks are in their order already
 			p := widget.NewPainter(th, width)
@@ -149,7 +150,7 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 		}
 		b.WriteByte('\n')
 		for _, a := range r.Attention {
-			fmt.Fprintf(&b, "%-5s %s: %s\n", strings.ToUpper(a.Severity.String()), clean(a.Subject), clean(a.Text))
+			printable.Fprintf(&b, "%-5s %s: %s\n", strings.ToUpper(a.Severity.String()), a.Subject, a.Text)
 		}
 		if len(r.Attention) == 0 {
 			b.WriteString("nothing needs attention\n")
@@ -160,13 +161,3 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 }
 
 func stripStyles(s string) string { return strings.TrimRight(escapes.ReplaceAllString(s, ""), " ") }
-
-// clean keeps control characters of the data off the terminal.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, s)
-}

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -171,22 +172,22 @@ func CompareText(w io.Writer, a, b *experiment.Result, changes []Change) error {
 			worse++
 		}
 	}
-	fmt.Fprintf(out, "COMPARE  %s (A) with %s (B): %d of %d differences exclude zero, %d for the worse\n", a.Name, b.Name, differ, len(changes), worse)
+	printable.Fprintf(out, "COMPARE  %s (A) with %s (B): %d of %d differences exclude zero, %d for the worse\n", a.Name, b.Name, differ, len(changes), worse)
 	for _, r := range []*experiment.Result{a, b} {
 		if !r.Valid {
-			fmt.Fprintf(out, "  CAUTION  %s is not valid: %s\n", r.Name, r.Sentence)
+			printable.Fprintf(out, "  CAUTION  %s is not valid: %s\n", r.Name, r.Sentence)
 		}
 		if r.Partial != "" {
-			fmt.Fprintf(out, "  CAUTION  %s is partial: %s\n", r.Name, r.Partial)
+			printable.Fprintf(out, "  CAUTION  %s is partial: %s\n", r.Name, r.Partial)
 		}
 	}
 	for _, only := range [][2]*experiment.Result{{a, b}, {b, a}} {
 		if names := missingGroups(only[0], only[1]); len(names) > 0 {
-			fmt.Fprintf(out, "  CAUTION  not compared, because only %s has it: %s\n", only[0].Name, strings.Join(names, ", "))
+			printable.Fprintf(out, "  CAUTION  not compared, because only %s has it: %s\n", only[0].Name, strings.Join(names, ", "))
 		}
 	}
 	if a.Spec.OSL != b.Spec.OSL {
-		fmt.Fprintf(out, "  CAUTION  the runs' answers differ in length (osl %d and %d)\n", a.Spec.OSL, b.Spec.OSL)
+		printable.Fprintf(out, "  CAUTION  the runs' answers differ in length (osl %d and %d)\n", a.Spec.OSL, b.Spec.OSL)
 	}
 	fmt.Fprintln(out)
 	var rows [][]string
@@ -209,7 +210,7 @@ func CompareText(w io.Writer, a, b *experiment.Result, changes []Change) error {
 			}
 			for _, x := range ga.Crossings {
 				if y := gb.Crossing(x.Objective); y != nil {
-					fmt.Fprintf(out, "\n  %s, crossover by %s\n    A  %s\n    B  %s\n", ga.Group, x.Objective, x.Sentence, y.Sentence)
+					printable.Fprintf(out, "\n  %s, crossover by %s\n    A  %s\n    B  %s\n", ga.Group, x.Objective, x.Sentence, y.Sentence)
 				}
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/table"
 )
@@ -39,7 +40,7 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 		head = "RESULT (no recommendation)"
 	}
 	hang(b, head+"  ", r.Sentence, o.Width)
-	fmt.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
+	printable.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
 	for i := range r.Groups {
 		group(b, r, &r.Groups[i], o)
 	}
@@ -48,7 +49,7 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	}
 	crossings(b, r, o.Width)
 	if rec := r.Recommend; rec != nil {
-		fmt.Fprintf(b, "\n  RECOMMEND  eff_isl %d   (%s; at %s, objective %s)\n", rec.EffISL, rec.Because, rec.Group, rec.Objective)
+		printable.Fprintf(b, "\n  RECOMMEND  eff_isl %d   (%s; at %s, objective %s)\n", rec.EffISL, rec.Because, rec.Group, rec.Objective)
 		var rows [][]string
 		for _, c := range rec.Configs {
 			name := c.System
@@ -66,12 +67,12 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	}
 	gates(b, r, o.Width)
 	if r.Partial != "" {
-		fmt.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), orFolder(o.Folder))
+		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), orFolder(o.Folder))
 	}
 	if o.Folder != "" {
 		hang(b, "  FILES      ", o.Folder+"/ report.html result.json cells.csv requests.jsonl.zst plot.svg plan.yaml", o.Width)
 		if r.Recommend != nil {
-			fmt.Fprintf(b, "  NEXT       dynctl bench apply %s   shows the difference and sets the threshold of a running router\n", o.Folder)
+			printable.Fprintf(b, "  NEXT       dynctl bench apply %s   shows the difference and sets the threshold of a running router\n", o.Folder)
 		}
 	}
 	_, err := io.WriteString(w, b.String())
@@ -123,7 +124,7 @@ func widest(r *experiment.Result) *experiment.GroupResult {
 
 func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, o TextOptions) {
 	narrow := o.Width < 118 && !o.Wide
-	fmt.Fprintf(b, "\n  %s\n", strings.ToUpper(g.Group.String()))
+	printable.Fprintf(b, "\n  %s\n", strings.ToUpper(g.Group.String()))
 	slo := r.Spec.SLO.Any()
 	head := []string{"EFF_ISL", "LOCAL p50", "REMOTE p50", "DIFF p50", "VERDICT"}
 	if !narrow {
@@ -200,7 +201,7 @@ func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 		return min(max(x, 0), cols-1)
 	}
 	axis := fmt.Sprintf("%+.0f%%", -most*100)
-	fmt.Fprintf(b, "\n  DIFF in ttft p50, remote against local, %s\n  %10s %s%*s%*s\n", g.Group, "", axis, cols/2-len(axis)+1, "0", cols/2, fmt.Sprintf("%+.0f%%", most*100))
+	printable.Fprintf(b, "\n  DIFF in ttft p50, remote against local, %s\n  %10s %s%*s%*s\n", g.Group, "", axis, cols/2-len(axis)+1, "0", cols/2, fmt.Sprintf("%+.0f%%", most*100))
 	for i := range g.Points {
 		p := &g.Points[i]
 		if p.Diff.Value == nil {
@@ -227,7 +228,7 @@ func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 		if hi > most {
 			row[cols-1] = '>'
 		}
-		fmt.Fprintf(b, "  %10d %s\n", p.EffISL, strings.TrimRight(string(row), " "))
+		printable.Fprintf(b, "  %10d %s\n", p.EffISL, strings.TrimRight(string(row), " "))
 	}
 }
 
@@ -304,10 +305,11 @@ func hang(b *strings.Builder, head, text string, width int) {
 	room, at := max(width-len(head), 30), 0
 	b.WriteString(head)
 	for i, word := range strings.Fields(text) {
+		word = printable.Line(word)
 		switch {
 		case i == 0:
 		case at+1+len(word) > room:
-			fmt.Fprintf(b, "\n%*s", len(head), "")
+			printable.Fprintf(b, "\n%*s", len(head), "")
 			at = 0
 		default:
 			b.WriteByte(' ')
@@ -333,7 +335,7 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 	if !r.Valid {
 		name = "NOT VALID"
 	}
-	fmt.Fprintf(b, "\n  %s %d/%d\n", name, passed, total)
+	printable.Fprintf(b, "\n  %s %d/%d\n", name, passed, total)
 	var rows [][]string
 	for _, g := range r.Gates {
 		mark := "?"

@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -294,8 +295,8 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 // Text writes the sweep for a terminal.
 func Text(w io.Writer, r *Result) error {
 	b := &strings.Builder{}
-	fmt.Fprintf(b, "SWEEP  %s\n", r.Workload)
-	fmt.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n\n", r.Level*100)
+	printable.Fprintf(b, "SWEEP  %s\n", r.Workload)
+	printable.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n\n", r.Level*100)
 	name := "LOAD"
 	for _, row := range r.Rows {
 		if row.Threshold > 0 {
@@ -334,18 +335,18 @@ func Text(w io.Writer, r *Result) error {
 	for _, row := range r.Rows {
 		late = math.Max(late, row.Late)
 	}
-	fmt.Fprintf(b, "\n  client  up to %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
+	printable.Fprintf(b, "\n  client  up to %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
 	if r.Stopped != "" {
-		fmt.Fprintf(b, "  stopped  %s\n", r.Stopped)
+		printable.Fprintf(b, "  stopped  %s\n", r.Stopped)
 	}
 	if r.Skipped > 0 {
-		fmt.Fprintf(b, "  CAUTION  %d cell(s) were skipped by hand\n", r.Skipped)
+		printable.Fprintf(b, "  CAUTION  %d cell(s) were skipped by hand\n", r.Skipped)
 	}
 	if r.Partial != "" {
-		fmt.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
+		printable.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
 	}
 	if best := Best(r); best != "" {
-		fmt.Fprintf(b, "  best     %s\n", best)
+		printable.Fprintf(b, "  best     %s\n", best)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

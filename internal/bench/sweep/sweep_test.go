@@ -10,6 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 )
 
 func measure(rate, ttft float64) *experiment.Measure {
@@ -73,4 +74,15 @@ func TestVoidAndFailure(t *testing.T) {
 	if _, err := Run(t.Context(), o); err == nil {
 		t.Error("a failure passed")
 	}
+}
+
+// TestTextIsPrintable: a sweep names what it measured.
+func TestTextIsPrintable(t *testing.T) {
+	var r Result
+	hostile.Fill(&r)
+	var b strings.Builder
+	if err := Text(&b, &r); err != nil {
+		t.Fatal(err)
+	}
+	hostile.Check(t, "sweep", b.String())
 }

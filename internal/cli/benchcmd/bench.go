@@ -27,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/target"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -402,7 +403,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		if output == "json" {
 			return cli.WriteData(cmd.OutOrStdout(), "json", map[string]any{"schema": plan.Schema, "plan": spec, "target": facts, "cost": plan.CostOf(append(grid, aa...)), "estimate_seconds": eta, "checks": checks})
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "plan    %s\n", text)
+		printable.Fprintf(cmd.OutOrStdout(), "plan    %s\n", text)
 		return nil
 	}
 	p.say("plan    %s", text)

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/report"
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -156,30 +157,30 @@ the crossing that the router itself has learned.`,
 					return cli.WithCode(cli.ExitInvalid, err)
 				}
 				tokens = *x.Tokens
-				fmt.Fprintf(out, "%s  (learned: %s)\n", c.URL(), x.Sentence())
+				printable.Fprintf(out, "%s  (learned: %s)\n", c.URL(), x.Sentence())
 			} else {
 				tokens = r.Recommend.EffISL
-				fmt.Fprintf(out, "%s  (%s)\n", c.URL(), r.Sentence)
+				printable.Fprintf(out, "%s  (%s)\n", c.URL(), r.Sentence)
 				for i := range s.Costs {
 					for k := range s.Costs[i].Crossings {
-						fmt.Fprintf(out, "  learned for %s: %s\n", s.Costs[i].Model, s.Costs[i].Crossings[k].Sentence())
+						printable.Fprintf(out, "  learned for %s: %s\n", s.Costs[i].Model, s.Costs[i].Crossings[k].Sentence())
 					}
 				}
 			}
 			changes := map[string]any{}
 			diff := func(key string, old, now any) {
 				if fmt.Sprint(old) == fmt.Sprint(now) {
-					fmt.Fprintf(out, "  %s: %v\n", key, old)
+					printable.Fprintf(out, "  %s: %v\n", key, old)
 					return
 				}
-				fmt.Fprintf(out, "- %s: %v\n+ %s: %v\n", key, old, key, now)
+				printable.Fprintf(out, "- %s: %v\n+ %s: %v\n", key, old, key, now)
 				changes[key] = now
 			}
 			diff("routing.threshold", s.Threshold(), tokens)
 			diff("routing.threshold_on", s.ThresholdOn, "eff_isl")
 			if r != nil {
 				if t := r.Target; t != nil && len(s.Models) > 0 && !slices.Contains(s.Models, t.Model) {
-					fmt.Fprintf(cmd.ErrOrStderr(), "caution: the run measured %s, this router serves %s\n", t.Model, strings.Join(s.Models, ", "))
+					printable.Fprintf(cmd.ErrOrStderr(), "caution: the run measured %s, this router serves %s\n", t.Model, strings.Join(s.Models, ", "))
 				}
 			}
 			if len(changes) == 0 {
@@ -201,7 +202,7 @@ the crossing that the router itself has learned.`,
 			if err != nil {
 				return cli.AdminError(err)
 			}
-			fmt.Fprintf(out, "set, configuration revision %d\n", v.Revision)
+			printable.Fprintf(out, "set, configuration revision %d\n", v.Revision)
 			return nil
 		},
 	}

@@ -2,12 +2,13 @@ package benchcmd
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"github.com/dynctl/dynctl/internal/printable"
 )
 
 // runControl is what a person, or a signal, asks of a run under way: to pause
@@ -30,7 +31,7 @@ func newRunControl(interrupted context.Context, stderr io.Writer) (run context.C
 	run, cancel := context.WithCancel(context.WithoutCancel(interrupted))
 	c = &runControl{
 		cancel: cancel, ending: make(chan struct{}),
-		say: func(format string, a ...any) { fmt.Fprintf(stderr, format+"\n", a...) },
+		say: func(format string, a ...any) { printable.Fprintf(stderr, format+"\n", a...) },
 	}
 	over, joined := make(chan struct{}), make(chan struct{})
 	go func() {

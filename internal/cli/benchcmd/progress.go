@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/report"
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
@@ -115,7 +116,7 @@ func (p *benchProgress) erase() {
 
 // say prints a line that stays.
 func (p *benchProgress) say(format string, a ...any) {
-	text := fmt.Sprintf(format, a...)
+	text := printable.Sprintf(format, a...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch p.mode {
@@ -133,7 +134,7 @@ func (p *benchProgress) say(format string, a ...any) {
 
 func (p *benchProgress) json(v any) {
 	if b, err := json.Marshal(v); err == nil {
-		fmt.Fprintf(p.w, "%s\n", b)
+		fmt.Fprintf(printable.JSON(p.w), "%s\n", b)
 	}
 }
 
@@ -165,7 +166,7 @@ func (p *benchProgress) event(e experiment.Event) {
 	line := report.CellLine(e.Result)
 	switch p.mode {
 	case "lines":
-		fmt.Fprintf(p.w, "%3d/%d %s  eta %s\n", e.Done, e.Total, line, shortTime(e.Remaining))
+		printable.Fprintf(p.w, "%3d/%d %s  eta %s\n", e.Done, e.Total, line, shortTime(e.Remaining))
 	case "jsonl":
 		p.json(map[string]any{"kind": "cell", "done": e.Done, "total": e.Total, "elapsed_seconds": e.Elapsed.Seconds(), "remaining_seconds": e.Remaining.Seconds(), "result": e.Result})
 	case "region":
@@ -197,6 +198,7 @@ func (p *benchProgress) draw() {
 	}
 	lines = append(lines, "  key   "+hint)
 	for _, l := range lines {
+		l = printable.Line(l)
 		if len(l) >= width {
 			l = l[:max(width-1, 0)]
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/target"
+	"github.com/dynctl/dynctl/internal/printable"
 )
 
 // sweep runs dynctl bench --sweep and its relatives.
@@ -158,7 +159,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	if output == "json" {
 		err = cli.WriteData(cmd.OutOrStdout(), "json", res)
 	} else if err = sweep.Text(cmd.OutOrStdout(), res); err == nil {
-		fmt.Fprintf(cmd.OutOrStdout(), "  files    %s/  result.json  cells.csv\n", name)
+		printable.Fprintf(cmd.OutOrStdout(), "  files    %s/  result.json  cells.csv\n", name)
 	}
 	switch {
 	case err != nil:

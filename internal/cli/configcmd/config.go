@@ -13,6 +13,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/servecmd"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -126,7 +127,7 @@ func newConfigValidateCmd() *cobra.Command {
 				return cli.WithCode(cli.ExitInvalid, errors.Unwrap(err))
 			}
 			for _, w := range l.Warnings {
-				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
+				printable.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s is valid\n", args[0])
 			return nil
@@ -149,7 +150,7 @@ func newConfigViewCmd() *cobra.Command {
 				return err
 			}
 			for _, w := range l.Warnings {
-				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
+				printable.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 			}
 			type row struct {
 				Key    string `json:"key"`

@@ -158,3 +158,16 @@ func TestConfigViewAsRows(t *testing.T) {
 		}
 	}
 }
+
+// TestConfigViewHidesPasswords: in no format the password of a collector is shown.
+func TestConfigViewHidesPasswords(t *testing.T) {
+	for _, format := range cli.ListFormats() {
+		code, out, errs := typed("config", "view", "--otlp-endpoint", "https://me:s3cret@collector:4318/v1/traces", "-o", format)
+		if code != cli.ExitOK || strings.Contains(out+errs, "s3cret") || !strings.Contains(out, "https://redacted@collector:4318/v1/traces") {
+			t.Errorf("%s: exit %d %s\n%s", format, code, errs, out)
+		}
+	}
+	if code, out, errs := typed("config", "view", "--otlp-endpoint", "me:s3cret@collector"); code != cli.ExitUsage || strings.Contains(out+errs, "s3cret") || !strings.Contains(errs, "not a URL such as") {
+		t.Errorf("a bad URL: exit %d %s\n%s", code, errs, out)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/target"
 	"github.com/dynctl/dynctl/internal/doctor"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -49,7 +50,7 @@ a check failed, 4 when the router cannot be reached.`,
 			}
 			defer func() { err = errors.Join(err, t.Close()) }()
 			if output == "table" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "examining %s\n", t.What)
+				printable.Fprintf(cmd.ErrOrStderr(), "examining %s\n", t.What)
 			}
 			r, err := doctor.Run(cmd.Context(), doctor.Options{Target: t.Target, Model: f.Model, Passive: passive, Tokens: tokens})
 			if err != nil {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
@@ -69,6 +71,9 @@ and sends nothing.`,
 			if err := json.Unmarshal(raw, &r); err != nil {
 				return fmt.Errorf("the router's receipt is not understood: %w", err)
 			}
+			if r.ID == "" {
+				return errors.New("the router answered without a receipt; a proxy before it may have changed the path")
+			}
 			if err := r.Explain(cmd.OutOrStdout()); err != nil || r.Predicted.CostRevision == 0 {
 				return err
 			}
@@ -101,7 +106,7 @@ func learnedNow(cmd *cobra.Command, c *admin.Client, model string) error {
 			continue
 		}
 		for k := range s.Costs[i].Crossings {
-			fmt.Fprintf(cmd.OutOrStdout(), "8 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
+			printable.Fprintf(cmd.OutOrStdout(), "8 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
 		}
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -110,7 +111,7 @@ func recordEvents(ctx context.Context, flags *Flags, sources []string, blockSize
 	}
 	err = m.Run(ctx)
 	for _, s := range m.Status() {
-		fmt.Fprintf(stderr, "%s/dp%d: %d batches, %d stored and %d removed blocks, %d gaps, %d lost batches\n",
+		printable.Fprintf(stderr, "%s/dp%d: %d batches, %d stored and %d removed blocks, %d gaps, %d lost batches\n",
 			s.Worker, s.DP, s.Batches, s.Stored, s.Removed, s.Gaps, s.Lost)
 	}
 	return errors.Join(err, file.Stop())
@@ -150,6 +151,6 @@ func recordRouter(ctx context.Context, r *cli.RouterFlags, flags *Flags, stderr 
 	})
 	err = g.Wait()
 	records, dropped := copied.Subscription().Counts()
-	fmt.Fprintf(stderr, "recorded %d lines, %d bytes before compression, to %s; dropped %d\n", records, f.Bytes(), f.Path(), dropped)
+	printable.Fprintf(stderr, "recorded %d lines, %d bytes before compression, to %s; dropped %d\n", records, f.Bytes(), f.Path(), dropped)
 	return err
 }

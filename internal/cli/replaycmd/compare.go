@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/replay"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/replay/simulate"
@@ -245,7 +246,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	}
 	for _, r := range rows {
 		if t := r.setup.Rule.Threshold; t < 0 {
-			fmt.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
+			printable.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
 		}
 	}
 	if err := f.bounds(rows, src); err != nil {
@@ -266,7 +267,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 			}
 			rows[i].result = res
 			if !f.trace.quiet {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %s: %s requests, %s of trace in %.1f s\n", res.Policy, res.Rule(), table.Count(res.Requests),
+				printable.Fprintf(cmd.ErrOrStderr(), "%s threshold %s: %s requests, %s of trace in %.1f s\n", res.Policy, res.Rule(), table.Count(res.Requests),
 					time.Duration(res.VirtualS*float64(time.Second)).Round(time.Second), res.WallS)
 			}
 			return nil

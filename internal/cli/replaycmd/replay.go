@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/replay"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -72,7 +73,7 @@ func (f *traceFlags) files(cmd *cobra.Command, args []string) (*traceFiles, erro
 		var skipped atomic.Int64 // a recording that is shown is read by two at once
 		t.options.OnBad = func(e *trace.LineError) {
 			if skipped.Add(1) <= 10 {
-				fmt.Fprintln(cmd.ErrOrStderr(), "skipped:", e)
+				printable.Fprintf(cmd.ErrOrStderr(), "skipped: %s\n", e)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package servecmd
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,7 +25,9 @@ import (
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/recordcmd"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/load"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -69,6 +72,7 @@ one ends them.`,
 // listener fails.
 func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordcmd.Flags, stderr io.Writer) (err error) {
 	log, level := cli.NewLevelLogger(l.Config.Log, stderr)
+	telemetry.LogErrors(log)
 	collector, stopCollector := context.WithCancel(ctx)
 	var tuning sync.WaitGroup
 	tuning.Go(func() { tuneCollector(collector) })
@@ -231,7 +235,7 @@ loop:
 // configChanges says what a reload changed, from what to what.
 func configChanges(old, now *settings.Config) (changes []string) {
 	for _, r := range settings.Changed(old, now) {
-		changes = append(changes, fmt.Sprintf("%s: %v -> %v", r.Key, r.Get(old), r.Get(now)))
+		changes = append(changes, fmt.Sprintf("%s: %v -> %v", r.Key, r.Shown(old), r.Shown(now)))
 	}
 	return changes
 }
@@ -286,11 +290,14 @@ func greet(ctx context.Context, w io.Writer, r *router.Router, url, adminURL str
 	}) {
 		return // the log says what the workers are up to
 	}
-	fmt.Fprintf(w, `
+	// The body is within single quotes of a shell.
+	model, _ := json.Marshal(models[0]) // a string is always JSON
+	quoted := strings.ReplaceAll(string(model), "'", `\u0027`)
+	printable.Fprintf(w, `
 Try it:
 
   curl -i %s/v1/chat/completions -H 'Content-Type: application/json' \
-    -d '{"model": %q, "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "Why did the router choose this engine? %s"}]}'
+    -d '{"model": %s, "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "Why did the router choose this engine? %s"}]}'
 
 Then, with the X-Dynctl-Decision header of the answer:
 
@@ -301,7 +308,7 @@ See all of it live:
 
   dynctl top%s
 
-`, url, models[0], "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL), routerFlag(adminURL))
+`, url, quoted, "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL), routerFlag(adminURL))
 }
 
 // routerFlag names the router for other commands where it is not the default.

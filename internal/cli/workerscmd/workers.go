@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -182,7 +183,7 @@ func newWorkersDrainCmd(router *cli.RouterFlags) *cobra.Command {
 				return err
 			}
 			if wait <= 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%s drains, %s in progress\n", w.Name, cli.Plural(active(w), "request"))
+				printable.Fprintf(cmd.ErrOrStderr(), "%s drains, %s in progress\n", w.Name, cli.Plural(active(w), "request"))
 				return nil
 			}
 			return waitDrained(cmd.Context(), c, w.Name, wait, cmd.ErrOrStderr())
@@ -223,7 +224,7 @@ func waitDrained(ctx context.Context, c *admin.Client, name string, most time.Du
 	if err != nil {
 		return cli.AdminError(err)
 	}
-	fmt.Fprintf(stderr, "%s is drained\n", name)
+	printable.Fprintf(stderr, "%s is drained\n", name)
 	return nil
 }
 
@@ -237,7 +238,7 @@ func newWorkersResumeCmd(router *cli.RouterFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s takes requests again\n", w.Name)
+			printable.Fprintf(cmd.ErrOrStderr(), "%s takes requests again\n", w.Name)
 			return nil
 		}),
 	}
@@ -259,7 +260,7 @@ func newWorkersAddCmd(router *cli.RouterFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "added %s as %s\n", w.Name, w.Role)
+			printable.Fprintf(cmd.ErrOrStderr(), "added %s as %s\n", w.Name, w.Role)
 			return nil
 		}),
 	}
@@ -277,7 +278,7 @@ func newWorkersRemoveCmd(router *cli.RouterFlags) *cobra.Command {
 			if err := c.RemoveWorker(cmd.Context(), args[0]); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "removed %s\n", args[0])
+			printable.Fprintf(cmd.ErrOrStderr(), "removed %s\n", args[0])
 			return nil
 		}),
 	}

@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -58,5 +59,18 @@ func TestListWorkers(t *testing.T) {
 	}
 	if got := out("csv"); strings.Count(got, "\n") != 1 {
 		t.Errorf("no workers as csv:\n%s", got)
+	}
+}
+
+// TestListIsPrintable: engines report models and versions, pods carry annotations.
+func TestListIsPrintable(t *testing.T) {
+	var l admin.WorkerList
+	hostile.Fill(&l)
+	for _, format := range []string{"table", "wide", "csv", "markdown", "json", "jsonl"} {
+		var b strings.Builder
+		if err := listWorkers(&b, format, &l); err != nil {
+			t.Fatal(err)
+		}
+		hostile.Check(t, "workers list -o "+format, b.String())
 	}
 }

@@ -1,6 +1,5 @@
 // Package widget draws lines of exact width: text in columns, bars, sparklines
-// and graphs. It never lets a control character or an escape sequence of the
-// data reach the terminal.
+// and graphs. What a terminal would obey in the data is escaped (printable.Line).
 package widget
 
 import (
@@ -9,6 +8,7 @@ import (
 
 	"github.com/mattn/go-runewidth"
 
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 )
 
@@ -60,24 +60,18 @@ func (p *Painter) Put(st theme.Style, s string) {
 		pre = p.Th.Prefix(st)
 	}
 	p.b = append(p.b, pre...)
-	p.text(s, p.W-p.x)
+	p.text(printable.Line(s), p.W-p.x)
 	if pre != "" {
 		p.b = append(p.b, theme.Reset...)
 	}
 }
 
-// text appends at most room columns of s, cleaned.
+// text appends at most room columns of s, in which nothing is obeyed.
 func (p *Painter) text(s string, room int) {
 	for i := 0; i < len(s); {
 		if c := s[i]; c < utf8.RuneSelf {
 			if room < 1 {
 				return
-			}
-			if c < ' ' || c == 0x7f {
-				c = ' '
-				if s[i] != '\t' && s[i] != '\n' {
-					c = '?'
-				}
 			}
 			p.b = append(p.b, c)
 			p.x++
@@ -87,8 +81,8 @@ func (p *Painter) text(s string, room int) {
 		}
 		r, n := utf8.DecodeRuneInString(s[i:])
 		w := runeWidth(r)
-		if r == utf8.RuneError || r < 0xa0 || w == 0 {
-			i += n // invalid, C1 control or combining: nothing that a cell could hold
+		if w == 0 {
+			i += n // combining: nothing that a cell could hold
 			continue
 		}
 		if w > room {
@@ -118,22 +112,19 @@ func runeWidth(r rune) int {
 
 var narrow = &runewidth.Condition{StrictEmojiNeutral: true}
 
-// cleanWidth is the number of columns that a rune takes after cleaning.
-func cleanWidth(r rune) int {
-	switch {
-	case r < utf8.RuneSelf:
+// columns is the number of columns that a rune takes.
+func columns(r rune) int {
+	if r < utf8.RuneSelf {
 		return 1
-	case r == utf8.RuneError || r < 0xa0:
-		return 0
 	}
 	return runeWidth(r)
 }
 
-// Width is the number of columns of s after cleaning.
+// Width is the number of columns of s as Put writes it.
 func Width(s string) int {
 	w := 0
-	for _, r := range s {
-		w += cleanWidth(r)
+	for _, r := range printable.Line(s) {
+		w += columns(r)
 	}
 	return w
 }
@@ -164,9 +155,10 @@ func (p *Painter) Cut(s string, w int) string {
 	if w <= 1 {
 		return ""
 	}
+	s = printable.Line(s)
 	at := 0
 	for i, r := range s {
-		at += cleanWidth(r)
+		at += columns(r)
 		if at > w-1 {
 			return s[:i] + p.Th.Ellipsis
 		}

@@ -238,6 +238,15 @@ func statusError(status int, raw []byte) *StatusError {
 	return e
 }
 
+// segment is a name as one segment of a path. Escaped dots are no path of their own, so
+// that "." and ".." reach the router, which would otherwise see another path.
+func segment(name string) string {
+	if name == "." || name == ".." {
+		return strings.ReplaceAll(name, ".", "%2E")
+	}
+	return url.PathEscape(name)
+}
+
 // Stream follows what the router records, until the context ends or the caller
 // closes it.
 func (c *Client) Stream(ctx context.Context) (io.ReadCloser, error) {
@@ -275,22 +284,22 @@ func (c *Client) AddWorker(ctx context.Context, a AddWorker) (*Worker, error) {
 
 // RemoveWorker removes a worker that was added by the admin API or a flag.
 func (c *Client) RemoveWorker(ctx context.Context, name string) error {
-	return c.call(ctx, http.MethodDelete, "/admin/v1/workers/"+url.PathEscape(name), nil, nil, nil)
+	return c.call(ctx, http.MethodDelete, "/admin/v1/workers/"+segment(name), nil, nil, nil)
 }
 
 // DrainWorker stops new requests to a worker; its streams go on.
 func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, nil)
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/drain", nil, nil)
 }
 
 // MoveStreams drains a worker and has its streams go on elsewhere, those that can.
 func (c *Client) MoveStreams(ctx context.Context, name string) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/move", nil, nil)
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/move", nil, nil)
 }
 
 // ResumeWorker ends a drain.
 func (c *Client) ResumeWorker(ctx context.Context, name string) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/resume", nil, nil)
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/resume", nil, nil)
 }
 
 // Decisions lists receipts, newest first. filter is as in the API's
@@ -319,7 +328,10 @@ func (c *Client) decisions(ctx context.Context, q url.Values, filter, cursor str
 
 // Decision finds one receipt by decision id or request id.
 func (c *Client) Decision(ctx context.Context, id string) (json.RawMessage, error) {
-	r, err := get[json.RawMessage](ctx, c, "/admin/v1/decisions/"+url.PathEscape(id), nil)
+	if id == "" { // would be another path
+		return nil, &StatusError{Status: http.StatusNotFound, Code: "decision_not_found", Message: "an empty id names no decision or request"}
+	}
+	r, err := get[json.RawMessage](ctx, c, "/admin/v1/decisions/"+segment(id), nil)
 	if err != nil {
 		return nil, err
 	}

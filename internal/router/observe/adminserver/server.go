@@ -131,17 +131,17 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 	mux := http.NewServeMux()
 	add := func(pattern string, h http.Handler) { mux.Handle(pattern, s.guard(h, needs(pattern))) }
 	for pattern, h := range (routes{
-		"GET /admin/v1/status":         func(*http.Request) (any, error) { return r.Status(), nil },
-		"GET /admin/v1/workers":        func(*http.Request) (any, error) { return r.Workers(), nil },
-		"GET /admin/v1/ranks":          s.ranks,
-		"GET /admin/v1/decisions":      s.decisions,
-		"GET /admin/v1/decisions/{id}": s.decision,
-		"GET /admin/v1/index/stats":    func(*http.Request) (any, error) { return r.IndexStats(), nil },
-		"GET /admin/v1/index/children": s.indexChildren,
-		"GET /admin/v1/events":         s.events,
-		"GET /admin/v1/snapshot":       s.snapshot,
+		"GET /admin/v1/status":            func(*http.Request) (any, error) { return r.Status(), nil },
+		"GET /admin/v1/workers":           func(*http.Request) (any, error) { return r.Workers(), nil },
+		"GET /admin/v1/ranks":             s.ranks,
+		"GET /admin/v1/decisions":         s.decisions,
+		"GET /admin/v1/decisions/{id...}": s.decision, // an id may hold slashes
+		"GET /admin/v1/index/stats":       func(*http.Request) (any, error) { return r.IndexStats(), nil },
+		"GET /admin/v1/index/children":    s.indexChildren,
+		"GET /admin/v1/events":            s.events,
+		"GET /admin/v1/snapshot":          s.snapshot,
 	}) {
-		add(pattern, JSON(h))
+		add(pattern, s.json(h))
 	}
 	for pattern, h := range (routes{
 		"POST /admin/v1/workers":               s.addWorker,
@@ -157,7 +157,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		if c == nil {
 			h = notRunning
 		}
-		add(pattern, JSON(h))
+		add(pattern, s.json(h))
 	}
 	for pattern, h := range more {
 		add(pattern, h)
@@ -181,9 +181,29 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		t := a.Terms()
 		api.BoundBody(w, q, t.Body)
 		b := &boundWriter{ResponseWriter: w, time: t.Write}
-		mux.ServeHTTP(b, q)
+		mux.ServeHTTP(b, named(q))
 		b.by.Extend(w, t.Write) // what is not written yet
 	})
+}
+
+// named is a request whose path has no segment "." or "..": both are escaped, because here
+// they are names, such as the id that a client gave to its request. http.ServeMux would
+// redirect to another path.
+func named(q *http.Request) *http.Request {
+	segments := strings.Split(q.URL.EscapedPath(), "/")
+	found := false
+	for i, s := range segments {
+		if s == "." || s == ".." {
+			segments[i], found = strings.ReplaceAll(s, ".", "%2E"), true
+		}
+	}
+	if !found {
+		return q
+	}
+	q, u := q.WithContext(q.Context()), *q.URL // a copy of the request, and one of its URL
+	u.RawPath = strings.Join(segments, "/")
+	q.URL = &u
+	return q
 }
 
 // notRunning answers for a recording what only a router can do.
@@ -250,14 +270,34 @@ func (s *server) local(host string) bool {
 
 // JSON is a handler that answers with what h returns.
 func JSON(h func(*http.Request) (any, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		v, err := h(q)
-		if err != nil {
-			api.WriteError(w, q, err)
+	return answer(h, func(*http.Request, error) {})
+}
+
+// json is JSON with an event for each answer that fails because of the router itself: its
+// user gets no details.
+func (s *server) json(h func(*http.Request) (any, error)) http.Handler {
+	return answer(h, func(q *http.Request, err error) {
+		if s.c == nil || api.FromError(err).Code != api.CodeInternal {
 			return
 		}
-		raw, err := json.Marshal(v)
+		path := api.Clip(q.URL.Path)
+		s.r.Events().Add(eventlog.Event{
+			Kind: "admin_failed", Severity: eventlog.Error, Text: fmt.Sprintf("the admin API cannot answer %s %s: %v", q.Method, path, err),
+			Fields: map[string]any{"method": q.Method, "path": path},
+		})
+	})
+}
+
+// answer answers with what h returns, as JSON. failed gets an error before the client does.
+func answer(h func(*http.Request) (any, error), failed func(*http.Request, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		v, err := h(q)
+		var raw []byte
+		if err == nil {
+			raw, err = json.Marshal(v)
+		}
 		if err != nil {
+			failed(q, err)
 			api.WriteError(w, q, err)
 			return
 		}
@@ -555,6 +595,8 @@ func (s *server) route(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// As the receipts that are kept: what an engine does not report is -1, and not NaN.
+	c.Decision = c.Decision.Clone()
 	raw, err := json.Marshal(c)
 	if err != nil {
 		return nil, err

@@ -1,7 +1,10 @@
 package adminserver
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -15,17 +18,23 @@ import (
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// stand is a reader that shows events only.
-type stand struct{ events *eventlog.Log }
+// stand is a reader that shows events and receipts only.
+type stand struct {
+	events   *eventlog.Log
+	receipts *receipt.Ring
+}
 
-func newStand(events int) *stand { return &stand{eventlog.New(events, nil)} }
+func newStand(events int) *stand {
+	return &stand{eventlog.New(events, nil), receipt.NewRing(receipt.Options{Capacity: 16})}
+}
 
 func (s *stand) Now() time.Time               { return time.Now() }
 func (s *stand) Status() admin.Status         { return admin.Status{} }
 func (s *stand) Workers() admin.WorkerList    { return admin.WorkerList{} }
-func (s *stand) Receipts() *receipt.Ring      { return receipt.NewRing(receipt.Options{Capacity: 1}) }
+func (s *stand) Receipts() *receipt.Ring      { return s.receipts }
 func (s *stand) Events() *eventlog.Log        { return s.events }
 func (s *stand) IndexStats() admin.IndexStats { return admin.IndexStats{} }
 func (s *stand) IndexChildren(IndexQuery) (admin.IndexChildren, error) {
@@ -124,4 +133,87 @@ func ours(host, stated string) bool {
 		return ip.Unmap().IsLoopback()
 	}
 	return !strings.HasPrefix(host, "[") && (name == "localhost" || name == stated)
+}
+
+// deciding is a router that decides and does nothing else.
+type deciding struct {
+	Control
+	receipt receipt.Receipt
+	err     error
+}
+
+func (d *deciding) Route(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
+	c := d.receipt
+	return &c, d.err
+}
+
+// TestRouteWithoutFigures: a decision over engines that do not report the usage of their
+// caches is answered as a kept receipt is. An error of the router is an event.
+func TestRouteWithoutFigures(t *testing.T) {
+	s := newStand(4)
+	d := &deciding{receipt: receipt.Receipt{ID: "dry-run"}}
+	d.receipt.Decode.Candidates = []decision.Candidate{{Rank: "d0/dp0", KVUsage: math.NaN()}}
+	h := New(anybody(time.Second), s, d, nil)
+	route := func() (int, string) {
+		w := httptest.NewRecorder()
+		q := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/admin/v1/route", strings.NewReader(`{"prompt": "x"}`))
+		q.Host = "localhost:8001"
+		h.ServeHTTP(w, q)
+		return w.Code, w.Body.String()
+	}
+	if code, body := route(); code != http.StatusOK || !strings.Contains(body, `"kv_usage_ratio":-1`) {
+		t.Errorf("%d %s", code, body)
+	}
+	if !math.IsNaN(d.receipt.Decode.Candidates[0].KVUsage) {
+		t.Error("the router's own candidates were changed")
+	}
+	d.err = errors.New("no figures")
+	code, body := route()
+	events := s.events.Last(4)
+	if code != http.StatusInternalServerError || strings.Contains(body, "no figures") || len(events) != 1 || events[0].Kind != "admin_failed" || !strings.HasSuffix(events[0].Text, "POST /admin/v1/route: no figures") {
+		t.Errorf("%d %s, events %v", code, body, events)
+	}
+}
+
+// TestIDsThatArePaths: an id that a client chose is found by the client of the API, and by a
+// request that does not escape it, whatever it would be as a path. One that is unknown is
+// not found.
+func TestIDsThatArePaths(t *testing.T) {
+	s := newStand(4)
+	h := New(anybody(time.Second), s, nil, nil)
+	router := httptest.NewServer(h)
+	t.Cleanup(router.Close)
+	c, err := admin.NewClient(router.URL, admin.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	ids := []string{".", "..", "/", "a/b", "../decisions", "%2e", "%2F", "a?b=c#d", "..."}
+	unknown := func(id string) {
+		t.Helper()
+		var status *admin.StatusError
+		if raw, err := c.Decision(t.Context(), id); !errors.As(err, &status) || status.Status != http.StatusNotFound || status.Code != "decision_not_found" {
+			t.Errorf("%q, which is unknown: %s, %v", id, raw, err)
+		}
+	}
+	for _, id := range ids {
+		unknown(id)
+	}
+	unknown("")
+	for _, id := range ids {
+		live := s.receipts.Begin(time.Now())
+		live.Finish(func(r *receipt.Receipt) { r.RequestID = id })
+		var r receipt.Receipt
+		if raw, err := c.Decision(t.Context(), id); err != nil || json.Unmarshal(raw, &r) != nil || r.RequestID != id {
+			t.Errorf("%q: %s, %v", id, raw, err)
+		}
+	}
+	for _, id := range []string{".", ".."} {
+		if code, v := ask(t, h, "/admin/v1/decisions/"+id); code != http.StatusOK || v["request_id"] != id {
+			t.Errorf("%s unescaped: %d %v", id, code, v)
+		}
+	}
+	if code, v := ask(t, h, "/admin/v1/./decisions"); code != http.StatusNotFound {
+		t.Errorf("another path: %d %v", code, v)
+	}
 }

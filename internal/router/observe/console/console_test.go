@@ -204,7 +204,13 @@ func TestRoute(t *testing.T) {
 // TestConfig: settings are shown with who set them, a patch is the API's own, and a drain
 // goes on as it began.
 func TestConfig(t *testing.T) {
-	c := stand(t, func(*settings.Config) {})
+	c := stand(t, func(s *settings.Config) { s.Trace.Endpoint = "https://me:s3cret@collector" })
+	if raw, err := json.Marshal(c.Config()); err != nil || strings.Contains(string(raw), "s3cret") || !strings.Contains(string(raw), "https://redacted@collector") {
+		t.Errorf("the collector's password: %v %s", err, raw)
+	}
+	if err := c.Patch(map[string]any{"trace.endpoint": "https://other"}); err == nil || strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("a change that needs a restart: %v", err)
+	}
 	if err := c.Patch(map[string]any{"limits.queue": 7.0}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/table"
@@ -16,13 +17,13 @@ import (
 // Explain writes the decision in plain words: the text of dynctl explain.
 func (r *Receipt) Explain(w io.Writer) error {
 	b := &strings.Builder{}
-	fmt.Fprintf(b, "decision %s  request %s  %s\n", r.ID, cmp.Or(r.RequestID, "-"), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
-	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n", cmp.Or(r.Endpoint, "-"), cmp.Or(r.Model, "-"), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
+	printable.Fprintf(b, "decision %s  request %s  %s\n", r.ID, cmp.Or(r.RequestID, "-"), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
+	printable.Fprintf(b, "%s  model %s  %s  config revision %d\n", cmp.Or(r.Endpoint, "-"), cmp.Or(r.Model, "-"), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
 	if r.Key != "" {
-		fmt.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
+		printable.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
 	}
 	if r.QueuedMS > 0 {
-		fmt.Fprintf(b, "waited %.1f ms for a place behind %d other(s): %s\n", r.QueuedMS, r.QueuedBehind, r.QueuedFor)
+		printable.Fprintf(b, "waited %.1f ms for a place behind %d other(s): %s\n", r.QueuedMS, r.QueuedBehind, r.QueuedFor)
 	}
 	b.WriteString("\n")
 
@@ -32,34 +33,34 @@ func (r *Receipt) Explain(w io.Writer) error {
 	}
 	switch {
 	case in.Approximate:
-		fmt.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks)
+		printable.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks)
 	default:
-		fmt.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks, in.BlockSize)
+		printable.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks, in.BlockSize)
 	}
 	for i := range r.Earlier {
-		fmt.Fprintf(b, "attempt %d\n", r.Earlier[i].Attempt)
+		printable.Fprintf(b, "attempt %d\n", r.Earlier[i].Attempt)
 		explain(&r.Earlier[i], b)
 	}
 	if r.EarlierOmitted > 0 {
-		fmt.Fprintf(b, "and %d attempts more\n", r.EarlierOmitted)
+		printable.Fprintf(b, "and %d attempts more\n", r.EarlierOmitted)
 	}
 	if len(r.Earlier) > 0 {
-		fmt.Fprintf(b, "attempt %d, the last\n", r.Attempt)
+		printable.Fprintf(b, "attempt %d, the last\n", r.Attempt)
 	}
 	explain(&r.Decision, b)
 	r.whatIf(b)
 	r.legs(b)
 	for i := range r.Continued {
 		c := &r.Continued[i]
-		fmt.Fprintf(b, "6 continued  after %d tokens, at %.1f ms: %s left off (%s); the rest came from elsewhere", c.Tokens, c.AtMS, c.From, c.Reason)
+		printable.Fprintf(b, "6 continued  after %d tokens, at %.1f ms: %s left off (%s); the rest came from elsewhere", c.Tokens, c.AtMS, c.From, c.Reason)
 		if c.Dropped > 0 {
-			fmt.Fprintf(b, ", with %d tokens whose text had not been sent", c.Dropped)
+			printable.Fprintf(b, ", with %d tokens whose text had not been sent", c.Dropped)
 		}
 		b.WriteByte('\n')
 	}
 	r.outcome(b)
 	for _, n := range r.Notes {
-		fmt.Fprintf(b, "  note       %s\n", n)
+		printable.Fprintf(b, "  note       %s\n", n)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -78,15 +79,15 @@ func explain(d *decision.Decision, b *strings.Builder) {
 func phase(b *strings.Builder, title string, p *decision.Phase) {
 	switch p.Verdict {
 	case "chosen":
-		fmt.Fprintf(b, "%s   %s by %s: %s\n", title, p.Chosen, p.Policy, why(p))
+		printable.Fprintf(b, "%s   %s by %s: %s\n", title, p.Chosen, p.Policy, why(p))
 	case "no_candidates":
-		fmt.Fprintf(b, "%s   no rank serves this\n", title)
+		printable.Fprintf(b, "%s   no rank serves this\n", title)
 	case "all_busy":
-		fmt.Fprintf(b, "%s   every rank is busy\n", title)
+		printable.Fprintf(b, "%s   every rank is busy\n", title)
 	case "all_excluded":
-		fmt.Fprintf(b, "%s   every rank is excluded\n", title)
+		printable.Fprintf(b, "%s   every rank is excluded\n", title)
 	default:
-		fmt.Fprintf(b, "%s   not ranked\n", title)
+		printable.Fprintf(b, "%s   not ranked\n", title)
 	}
 	if len(p.Candidates) == 0 {
 		return
@@ -133,7 +134,7 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		b.WriteString("             ? = what it holds is not known: its KV events were not trusted, and it counted as holding nothing\n")
 	}
 	if p.Omitted > 0 {
-		fmt.Fprintf(b, "             and %d more ranks\n", p.Omitted)
+		printable.Fprintf(b, "             and %d more ranks\n", p.Omitted)
 	}
 }
 
@@ -199,11 +200,11 @@ func path(d *decision.Decision, b *strings.Builder) {
 	cached := d.Inputs.ISL - d.EffISL
 	switch d.Path {
 	case "":
-		fmt.Fprintf(b, "3 path       none: %s\n", cmp.Or(d.ReasonText, "-"))
+		printable.Fprintf(b, "3 path       none: %s\n", cmp.Or(d.ReasonText, "-"))
 	default:
-		fmt.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", d.Path, cmp.Or(d.ReasonText, "-"), cached, d.Inputs.ISL)
+		printable.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", d.Path, cmp.Or(d.ReasonText, "-"), cached, d.Inputs.ISL)
 		if d.Path == "remote" && d.Connector != "" {
-			fmt.Fprintf(b, ", KV over %s", d.Connector)
+			printable.Fprintf(b, ", KV over %s", d.Connector)
 		}
 		b.WriteByte('\n')
 	}
@@ -219,9 +220,9 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 		return
 	}
 	costs := func(path string, w decision.Work, where string) {
-		fmt.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, cmp.Or(where, "-"), w.Compute, w.Queued)
+		printable.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, cmp.Or(where, "-"), w.Compute, w.Queued)
 		if w.Transfer > 0 {
-			fmt.Fprintf(b, " and move %d", w.Transfer)
+			printable.Fprintf(b, " and move %d", w.Transfer)
 		}
 	}
 	taken := p.Local
@@ -231,19 +232,19 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 	} else {
 		costs("remote", p.Remote, r.Prefill.Chosen)
 	}
-	fmt.Fprintf(b, "; taken: %d tokens behind %d\n", taken.Compute, taken.Queued)
+	printable.Fprintf(b, "; taken: %d tokens behind %d\n", taken.Compute, taken.Queued)
 	if p.CostRevision > 0 {
-		fmt.Fprintf(b, "  costs      local %.1f ms, remote %.1f ms, by revision %d of what was learned\n", p.LocalMS, p.RemoteMS, p.CostRevision)
+		printable.Fprintf(b, "  costs      local %.1f ms, remote %.1f ms, by revision %d of what was learned\n", p.LocalMS, p.RemoteMS, p.CostRevision)
 	}
 }
 
 func (r *Receipt) legs(b *strings.Builder) {
 	for i := range r.Legs {
 		l := &r.Legs[i]
-		fmt.Fprintf(b, "6 leg        %s on %s, attempt %d: ", l.Kind, l.Rank, l.Attempt)
+		printable.Fprintf(b, "6 leg        %s on %s, attempt %d: ", l.Kind, l.Rank, l.Attempt)
 		switch {
 		case l.Status > 0:
-			fmt.Fprintf(b, "HTTP %d", l.Status)
+			printable.Fprintf(b, "HTTP %d", l.Status)
 		case l.EndMS >= 0:
 			b.WriteString("no answer")
 		default:
@@ -254,19 +255,19 @@ func (r *Receipt) legs(b *strings.Builder) {
 			ms   float64
 		}{{"sent", l.DispatchMS}, {"first byte", l.FirstByteMS}, {"end", l.EndMS}} {
 			if t.ms >= 0 {
-				fmt.Fprintf(b, ", %s %.1f ms", t.name, t.ms)
+				printable.Fprintf(b, ", %s %.1f ms", t.name, t.ms)
 			}
 		}
 		if l.Error != "" {
-			fmt.Fprintf(b, "; %s", l.Error)
+			printable.Fprintf(b, "; %s", l.Error)
 		}
 		if l.RetryReason != "" {
-			fmt.Fprintf(b, "; given up: %s", l.RetryReason)
+			printable.Fprintf(b, "; given up: %s", l.RetryReason)
 		}
 		b.WriteByte('\n')
 	}
 	if r.LegsOmitted > 0 {
-		fmt.Fprintf(b, "             and %d more legs\n", r.LegsOmitted)
+		printable.Fprintf(b, "             and %d more legs\n", r.LegsOmitted)
 	}
 }
 
@@ -276,25 +277,25 @@ func (r *Receipt) outcome(b *strings.Builder) {
 		b.WriteString("7 outcome    still running\n")
 		return
 	}
-	fmt.Fprintf(b, "7 outcome    HTTP %d", o.Status)
+	printable.Fprintf(b, "7 outcome    HTTP %d", o.Status)
 	if o.Finish != "" {
-		fmt.Fprintf(b, ", finish %s", o.Finish)
+		printable.Fprintf(b, ", finish %s", o.Finish)
 	}
 	if o.TTFTMS >= 0 {
-		fmt.Fprintf(b, ", TTFT %.1f ms", o.TTFTMS)
+		printable.Fprintf(b, ", TTFT %.1f ms", o.TTFTMS)
 	}
 	if o.E2EMS >= 0 {
-		fmt.Fprintf(b, ", E2E %.1f ms", o.E2EMS)
+		printable.Fprintf(b, ", E2E %.1f ms", o.E2EMS)
 	}
 	if o.ITL.Count > 0 {
-		fmt.Fprintf(b, ", ITL mean %.1f p99 %.1f ms", o.ITL.MeanMS, o.ITL.P99MS)
+		printable.Fprintf(b, ", ITL mean %.1f p99 %.1f ms", o.ITL.MeanMS, o.ITL.P99MS)
 	}
 	if o.CompletionTokens >= 0 {
-		fmt.Fprintf(b, ", %d tokens out", o.CompletionTokens)
+		printable.Fprintf(b, ", %d tokens out", o.CompletionTokens)
 	}
 	b.WriteByte('\n')
 	if o.CachedTokens >= 0 {
-		fmt.Fprintf(b, "             cached tokens: predicted %d, the engine says %d\n", r.Predicted.CachedTokens, o.CachedTokens)
+		printable.Fprintf(b, "             cached tokens: predicted %d, the engine says %d\n", r.Predicted.CachedTokens, o.CachedTokens)
 	}
 	switch {
 	case o.SilentRecompute:
@@ -303,10 +304,10 @@ func (r *Receipt) outcome(b *strings.Builder) {
 		b.WriteString("             the client left before the end\n")
 	}
 	if o.NotContinued != "" {
-		fmt.Fprintf(b, "             not continued: %s\n", o.NotContinued)
+		printable.Fprintf(b, "             not continued: %s\n", o.NotContinued)
 	}
 	if o.ErrorCode != "" || o.Error != "" {
-		fmt.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(o.Error, "-"))
+		printable.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(o.Error, "-"))
 	}
 }
 

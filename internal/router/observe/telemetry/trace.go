@@ -2,11 +2,17 @@ package telemetry
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/url"
+	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -26,16 +32,60 @@ type Tracer struct {
 
 // NewTracer sends spans to an OTLP/HTTP collector at endpoint (a URL), keeping
 // the given share of the traces that begin here; traces that a client began
-// follow the client's sampling flag. An empty endpoint gives a nil Tracer.
+// follow the client's sampling flag. A name and password in the URL are sent as basic
+// authentication. An empty endpoint gives a nil Tracer.
 func NewTracer(ctx context.Context, endpoint string, sample float64, version string) (*Tracer, error) {
 	if endpoint == "" {
 		return nil, nil
 	}
-	exp, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(endpoint))
+	u, err := url.Parse(endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("trace exporter for %s: %w", endpoint, err)
+		return nil, errors.New("trace.endpoint is not a URL") // without it, since it may hold a password
+	}
+	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(endpoint)}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		basic := base64.StdEncoding.EncodeToString([]byte(u.User.Username() + ":" + password))
+		options = append(options, otlptracehttp.WithHeaders(map[string]string{"Authorization": "Basic " + basic}))
+	}
+	exp, err := otlptracehttp.New(ctx, options...)
+	if err != nil {
+		return nil, fmt.Errorf("trace exporter for %s: %w", u.Host, err)
 	}
 	return newTracer(sdktrace.NewBatchSpanProcessor(exp), sample, version), nil
+}
+
+// errorInterval is the least time between two lines about spans that could not be sent.
+const errorInterval = time.Minute
+
+// LogErrors makes OpenTelemetry, which has one handler of errors for the whole process, log
+// by a router's logger. Each batch of spans that a collector does not take is an error: the
+// first is logged, and then one a minute at most, with the number of those between.
+func LogErrors(log *slog.Logger) {
+	otel.SetErrorHandler(&exportErrors{log: log})
+	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
+}
+
+// exportErrors is an otel.ErrorHandler.
+type exportErrors struct {
+	log *slog.Logger
+
+	mu      sync.Mutex // guards the following
+	last    time.Time  // of the newest line
+	skipped int        // since then
+}
+
+// Handle implements otel.ErrorHandler.
+func (e *exportErrors) Handle(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	if !e.last.IsZero() && now.Sub(e.last) < errorInterval {
+		e.skipped++
+		return
+	}
+	e.log.Warn("spans cannot be sent (trace.endpoint): "+err.Error(), "more_errors_before", e.skipped)
+	e.last, e.skipped = now, 0
 }
 
 func newTracer(p sdktrace.SpanProcessor, sample float64, version string) *Tracer {
