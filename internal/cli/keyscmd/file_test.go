@@ -30,10 +30,10 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(holdFile); path != "" {
 		f, _, err := lock(context.Background(), path, patient)
 		if err != nil {
-			fmt.Println(err)
+			fmt.Fprintln(os.Stdout, err)
 			os.Exit(1)
 		}
-		fmt.Println("locked")
+		fmt.Fprintln(os.Stdout, "locked")
 		_, _ = io.Copy(io.Discard, os.Stdin) // until it is killed, or its parent is
 		runtime.KeepAlive(f)
 		os.Exit(1)

@@ -235,7 +235,7 @@ func TestRefusals(t *testing.T) {
 				a := g.list[0]
 				elapse(5 * time.Second)
 				report(t, g.o, a, Refused) // its trial
-				if e := a.State.Ejection(); e == nil || usable(a) || e.Until.Sub(time.Now()) != 5*time.Second {
+				if e := a.State.Ejection(); e == nil || usable(a) || time.Until(e.Until) != 5*time.Second {
 					t.Errorf("after a refused trial: %+v", e)
 				}
 				elapse(5 * time.Second)

@@ -21,7 +21,7 @@ func TestExportErrors(t *testing.T) {
 		e := &exportErrors{log: slog.New(slog.NewJSONHandler(&b, nil))}
 		for range 25 { // two minutes
 			e.Handle(errors.New("connection refused"))
-			time.Sleep(5 * time.Second)
+			<-time.After(5 * time.Second)
 		}
 		var skipped []int
 		for line := range strings.Lines(b.String()) {
