@@ -157,10 +157,14 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 		return x.fail(phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
-	if u.Stale() && x.d.Run.History.MayBeStale(phase) {
+	stale := u.Stale() && x.d.Run.History.MayBeStale(phase)
+	if stale {
 		reason = attempt.Stale
 	}
-	return x.fail(phase, w, reason, u.Sent, err)
+	f := x.fail(phase, w, reason, u.Sent, err)
+	// An engine that has died of the request looks the same.
+	f.Alive = stale && x.r.monitor.Answers(x.ctx, w)
+	return f
 }
 
 // legRefused turns an answer that is not 2xx into a failure, which keeps it for

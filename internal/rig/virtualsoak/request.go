@@ -486,7 +486,7 @@ func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Rea
 	q.leaveMove()
 	f := attempt.Failure{
 		Worker: n.worker.State, Name: n.name, Phase: phase, Reason: reason, Sent: reason != attempt.Connect && reason != attempt.Ejected,
-		Admission: q.leave[phaseIndex(phase)],
+		Admission: q.leave[phaseIndex(phase)], Alive: reason == attempt.Stale && n.up && !n.hang,
 	}
 	if from != nil {
 		f.Other = from.worker.State

@@ -49,6 +49,8 @@ type Failure struct {
 	Admission health.Admission
 	// Other is the worker of the other leg where that had a part in this one.
 	Other *workers.State
+	// Alive says of a stale connection that the worker has shown a sign of life since.
+	Alive bool
 	// OtherLost says that the other worker, which had the request at the same time, gives
 	// no sign of life either.
 	OtherLost bool
@@ -125,7 +127,7 @@ func (h *History) Add(f Failure) {
 	switch {
 	case f.MayHaveDied():
 		h.lose(Loss{f.Worker, true})
-	case f.Reason == Stale:
+	case f.Reason == Stale && !f.Alive:
 		h.lose(Loss{f.Worker, false})
 	case f.Sent && f.Reason != Canceled:
 		h.Answered(f.Worker)

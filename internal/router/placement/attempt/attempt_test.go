@@ -164,6 +164,10 @@ var (
 func TestAnswered(t *testing.T) {
 	a, b := &workers.State{}, &workers.State{}
 	var h History
+	h.Add(Failure{Worker: a, Phase: prefill, Reason: Stale, Sent: true, Alive: true})
+	if len(h.Lost) != 0 {
+		t.Errorf("it shows a sign of life, and is lost: %+v", h.Lost)
+	}
 	h.Add(Failure{Worker: a, Phase: prefill, Reason: Stale, Sent: true})
 	h.Add(Failure{Worker: b, Phase: decode, Reason: Reset, Sent: true})
 	if h.Answered(b); len(h.Lost) != 2 {
