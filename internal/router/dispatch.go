@@ -209,8 +209,11 @@ func (x *exchange) carryOut() error {
 	}()
 	if p.Path == decide.Local {
 		x.sends()
-		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
-		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
+		now := time.Now()
+		r.asker.Sent(d, decode.Worker, decode.Rank, now)
+		err := x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
+		x.unsent(err, decode, now)
+		return err
 	}
 	return x.remote(decode, held, before)
 }
@@ -244,6 +247,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before r
 	r, d := x.r, &x.d
 	_, claim := d.Run.Claims()
 	prefill := d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex]
+	now := time.Now()
 	transfer := x.handedOver(before, prefill, decode)
 	if transfer == nil {
 		var err error
@@ -252,20 +256,21 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before r
 			return err
 		}
 		x.sends()
-		r.asker.Sent(d, prefill.Worker, prefill.Rank, time.Now())
-		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
+		r.asker.Sent(d, prefill.Worker, prefill.Rank, now)
+		r.asker.Sent(d, decode.Worker, decode.Rank, now)
 		if transfer.Mode() == disagg.Concurrent {
 			return x.concurrent(transfer, prefill, claim, decode, held)
 		}
 		if err := x.prefillLeg(x.ctx, transfer, prefill, claim); err != nil {
 			x.report(selector.Decode, health.Canceled) // nothing was sent to it
+			x.unsent(err, prefill, now)
 			return err
 		}
 		d.Run.History.Answered(prefill.Worker.State)
 		x.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
 	} else {
 		x.sends()
-		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
+		r.asker.Sent(d, decode.Worker, decode.Rank, now)
 	}
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
@@ -273,6 +278,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before r
 		return attempt.NewError(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
 	err = x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
+	x.unsent(err, decode, now)
 	var f *attempt.Error
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
@@ -282,6 +288,13 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before r
 		}
 	}
 	return err
+}
+
+// unsent takes back that a rank is predicted to have the prompt, if it has refused it.
+func (x *exchange) unsent(err error, p disagg.Peer, sent time.Time) {
+	if f, ok := errors.AsType[*attempt.Error](err); ok && f.Reason == attempt.Overloaded && f.Worker == p.Worker.State {
+		x.r.asker.Refused(&x.d, p.Worker, p.Rank, sent)
+	}
 }
 
 // mayBeLost finds out whether the engine of the other leg, which had the request at the

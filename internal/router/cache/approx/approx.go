@@ -58,6 +58,8 @@ type segment struct {
 	rank       kvindex.Rank
 	names      []uint64 // sequence hashes, one at least
 	expires    time.Time
+	made       time.Time // when it was sent first
+	grown      bool      // others may hang below it
 	prev, next *segment
 }
 
@@ -151,6 +153,23 @@ func (x *Index) Sent(r kvindex.Rank, number uint64, locals, seq []uint64, now ti
 	clear(x.path)
 }
 
+// Refused takes back what Sent has predicted at a time: the engine refused the prompt. What
+// was there before stays, and so does what other prompts have added since.
+func (x *Index) Refused(r kvindex.Rank, number uint64, seq []uint64, sent time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if has, ok := x.numbers[r]; !ok || has != number || len(seq) == 0 {
+		return
+	}
+	if x.walk(r, seq) == len(seq) {
+		s := x.path[len(x.path)-1]
+		if !s.grown && s.made.Equal(sent) && s.expires.Equal(sent.Add(x.ttl)) {
+			x.cut(s, len(s.names))
+		}
+	}
+	clear(x.path)
+}
+
 // walk finds the segments that hold the head of a prompt and how many blocks
 // that is. A segment of which the prompt uses a part only is split.
 func (x *Index) walk(r kvindex.Rank, seq []uint64) (known int) {
@@ -164,8 +183,8 @@ func (x *Index) walk(r kvindex.Rank, seq []uint64) (known int) {
 		x.path = append(x.path, s)
 		known += n
 		if n < len(s.names) {
-			tail := &segment{rank: r, names: slices.Clone(s.names[n:]), expires: s.expires}
-			s.names = slices.Clone(s.names[:n])
+			tail := &segment{rank: r, names: slices.Clone(s.names[n:]), expires: s.expires, made: s.made, grown: s.grown}
+			s.names, s.grown = slices.Clone(s.names[:n]), true
 			tail.insert(s)
 			x.starts[key{r, tail.names[0]}] = tail
 			break
@@ -212,8 +231,9 @@ func (x *Index) extend(r kvindex.Rank, locals, seq []uint64, known int, expires 
 		x.idx.ClearRank(r)
 		return
 	}
-	s := &segment{rank: r, names: slices.Clone(fresh), expires: expires}
+	s := &segment{rank: r, names: slices.Clone(fresh), expires: expires, made: expires.Add(-x.ttl)}
 	s.insert(at)
+	at.grown = true
 	x.starts[key{r, s.names[0]}] = s
 	x.blocks += len(s.names)
 }

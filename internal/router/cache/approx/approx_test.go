@@ -55,6 +55,63 @@ func TestPredictionsExpireAndAreRefreshed(t *testing.T) {
 	}
 }
 
+// TestRefused: what an engine refused is not predicted for it; what it had before is, and
+// what others were sent meanwhile.
+func TestRefused(t *testing.T) {
+	now := time.Unix(1000, 0)
+	later := now.Add(time.Second)
+	head, headSeq := chain(1, 2)
+	l, s := chain(1, 2, 3, 4)
+	longer, longerSeq := chain(1, 2, 3, 4, 5)
+	for name, c := range map[string]struct {
+		do   func(x *Index)
+		want int
+	}{
+		"a new prompt": {func(x *Index) { x.Sent(0, 1, l, s, now); x.Refused(0, 1, s, now) }, 0},
+		"behind a known head": {func(x *Index) {
+			x.Sent(0, 1, head, headSeq, now)
+			x.Sent(0, 1, l, s, later)
+			x.Refused(0, 1, s, later)
+		}, 2},
+		"a known prompt": {func(x *Index) {
+			x.Sent(0, 1, l, s, now)
+			x.Sent(0, 1, l, s, later)
+			x.Refused(0, 1, s, later)
+		}, 4},
+		"sent again meanwhile": {func(x *Index) {
+			x.Sent(0, 1, l, s, now)
+			x.Sent(0, 1, l, s, later)
+			x.Refused(0, 1, s, now)
+		}, 4},
+		"grown meanwhile": {func(x *Index) {
+			x.Sent(0, 1, l, s, now)
+			x.Sent(0, 1, longer, longerSeq, later)
+			x.Refused(0, 1, s, now)
+		}, 4},
+		"shared in part meanwhile": {func(x *Index) {
+			x.Sent(0, 1, l, s, now)
+			x.Sent(0, 1, head, headSeq, later)
+			x.Refused(0, 1, s, now)
+		}, 2},
+		"by another rank":  {func(x *Index) { x.Sent(0, 1, l, s, now); x.Refused(1, 1, s, now) }, 4},
+		"of another life":  {func(x *Index) { x.Sent(0, 1, l, s, now); x.Refused(0, 2, s, now) }, 4},
+		"forgotten before": {func(x *Index) { x.Sent(0, 1, l, s, now); x.RemoveRank(0); x.Refused(0, 1, s, now) }, 0},
+	} {
+		x := newIndex(t, Options{TTL: time.Minute})
+		c.do(x)
+		if got := depth(x, 0, l); got != c.want {
+			t.Errorf("%s: %d blocks are predicted, want %d", name, got, c.want)
+		}
+		var blocks int
+		for at := x.list.next; at != &x.list; at = at.next {
+			blocks += len(at.names)
+		}
+		if blocks != x.Blocks() || x.idx.Blocks(0) != blocks {
+			t.Errorf("%s: %d blocks in segments, %d counted, %d in the index", name, blocks, x.Blocks(), x.idx.Blocks(0))
+		}
+	}
+}
+
 func TestPredictionsAreBounded(t *testing.T) {
 	x := newIndex(t, Options{TTL: time.Hour, MaxBlocks: 100})
 	now := time.Unix(0, 0)

@@ -159,16 +159,30 @@ func (a *Asker) take(d *Question) {
 
 // Sent notes for approximate routing that a prompt went to a rank.
 func (a *Asker) Sent(d *Question, w *workers.Worker, k *workers.Rank, now time.Time) {
+	if h := a.predicted(d, w, k); h != nil {
+		a.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
+	}
+}
+
+// Refused takes back what Sent noted at a time: the engine had no room for the prompt.
+func (a *Asker) Refused(d *Question, w *workers.Worker, k *workers.Rank, sent time.Time) {
+	if h := a.predicted(d, w, k); h != nil {
+		a.from.Predicted.Refused(kvindex.Rank(k.Slot), k.Number, h.seq, sent)
+	}
+}
+
+// predicted is the prompt as it is predicted for a rank; nil for one whose events are known.
+func (a *Asker) predicted(d *Question, w *workers.Worker, k *workers.Rank) *hashes {
 	if !d.Chunked && a.from.Fleet.Fed(k) {
-		return
+		return nil
 	}
 	size := d.Settings.BlockOf(w)
 	for i := range d.views[:d.used] {
 		if h := &d.views[i]; d.Chunked || h.blockSize == size {
-			a.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
-			return
+			return h
 		}
 	}
+	return nil
 }
 
 // drawer gives the random numbers of decisions.
