@@ -72,7 +72,7 @@ func New(capacity int, now func() time.Time) *Log {
 }
 
 // Tap has f called for every event after it was stored, on the writer's goroutine: it must
-// return quickly. It is for whoever makes the log, before others write to it.
+// return quickly. The maker of the log calls it, before others write to it.
 func (l *Log) Tap(f func(Event)) { l.taps = append(l.taps, f) }
 
 // Add stores an event, overwriting the oldest when the ring is full, and

@@ -228,7 +228,7 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 	return a, nil
 }
 
-// sources are where workers come from besides the settings.
+// sources are where workers come from, other than the settings.
 type sources struct {
 	file *discovery.File // nil unless there is a file of workers
 	kube *kube.Source    // nil unless pods are looked for

@@ -231,7 +231,7 @@ func (c *chaos) run(ctx context.Context) {
 		case k < 20:
 			c.reuseSlot(ctx, rng.IntN(2) == 0)
 		case k < 23:
-			c.wg.Wait() // whoever dies then dies of the request
+			c.wg.Wait() // what dies from here on dies of the request
 			c.failed(&Fault{From: time.Now(), Kind: doDeadly}, c.deadly(context.WithoutCancel(ctx), rng.IntN(1<<20)))
 		default:
 			c.strike(ctx, rng)

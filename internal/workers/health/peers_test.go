@@ -11,7 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// group has workers of which each step sends a request to one, in turns.
+// group sends one request at a time to its workers, in turns.
 type group struct {
 	t      *testing.T
 	o      *Outliers

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Grace is how long a prefill leg may outlast its decode leg, and how long a leg goes on
+// Grace is how long a prefill leg may outlast its decode leg, and how long a leg continues
 // after the other one has failed in a way that may be its own, too.
 const Grace = time.Second
 
