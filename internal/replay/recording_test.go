@@ -157,8 +157,12 @@ func plan(d *trace.Decision) {
 }
 
 var (
-	testSettings = &decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 1 << 20}}
-	testWorkers  = func() (list []*workers.Worker) {
+	testSettings = func() *decide.Settings {
+		weights := selector.DefaultWeights()
+		weights.StepTokens = 0 // the prompts here are shorter than a step
+		return &decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: weights, Rule: decide.Rule{Threshold: 1 << 20}}
+	}()
+	testWorkers = func() (list []*workers.Worker) {
 		for i := range testRanks {
 			list = append(list, &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM, Role: workers.Aggregated})
 		}

@@ -140,6 +140,8 @@ var rows = []*Row{
 		Help: "what a cached block in a remote store counts, as a share of one on the device"},
 	{Key: "routing.credit_decay", Flag: "overlap-credit-decay", At: func(c *Config) any { return &c.Routing.Weights.CreditDecay }, Default: weights.CreditDecay, Check: weight, WhatIf: true,
 		Help: "how fast the credit fades on ranks with more prefill work"},
+	{Key: "routing.step_tokens", Flag: "step-tokens", At: func(c *Config) any { return &c.Routing.Weights.StepTokens }, Default: weights.StepTokens, Check: weight, WhatIf: true,
+		Help: "uncached `TOKENS` of a prompt that an engine computes in about the time of an empty step: in the kv cost, cached blocks save nothing below that"},
 	{Key: "routing.prefill_load_scale", Flag: "prefill-load-scale", At: func(c *Config) any { return &c.Routing.Weights.PrefillLoadScale }, Default: weights.PrefillLoadScale, Check: weight, WhatIf: true,
 		Help: "weight of prefill work in the kv cost"},
 	{Key: "routing.queue_weight", Flag: "queue-weight", At: func(c *Config) any { return &c.Routing.Weights.Queue }, Default: weights.Queue, Check: weight, WhatIf: true,

@@ -321,7 +321,7 @@ func TestJudge(t *testing.T) {
 	} {
 		s := usual()
 		s.Rule.Threshold, s.Weights, s.Busy.PrefillTokens = c.threshold, selector.Weights{Queue: 9}, 1
-		q := prompt(160)
+		q := prompt(416)
 		q.Chances[0].Turn, q.Chances[1].Turn = c.turn, c.turn
 		var r Run
 		r.Begin(q)
@@ -335,13 +335,13 @@ func TestJudge(t *testing.T) {
 		}
 	}
 	var r Run
-	// Without prefill ranks four answers wait for ten blocks, at 1/16 of a block each.
-	q := prompt(160)
+	// Without prefill ranks four answers wait for 26 blocks, at 1/16 of a block each.
+	q := prompt(416)
 	q.Chances[0].Turn = 0
 	r.Begin(q)
 	r.Decide(usual(), list[:2], 16, fleet)
 	r.In.Decode.Candidates[0].ActiveRequests = 4
-	if got, ok := r.Judge(); !ok || got != (Judgement{RegretBlocks: 4.5, MostTokens: 32}) {
+	if got, ok := r.Judge(); !ok || got != (Judgement{RegretBlocks: 8.5, MostTokens: 32}) {
 		t.Errorf("without prefill ranks: %+v, %v", got, ok)
 	}
 	r.Begin(prompt(160))

@@ -113,6 +113,7 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 			// prefix does not pay for the work of others.
 			t.Prefill = prompt
 			t.Queue = float64(w.Queue * queued)
+			t.OverlapCredit = min(t.OverlapCredit, max(prompt-w.StepTokens/bs, 0))
 			t.Spread = w.Spread * float64(c.FreshTokens) / bs
 			compute := max(prompt-t.OverlapCredit, 0)
 			if in.Phase != Prefill {

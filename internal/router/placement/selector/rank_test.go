@@ -234,6 +234,32 @@ func TestTierCredits(t *testing.T) {
 	}
 }
 
+// TestStepTokens: what a hit saves of one step is nothing, whatever the prompt's length;
+// ranks that are otherwise equal still go by their hits.
+func TestStepTokens(t *testing.T) {
+	for _, c := range []struct {
+		isl, overlap int
+		active       int // decode blocks of the rank with the hit
+		credit       float64
+		first        string
+	}{
+		{64, 4, 5, 0, "cold"},
+		{64, 4, 0, 0, "warm"},
+		{256, 16, 5, 0, "cold"},
+		{320, 4, 5, 4, "warm"},
+		{320, 20, 5, 4, "warm"},
+		{320, 20, 40, 4, "cold"},
+		{6400, 300, 2000, 300, "warm"},
+	} {
+		in := Input{Phase: Decode, Policy: KV, Weights: DefaultWeights(), ISL: c.isl, BlockSize: 16, Candidates: []decision.Candidate{
+			{Rank: "cold"}, {Rank: "warm", OverlapBlocks: c.overlap, DecodeBlocks: c.active},
+		}}
+		if order, _ := rank(in); order[0] != c.first || in.Candidates[1].OverlapCredit != c.credit {
+			t.Errorf("%+v: %s first, a credit of %v", c, order[0], in.Candidates[1].OverlapCredit)
+		}
+	}
+}
+
 // Costs of 18, 10 and 11, as in the worked example of Dynamo's documentation:
 // the second is chosen.
 func TestDynamoCost(t *testing.T) {

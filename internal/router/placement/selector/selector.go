@@ -42,6 +42,10 @@ type Weights struct {
 	// than the least busy candidate: credit / (1 + CreditDecay × excess), the
 	// excess counted in lengths of this prompt.
 	CreditDecay float64 `json:"credit_decay"`
+	// StepTokens is how many uncached tokens of a prompt an engine computes in about
+	// the time of one step without any, in policy kv: cached blocks take no more off
+	// the prefill term than what is above it. 0 counts every block.
+	StepTokens float64 `json:"step_tokens,omitempty"`
 	// PrefillLoadScale multiplies the prefill term.
 	PrefillLoadScale float64 `json:"prefill_load_scale"`
 	// Queue multiplies the prompt blocks that are queued or being prefilled on
@@ -64,9 +68,9 @@ type Weights struct {
 
 // DefaultWeights are the weights that the router starts with; see
 // docs/adr/0004-cost-function.md for how Queue, Stall and Spread were chosen, and
-// docs/policies.md for DecodeLoad. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
+// docs/policies.md for DecodeLoad; StepTokens is from the ADR, too. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
 func DefaultWeights() Weights {
-	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 8, Stall: 1.0 / 16, Spread: 1.0 / 128}
+	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, StepTokens: 256, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 8, Stall: 1.0 / 16, Spread: 1.0 / 128}
 }
 
 // Held is how many blocks of the prompt a candidate holds: those on its device, and
