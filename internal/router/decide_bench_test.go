@@ -162,25 +162,24 @@ func BenchmarkObserved(b *testing.B) {
 				b.Fatal(err)
 			}
 			facts := disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: disagg.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
-			x := &exchange{}
-			x.d.Reset()
-			x.r, x.ep, x.ctx, x.model, x.path = r, ep, b.Context(), "bench", "local"
-			x.d.Settings, x.d.Fleet, x.d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
-			x.d.List = x.d.Fleet.Model("bench")
-			x.d.Prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
-			x.d.Run.Request.Facts = facts
-			r.asker.Decide(&x.d)
-			if x.d.Run.Plan.Err != nil {
-				b.Fatal(x.d.Run.Plan.Err)
+			x := r.acquire(nil, nil)
+			x.ctx, x.call.Endpoint, x.call.Model = b.Context(), ep, "bench"
+			d := &x.call.Question
+			d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
+			d.List = d.Fleet.Model("bench")
+			d.Prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
+			d.Run.Request.Facts = facts
+			r.asker.Decide(d)
+			if d.Run.Plan.Err != nil {
+				b.Fatal(d.Run.Plan.Err)
 			}
-			peer := x.d.Run.In.DecodePeers[x.d.Run.Plan.DecodeIndex]
+			peer := d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex]
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
 				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
-				x.book = account.Request{To: &r.sinks, Live: r.receipts.Begin(x.start), Question: &x.d, Endpoint: ep, Model: x.model, Start: x.start}
-				x.decision = x.book.Live.ID()
-				r.metrics.Tokenized(string(x.d.Prompt.Source))
+				x.book = account.Request{To: &r.sinks, Live: r.receipts.Begin(x.start), Question: d, Endpoint: ep, Model: x.call.Model, Start: x.start}
+				r.metrics.Tokenized(string(d.Prompt.Source))
 				x.book.Decided()
 				leg := x.book.BeginLeg(selector.Decode, peer, nil)
 				leg.Head(http.StatusOK)

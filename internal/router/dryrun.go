@@ -16,38 +16,38 @@ import (
 func (r *Router) dryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 	x := r.acquire(nil, nil)
 	defer x.release()
-	x.ctx, x.ep, x.d.Dry = ctx, ep, true
-	x.d.Settings = r.settings.Load()
-	if err := x.view.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
+	x.ctx, x.call.Endpoint, x.call.Question.Dry = ctx, ep, true
+	x.call.Question.Settings = r.settings.Load()
+	if err := x.call.View.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
 		return nil, err
 	}
-	x.asked = x.view.Model
+	x.call.Name = x.call.View.Model
 	if err := x.findModel(); err != nil {
 		return nil, err
 	}
-	q := &x.d.Run.Request
+	q := &x.call.Question.Run.Request
 	var err error
 	if q.Force, err = disagg.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
-	x.d.FindSession(in.Session, &x.view)
+	x.call.Question.FindSession(in.Session, &x.call.View)
 	if err := x.follows(); err != nil {
 		return nil, err
 	}
-	x.findPrompt()
-	r.asker.Decide(&x.d)
+	x.r.asker.Read(ctx, &x.call.Question, ep, ep.Kind, &x.call.View)
+	r.asker.Decide(&x.call.Question)
 	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.Settings.Revision,
+		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Question.Settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	for _, n := range x.d.Notes() {
+	for _, n := range x.call.Question.Notes() {
 		c.Note(n)
 	}
-	r.sinks.Fill(c, &x.d)
-	if _, busy := x.d.Run.Busy(); busy {
-		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.model)
+	r.sinks.Fill(c, &x.call.Question)
+	if _, busy := x.call.Question.Run.Busy(); busy {
+		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
 		for _, q := range r.ranks.States() {
-			if q.Queue == x.model {
+			if q.Queue == x.call.Model {
 				v := state.Queue(q, time.Now())
 				text += "; there " + v.Text()
 			}

@@ -10,89 +10,67 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outcome"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/access"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// exchange is one client request from its first byte to its last.
+// exchange is the door: one client request from its first byte to its last. It admits,
+// authenticates, reads and tokenizes the request, has the call answered, and copies the
+// answer to the client.
 type exchange struct {
-	perRequest
-	view api.View
-	d    question.Question
-	// legs is the memory of the requests to engines, decode and prefill.
-	legs [2]rewrite.Scratch
-}
-
-// perRequest is what is reset before an exchange serves another request.
-type perRequest struct {
 	r     *Router
 	w     http.ResponseWriter
 	req   *http.Request
 	ctx   context.Context
 	start time.Time
-
-	id  string      // X-Request-Id
-	key *access.Key // nil for a request that shows none
-	// salted says that the view's salt is the router's.
-	salted bool
-	ep     *api.Endpoint
-	body   *api.Body
-	form   *api.Form // nil unless the body is one
-	// asked is the model in the client's words, model in the engines'.
-	asked, model string
-
-	decision string // its id
-	span     *telemetry.Span
-	// book is the account of the request from its receipt on.
-	book account.Request
+	call  *serving.Call
+	key   *access.Key // nil for a request that shows none
+	span  *telemetry.Span
+	// book is the account of the request from its receipt on, measured what it adds to the
+	// model of costs.
+	book     account.Request
+	measured outcome.Request
 
 	// What the client got.
+	answer    *serving.Answer // nil while none is open
+	cut       bool            // a stream broke off within an event
+	pieces    piecesOf
+	along     *sse.Head // reads along with a stream
 	committed bool // the head of the answer is sent
 	closed    bool // the outcome is recorded
-	// begun is set with the first byte from the decode leg that counts; it is
-	// read by the prefill leg that runs beside it.
-	begun atomic.Bool
-	// measured is what the request adds to the model of costs, with a threshold that is auto.
-	measured outcome.Request
-	status   int
-	writeBy  api.AnswerDeadline
-	path     string // "none" until a decision is made
-	// cut says that the stream broke off after the client had got the beginning of an
-	// event.
-	cut bool
-	// retry is the attempt that may follow a failed one, until a leg of it is sent.
-	retry retry
-	// aliveBy is by when the decode engine must have shown a sign of life: after that the
-	// prefill engine may free its KV.
-	aliveBy time.Time
-	flow    flow
-	// refused is the newest attempt's transfer, if its decode rank had no room: another
-	// decode rank may take the KV.
-	refused refused
-	// reserved is the place that the decision was given on its decode rank, until the
-	// decode leg takes it over.
-	reserved *ledger.Reservation
-	// decided says that the next attempt's decision is made, and its place taken.
-	decided bool
-	// cont is for the case that the engine dies in the middle of the stream; nil unless
-	// that is asked for (continue.mode).
-	cont *continuation
-	// admitted are the permissions to send the legs, decode and prefill.
-	admitted [2]health.Admission
+	status    int
+	writeBy   api.AnswerDeadline
+}
+
+var exchanges = sync.Pool{New: func() any { return new(exchange) }}
+
+// acquire makes a request's exchange.
+func (r *Router) acquire(w http.ResponseWriter, req *http.Request) *exchange {
+	x := exchanges.Get().(*exchange)
+	*x = exchange{r: r, w: w, req: req, start: time.Now(), call: serving.New()}
+	c := x.call
+	c.Start, c.Book, c.Measured, c.Idle = x.start, &x.book, &x.measured, x
+	return x
+}
+
+// release gives the exchange back, with all that it holds. It must not be used then.
+func (x *exchange) release() {
+	x.call.Release()
+	*x = exchange{}
+	exchanges.Put(x)
 }
 
 // ServeHTTP is the data plane. Probes are answered here, too, because load
@@ -120,18 +98,21 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		stop := context.AfterFunc(r.requests, cancel)
 		x.ctx, end = ctx, func() { stop(); cancel() }
 	}
-	x.id = api.RequestID(req.Header)
-	w.Header()["X-Request-Id"] = []string{x.id}
+	id := api.RequestID(req.Header)
+	x.call.ID = id
+	w.Header()["X-Request-Id"] = []string{id}
 	if r.tracer != nil {
 		x.span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
-		x.span.String("dynctl.request_id", x.id)
+		x.span.String("dynctl.request_id", id)
 	}
 	defer func() {
 		p := recover()
-		x.dropFlow()
+		if p != nil {
+			_ = x.close(fmt.Errorf("panic: %v", p))
+		}
 		end()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
-			r.panicked(x, p)
+			r.panicked(x.call, p)
 			answered := x.committed
 			_ = x.finish(fmt.Errorf("panic: %v", p))
 			if p = nil; answered {
@@ -160,24 +141,26 @@ func (x *exchange) serve() error {
 	if err != nil {
 		return x.refuse("path", err)
 	}
-	x.ep = ep
+	c := x.call
+	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), r.hop.After(x.req.Header)
 	if r.hop.Passed(x.req.Header) {
 		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.start); ok {
 			r.event(e)
 		}
 		return x.refuse("loop", api.Looped())
 	}
-	x.d.Settings = r.settings.Load()
+	s := r.settings.Load()
+	c.Question.Settings = s
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
-		if x.key, reason, err = keys.Admit(x.req.Header, x.d.Settings.Keys.Required, x.start); err != nil {
+		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.start); err != nil {
 			return x.refuse(reason, err)
 		}
 	}
 	if ep.Local {
 		return x.local()
 	}
-	if !x.d.Settings.Routing.AllowTransferFields {
+	if !s.Routing.AllowTransferFields {
 		if err := api.CheckQuery(x.req.URL.RawQuery); err != nil {
 			return x.refuse("request", err)
 		}
@@ -199,34 +182,26 @@ func (x *exchange) serve() error {
 		return err
 	}
 	x.tokenize()
-	if x.d.Settings.Decisions.Continuations > 0 {
-		x.mayContinue()
-	}
-	err = x.respond()
-	for x.cont != nil && x.goesOn(&err) {
-		err = x.respond()
-	}
-	return err
+	return x.respond()
 }
 
-// respond carries the request through the fleet once, to the end of an answer or to
-// that of a leg in the middle of a stream.
+// respond has the call answered, and copies the answer.
 func (x *exchange) respond() error {
-	if err := x.dispatch(); err != nil || x.flow.resp == nil {
+	a, err := x.r.answers.Do(x.ctx, x.call)
+	if err != nil {
 		return err
 	}
-	defer x.r.legs.Give(1)
-	defer x.flow.held.Release()
-	return x.forward()
+	x.answer = a
+	return x.close(x.copy())
 }
 
 // panicked reports a panic; it is called where the stack still shows it.
-func (r *Router) panicked(x *exchange, p any) {
+func (r *Router) panicked(c *serving.Call, p any) {
 	if e, ok := r.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
-		e.Request = x.decision
+		e.Request = c.Book.Live.ID()
 		r.event(e)
 	}
-	r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
+	r.log.Error("panic", "request", c.ID, "panic", p, "stack", string(debug.Stack()))
 }
 
 // refuse answers with an error before anything was routed.
@@ -237,10 +212,10 @@ func (x *exchange) refuse(reason string, err error) error {
 
 // read takes the body in and parses it.
 func (x *exchange) read() error {
-	if x.ep.Body == api.NoBody && x.req.ContentLength == 0 {
+	if x.call.Endpoint.Body == api.NoBody && x.req.ContentLength == 0 {
 		return nil
 	}
-	body, err := api.ReadBody(x.req, x.d.Settings.Limits.BodyBytes, x.r.bodies)
+	body, err := api.ReadBody(x.req, x.call.Question.Settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
 		reason := "body"
 		if api.FromError(err).Status == http.StatusServiceUnavailable {
@@ -248,41 +223,68 @@ func (x *exchange) read() error {
 		}
 		return x.refuse(reason, err)
 	}
-	x.body = body // what parses it may panic
+	x.call.Body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
-	x.d.Took.Read = now.Sub(x.start)
-	switch x.ep.Body {
+	x.call.Question.Took.Read = now.Sub(x.start)
+	switch x.call.Endpoint.Body {
 	case api.NoBody: // one was sent all the same; it is ignored
 		body.Release()
-		x.body = nil
+		x.call.Body = nil
 		return nil
 	case api.MultipartBody:
-		x.view.Body = body.B
-		x.view.Kind = x.ep.Kind
-		if x.form, err = api.ReadForm(x.req.Header, body.B, x.d.Settings.Routing.AllowTransferFields); err == nil {
-			x.asked = x.form.Model
+		x.call.View.Body = body.B
+		x.call.View.Kind = x.call.Endpoint.Kind
+		if x.call.Form, err = api.ReadForm(x.req.Header, body.B, x.call.Question.Settings.Routing.AllowTransferFields); err == nil {
+			x.call.Name = x.call.Form.Model
 		}
 	default:
-		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
-		x.asked = x.view.Model
+		err = x.call.View.Parse(body.B, x.call.Endpoint.Kind, api.Limits{})
+		x.call.Name = x.call.View.Model
 	}
-	x.d.Took.Parse = time.Since(now)
+	x.call.Question.Took.Parse = time.Since(now)
 	if err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
 }
 
+// enter takes a place in progress, or waits for one in turn with other tenants.
+func (x *exchange) enter() error {
+	g, c := x.r.gate, x.call
+	c.Owner, c.Claim = x.key.Owner(), x.key.Claim()
+	err := x.ctx.Err()
+	if err != nil || g.TryEnter() {
+		return err
+	}
+	claim, err := c.Question.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
+	if err != nil {
+		return x.refuse("request", err)
+	}
+	waited, err := g.Enter(x.ctx, claim)
+	if c.Question.Waited(waited, "limits.inflight requests were in progress") {
+		x.r.metrics.Stage("queue", waited.For)
+	}
+	if err == nil || x.ctx.Err() != nil { // the request was not refused
+		return err
+	}
+	return x.refuseAtGate(err)
+}
+
+// refuseAtGate answers a request that the gate does not let in.
+func (x *exchange) refuseAtGate(err error) error {
+	return x.refuse(admission.Refusal(err, admission.Queue{Line: x.r.gate.Line()}, admission.Queue{Line: x.r.ranks, Name: x.call.Model}))
+}
+
 // resolve finds the workers that may serve the request, and what the client
 // asks of the router.
 func (x *exchange) resolve() error {
-	s := x.d.Settings
+	s := x.call.Question.Settings
 	if err := x.findModel(); err != nil {
 		return x.refuse("model", err)
 	}
-	if x.form != nil && x.model != x.asked {
-		x.form.SetModel(x.model)
+	if x.call.Form != nil && x.call.Model != x.call.Name {
+		x.call.Form.SetModel(x.call.Model)
 	}
 	if s.Keys.Salt {
 		if err := x.saltTenant(); err != nil {
@@ -290,11 +292,11 @@ func (x *exchange) resolve() error {
 		}
 	}
 	if s.Routing.AllowHeaders {
-		if err := x.d.Steer(x.req.Header); err != nil {
+		if err := x.call.Question.Steer(x.req.Header); err != nil {
 			return x.refuse("request", err)
 		}
 	}
-	x.d.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.view)
+	x.call.Question.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
 	if err := x.follows(); err != nil {
 		return x.refuse("request", err)
 	}
@@ -304,25 +306,25 @@ func (x *exchange) resolve() error {
 // findModel finds the model and its workers, and the adapter that the prompt's
 // blocks belong to. Endpoints without a body have no model.
 func (x *exchange) findModel() error {
-	d := &x.d
+	d := &x.call.Question
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
-	if x.ep.Body != api.NoBody {
-		of = fleet.Resolve(x.asked)
-		if e := models.Unresolved(x.asked, of, fleet, x.r.starting(), x.mayHave); e != nil {
+	if x.call.Endpoint.Body != api.NoBody {
+		of = fleet.Resolve(x.call.Name)
+		if e := models.Unresolved(x.call.Name, of, fleet, x.r.starting(), x.mayHave); e != nil {
 			return e
 		}
 	}
-	x.model = of.Model
-	d.Model, d.Named, d.ModelNote = x.model, x.view.LoRA, models.Note(x.asked, of)
-	if err := x.mayAsk(cmp.Or(of.Alias, x.model), x.model); err != nil {
+	x.call.Model = of.Model
+	d.Model, d.Named, d.ModelNote = x.call.Model, x.call.View.LoRA, models.Note(x.call.Name, of)
+	if err := x.mayAsk(cmp.Or(of.Alias, x.call.Model), x.call.Model); err != nil {
 		return err
 	}
 	if d.Look(fleet); len(d.List) > 0 {
 		return nil
 	}
 	if !of.Default {
-		return x.noModel(x.asked)
+		return x.noModel(x.call.Name)
 	}
 	e := x.noModel(of.Model)
 	e.Message = "routing.default_model: " + e.Message
@@ -339,19 +341,19 @@ func (r *Router) starting() bool { return time.Since(r.started) < introduction }
 
 // noModel is the error for a model that no worker serves.
 func (x *exchange) noModel(name string) *api.Error {
-	return models.NotServed(name, x.d.Fleet, x.r.starting())
+	return models.NotServed(name, x.call.Question.Fleet, x.r.starting())
 }
 
 // follows sends what belongs to a stored response to the worker that has it.
 func (x *exchange) follows() error {
 	id, param := "", ""
-	switch x.ep.Kind {
+	switch x.call.Endpoint.Kind {
 	case api.ResponseObject:
 		id, _, _ = strings.Cut(strings.TrimPrefix(x.req.URL.Path, "/v1/responses/"), "/")
 	case api.Responses:
-		id, param = x.view.PreviousResponseID, "previous_response_id"
+		id, param = x.call.View.PreviousResponseID, "previous_response_id"
 	}
-	return x.d.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
+	return x.call.Question.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
 }
 
 // mayHave reports whether the request's key is for a model.
@@ -359,15 +361,15 @@ func (x *exchange) mayHave(model string) bool { return x.key == nil || x.key.May
 
 // mayAsk refuses a model, by its names, that the request's key is not for.
 func (x *exchange) mayAsk(names ...string) error {
-	if x.key == nil || x.ep.Kind == api.ResponseObject {
+	if x.key == nil || x.call.Endpoint.Kind == api.ResponseObject {
 		return nil
 	}
-	return x.key.Refusal(x.asked, names...)
+	return x.key.Refusal(x.call.Name, names...)
 }
 
 // saltTenant keeps the request's blocks apart from those of other tenants.
 func (x *exchange) saltTenant() (err error) {
-	if x.salted, err = access.SaltPrompt(&x.view, x.ep.Kind, x.req.URL.Path, x.key.Owner(), x.d.List); err != nil {
+	if x.call.Salted, err = access.SaltPrompt(&x.call.View, x.call.Endpoint.Kind, x.req.URL.Path, x.key.Owner(), x.call.Question.List); err != nil {
 		return x.refuse(access.ReasonKey, err)
 	}
 	return nil
@@ -375,28 +377,17 @@ func (x *exchange) saltTenant() (err error) {
 
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {
-	x.findPrompt()
+	c := x.call
+	x.r.asker.Read(x.ctx, &c.Question, c.Endpoint, c.Endpoint.Kind, &c.View)
+	x.r.metrics.Tokenized(string(c.Question.Prompt.Source))
 	x.book = account.Request{
-		To: &x.r.sinks, Live: x.r.receipts.Begin(x.start), Span: x.span, Question: &x.d,
-		ID: x.id, Endpoint: x.ep, Model: x.model, Stream: x.view.Stream, Start: x.start,
+		To: &x.r.sinks, Live: x.r.receipts.Begin(x.start), Span: x.span, Question: &c.Question,
+		ID: c.ID, Endpoint: c.Endpoint, Model: c.Model, Stream: c.View.Stream, Start: x.start,
 	}
 	if x.key != nil {
 		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant
 	}
-	x.decision = x.book.Live.ID()
 	x.r.budget.Request(x.start)
-}
-
-// findPrompt finds what a decision needs to know of the request.
-func (x *exchange) findPrompt() {
-	kind := x.ep.Kind
-	if x.begun.Load() { // what is asked now is the rest of a stream
-		kind = resume.RestKind(x.ep.Kind)
-	}
-	x.r.asker.Read(x.ctx, &x.d, x.ep, kind, &x.view)
-	if !x.d.Dry {
-		x.r.metrics.Tokenized(string(x.d.Prompt.Source))
-	}
 }
 
 // finish records the outcome of the request, once, and then sends the client the
@@ -417,16 +408,14 @@ func (x *exchange) finish(err error) (e *api.Error) {
 			}
 		}
 	}
-	x.giveUpPlace()
-	x.dropMove()
 	if !x.closed {
 		x.closed = true
-		x.close(e, err)
+		x.ended(e, err)
 	}
 	if e == nil || x.committed {
 		return e
 	}
-	if x.decision != "" {
+	if x.book.To != nil {
 		x.book.Headers(x.w.Header())
 	}
 	x.committed = true
@@ -438,8 +427,8 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	return e
 }
 
-// close writes what came of the request into metrics, spans and the receipt.
-func (x *exchange) close(e *api.Error, err error) {
+// ended writes what came of the request into metrics, spans and the receipt.
+func (x *exchange) ended(e *api.Error, err error) {
 	r := x.r
 	took := time.Since(x.start)
 	status := x.status
@@ -455,22 +444,26 @@ func (x *exchange) close(e *api.Error, err error) {
 	}
 	r.traffic.Ended(status, cut, gone, took)
 	endpoint := "unknown"
-	if x.ep != nil {
-		endpoint = x.ep.Kind.String()
+	if x.call.Endpoint != nil {
+		endpoint = x.call.Endpoint.Kind.String()
 	}
-	model := x.model
-	if model != "" && len(x.d.List) == 0 {
+	model := x.call.Model
+	if model != "" && len(x.call.Question.List) == 0 {
 		model = "unknown"
 	}
-	r.metrics.Request(endpoint, model, x.path, strconv.Itoa(status), took)
+	path, decision := cmp.Or(x.book.Path, "none"), ""
+	if x.book.To != nil {
+		decision = x.book.Live.ID()
+	}
+	r.metrics.Request(endpoint, model, path, strconv.Itoa(status), took)
 	if x.span != nil {
-		x.span.String("dynctl.decision", x.decision)
-		x.span.String("dynctl.path", x.path)
+		x.span.String("dynctl.decision", decision)
+		x.span.String("dynctl.path", path)
 		x.span.Int("http.response.status_code", status)
 		x.span.End(err)
 	}
-	if x.decision != "" {
-		x.book.Finish(account.Outcome{Status: status, Err: e, Path: x.path, Took: took})
+	if decision != "" {
+		x.book.Finish(account.Outcome{Status: status, Err: e, Path: path, Took: took})
 		if e == nil {
 			if a := &x.book.Answer; a.Gaps.Count() > 0 {
 				x.measured.Ended(a.FirstToken.Sub(x.start))
@@ -478,7 +471,7 @@ func (x *exchange) close(e *api.Error, err error) {
 		}
 	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
-		r.log.Debug("request failed", "request", x.id, "decision", x.decision, "status", status, "err", err)
+		r.log.Debug("request failed", "request", x.call.ID, "decision", decision, "status", status, "err", err)
 	}
 }
 
@@ -486,7 +479,7 @@ func (x *exchange) close(e *api.Error, err error) {
 // last error event, anything else is cut so that the client notices. So is the
 // connection of a client that is gone: net/http would send an empty 200.
 func (x *exchange) abort(e *api.Error) {
-	if e.Status == api.StatusClientClosed || !x.book.Answer.Streamed || !e.EndStream(x.w, x.ep.Kind, x.cut) {
+	if e.Status == api.StatusClientClosed || !x.book.Answer.Streamed || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -32,8 +32,8 @@ func TestModelsMayStillBeReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.started = time.Now().Add(-c.age)
-		x := &exchange{perRequest: perRequest{r: r, asked: "other"}}
-		x.d.Fleet = r.registry.Snapshot()
+		x := r.acquire(nil, nil)
+		x.call.Question.Fleet = r.registry.Snapshot()
 		if e := x.noModel("other"); e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
 			t.Errorf("%s: %v", c.name, e)
 		}

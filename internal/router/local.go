@@ -25,15 +25,15 @@ func (x *exchange) local() error {
 	if x.key != nil && len(x.key.Models) > 0 {
 		list = list.Only(func(id string) bool { return x.key.May(id) })
 	}
-	if x.ep.Kind == api.Model {
+	if x.call.Endpoint.Kind == api.Model {
 		id := strings.TrimPrefix(x.req.URL.Path, "/v1/models/")
-		x.asked = id
+		x.call.Name = id
 		if err := x.mayAsk(id); err != nil {
 			return x.refuse("model", err)
 		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
-			x.d.Fleet = x.r.registry.Snapshot()
+			x.call.Question.Fleet = x.r.registry.Snapshot()
 			return x.noModel(id)
 		}
 	} else {
@@ -43,7 +43,7 @@ func (x *exchange) local() error {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	x.status, x.committed = http.StatusOK, true
-	x.writeBy.Extend(x.w, x.d.Settings.Timeouts.Write)
+	x.writeBy.Extend(x.w, x.call.Question.Settings.Timeouts.Write)
 	x.w.WriteHeader(http.StatusOK)
 	if x.req.Method != http.MethodHead {
 		_, _ = x.w.Write(body) // a client that is gone is no news here

@@ -77,6 +77,7 @@ type Router struct {
 	*engines
 	*observing
 	*asking
+	*served
 	*sources
 	*applied
 }
@@ -105,6 +106,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.asking, err = newAsking(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
 		return nil, err
 	}
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.asking, r.panicked)
 	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}

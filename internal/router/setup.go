@@ -39,6 +39,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/router/secure"
+	"github.com/dynctl/dynctl/internal/router/serving"
+	"github.com/dynctl/dynctl/internal/router/serving/resumed"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
@@ -228,6 +230,31 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 	return a, nil
 }
 
+// served is what answers calls.
+type served struct{ answers serving.Engine }
+
+func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked func(*serving.Call, any)) *served {
+	legs := &serving.Legs{
+		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
+		Costs: l.costs, Repeats: &e.repeats, Stored: a.stored, Rejected: b.metrics.Rejected, Panicked: panicked,
+	}
+	planner := &serving.Decider{
+		Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs,
+		Queued: func(d time.Duration) { b.metrics.Stage("queue", d) },
+	}
+	retried := &serving.Retried{
+		Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures, Metrics: b.metrics, Traffic: &l.traffic,
+	}
+	planner.Sends = retried.Sends
+	type next struct {
+		*serving.Retried
+		*serving.Decider
+	}
+	return &served{&resumed.Engine{
+		Next: next{retried, planner}, Asker: a.asker, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves, Metrics: b.metrics,
+	}}
+}
+
 // sources are where workers come from, other than the settings.
 type sources struct {
 	file *discovery.File // nil unless there is a file of workers
@@ -282,6 +309,10 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	}
 	return c.Handler(o)
 }
+
+// lookInterval is how often requests that wait for a rank look at the fleet while no request
+// ends: that an engine's metrics change or grow stale, or a worker comes, wakes none of them.
+const lookInterval = 50 * time.Millisecond
 
 // hopHeader is what requests carry that follow from no client's.
 func hopHeader(hop api.Hop) http.Header { return http.Header{api.HeaderHop: {string(hop)}} }

@@ -34,8 +34,6 @@ type Continuation struct {
 	// rest is the request without the value of its prompt, which stood at a place.
 	rest []byte
 	at   int
-	// to is where the rest is asked for; empty while nothing has broken off.
-	to     string
 	memory Budget
 	taken  int64 // bytes out of memory
 	lost   bool  // there was none left, and Lost has not reported it yet
@@ -62,25 +60,12 @@ func (c *Continuation) ReportsIDs(e workers.Engine) bool {
 	return e == workers.VLLM
 }
 
-// Asks reports whether an engine is to be asked for token ids.
-func (c *Continuation) Asks(e workers.Engine) bool {
-	return c.Refused == "" && !c.Stream.Native && c.ReportsIDs(e)
-}
-
-// Path is where a leg goes for a request that came to a path. It reads nothing of the
-// stream: the legs of both phases may ask at once.
-func (c *Continuation) Path(asked string) string {
-	if c.to == "" {
-		return asked
+// PathOfRest is where the rest of the answer to a request that came to a path is asked for.
+func (c *Continuation) PathOfRest(path string) string {
+	if c.Stream.Chat { // whose rest is a completion
+		return strings.Replace(path, "/chat/completions", "/completions", 1)
 	}
-	return c.to
-}
-
-// GoOn makes ready to ask for the rest of the answer to a request that came to a path.
-func (c *Continuation) GoOn(path string) {
-	if c.to = path; c.Stream.Chat { // whose rest is a completion
-		c.to = strings.Replace(path, "/chat/completions", "/completions", 1)
-	}
+	return path
 }
 
 // Begin makes ready for the answer to another leg.

@@ -147,19 +147,11 @@ func TestWhereTheRestGoes(t *testing.T) {
 	chat, _ := continuationOf(t, api.Chat, `{"messages":[{"role":"user","content":"hi"}],"stream":true}`, m)
 	native, _ := continuationOf(t, api.SGLangGenerate, `{"input_ids":[1],"stream":true}`, m)
 	seeded, _ := continuationOf(t, api.Completion, `{"prompt":"hi","stream":true,"seed":1}`, m)
-	if got := chat.Path("/v1/chat/completions?a=b"); got != "/v1/chat/completions?a=b" {
-		t.Error(got)
-	}
-	chat.GoOn("/v1/chat/completions?a=b")
-	native.GoOn("/generate")
-	if a, b := chat.Path("/x"), native.Path("/x"); a != "/v1/completions?a=b" || b != "/generate" {
+	if a, b := chat.PathOfRest("/v1/chat/completions?a=b"), native.PathOfRest("/generate"); a != "/v1/completions?a=b" || b != "/generate" {
 		t.Error(a, b)
 	}
 	if !chat.ReportsIDs(workers.VLLM) || chat.ReportsIDs(workers.SGLang) || native.ReportsIDs(workers.VLLM) || !native.ReportsIDs(workers.SGLang) {
 		t.Error("which engines report ids")
-	}
-	if !chat.Asks(workers.VLLM) || chat.Asks(workers.SGLang) || native.Asks(workers.SGLang) || seeded.Asks(workers.VLLM) {
-		t.Error("who is asked for ids")
 	}
 	if seeded.Words(seeded.Refused) != "its draws are seeded (seed)" || chat.Words(Stops) != Stops.String() {
 		t.Error(seeded.Words(seeded.Refused), chat.Words(Stops))

@@ -12,13 +12,13 @@ import (
 // appendForwarded adds the headers that say where a request came from. They are made
 // anew unless the peer is a trusted proxy, whose own are then continued: anybody else
 // could claim to be anybody.
-func appendForwarded(set []upstream.HeaderField, q *http.Request, s *effective.Settings) []upstream.HeaderField {
-	peer := q.RemoteAddr
+func appendForwarded(set []upstream.HeaderField, q *Client, s *effective.Settings) []upstream.HeaderField {
+	peer := q.Remote
 	if i := strings.LastIndexByte(peer, ':'); i >= 0 {
 		peer = strings.TrimSuffix(strings.TrimPrefix(peer[:i], "["), "]")
 	}
 	chain, proto, host := peer, "http", q.Host
-	if q.TLS != nil {
+	if q.TLS {
 		proto = "https"
 	}
 	if s.Trusts(peer) {

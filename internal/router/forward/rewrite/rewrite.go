@@ -14,9 +14,23 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+// Client is who sent a request, and how.
+type Client struct {
+	Method string
+	// Host is the authority that was asked, Remote the address and port of the peer.
+	Host, Remote string
+	TLS          bool
+	Header       http.Header
+}
+
+// ClientOf is the sender of a request.
+func ClientOf(q *http.Request) Client {
+	return Client{Method: q.Method, Host: q.Host, Remote: q.RemoteAddr, TLS: q.TLS != nil, Header: q.Header}
+}
+
 // Source is a client's request, with what the router has made of it.
 type Source struct {
-	Request  *http.Request
+	Client   *Client
 	Endpoint *api.Endpoint
 	View     *api.View
 	Form     *api.Form // nil unless the body is one
@@ -85,7 +99,7 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 // Leg is the HTTP call of a phase, which carries a request id, at a path. It is valid
 // until the next request of the phase.
 func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
-	q := s.Request
+	q := s.Client
 	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}, upstream.HeaderField{Key: api.HeaderHop, Value: s.Hops}), q, s.Settings)
 	if len(p.Worker.Ranks) > 1 {
 		m.set = append(m.set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})

@@ -2,7 +2,6 @@ package rewrite
 
 import (
 	"bytes"
-	"crypto/tls"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -33,7 +32,8 @@ func sourceOf(t *testing.T, path, body string, change func(*settings.Config)) *S
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Source{Request: httptest.NewRequest(http.MethodPost, path, nil), Endpoint: ep, View: &api.View{}, Settings: conf, Body: []byte(body), Asked: "m", Model: "m"}
+	from := ClientOf(httptest.NewRequest(http.MethodPost, path, nil))
+	s := &Source{Client: &from, Endpoint: ep, View: &api.View{}, Settings: conf, Body: []byte(body), Asked: "m", Model: "m"}
 	if ep.Body == api.JSONBody {
 		if err := s.View.Parse(s.Body, ep.Kind, api.Limits{}); err != nil {
 			t.Fatal(err)
@@ -139,7 +139,7 @@ func TestLeg(t *testing.T) {
 		t.Errorf("%+v", l.Set)
 	}
 	for sent, want := range map[string]string{"application/json; charset=utf-8": "", "application/x-www-form-urlencoded": "application/json"} {
-		s.Request.Header["Content-Type"] = []string{sent}
+		s.Client.Header["Content-Type"] = []string{sent}
 		if l = m.Leg(s, p, "/", "id-3", [][]byte{s.Body}, 0); valueOf(l.Set, "Content-Type") != want {
 			t.Errorf("JSON that a client calls %s goes on as %q", sent, valueOf(l.Set, "Content-Type"))
 		}
@@ -170,8 +170,8 @@ func TestForwarded(t *testing.T) {
 		{"a proxy with IPv6", "[fd00::7]:99", "fd00::/8", "203.0.113.9, fd00::7", "http", "api", `for=203.0.113.9, for="[fd00::7]"`},
 	} {
 		s := sourceOf(t, "/v1/completions", `{"prompt":"hi"}`, func(k *settings.Config) { k.TrustedProxies = []string{c.trusted} })
-		q := s.Request
-		q.RemoteAddr, q.Host, q.TLS = c.peer, "here", &tls.ConnectionState{}
+		q := s.Client
+		q.Remote, q.Host, q.TLS = c.peer, "here", true
 		q.Header = http.Header{"X-Forwarded-For": {"203.0.113.9"}, "X-Forwarded-Proto": {"http"}, "X-Forwarded-Host": {"api"}, "Forwarded": {"for=203.0.113.9"}}
 		set := appendForwarded(nil, q, s.Settings)
 		got := [...]string{valueOf(set, "X-Forwarded-For"), valueOf(set, "X-Forwarded-Proto"), valueOf(set, "X-Forwarded-Host"), valueOf(set, "Forwarded")}

@@ -356,7 +356,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 
 // exchange sends the request and reads the head of the answer.
 func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
-	r := &Response{client: c, pool: p, conn: cn, ctx: ctx, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
+	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
 	r.stop = context.AfterFunc(ctx, cn.close)
 	e := r.listen(leg)
 	sent, err := cn.send(head, leg.Body, c.opt.SendTimeout)

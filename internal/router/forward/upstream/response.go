@@ -44,13 +44,20 @@ func keepBuffer(b []byte) {
 	}
 }
 
-// Response is the answer to a leg. Its body is read by Next, Read or ReadAll,
-// by one goroutine.
-type Response struct {
+// Head is what an answer begins with.
+type Head struct {
 	Status int
 	Header Header
 	// ContentLength is the size of the body in bytes, or -1 if the answer does not say.
 	ContentLength int64
+	// Addr is the engine's host and port.
+	Addr string
+}
+
+// Response is the answer to a leg. Its body is read by Next, Read or ReadAll,
+// by one goroutine.
+type Response struct {
+	Head
 
 	client *Client
 	pool   *pool
@@ -71,8 +78,8 @@ type Response struct {
 	total   int64
 }
 
-// Addr is the engine's host and port.
-func (r *Response) Addr() string { return r.pool.addr }
+// Begins is the head of the answer.
+func (r *Response) Begins() *Head { return &r.Head }
 
 // Done reports whether the whole body has been handed out.
 func (r *Response) Done() bool { return r.state == bodyDone && len(r.rest) == 0 }
@@ -296,7 +303,7 @@ func parseSize(line []byte) (int64, bool) {
 
 func (r *Response) fail(err error) error {
 	r.broken = true
-	f := &Failure{Kind: kindOf(r.ctx, err), Addr: r.pool.addr, Op: "read the answer", Sent: true, Started: true, Err: err}
+	f := &Failure{Kind: kindOf(r.ctx, err), Addr: r.Addr, Op: "read the answer", Sent: true, Started: true, Err: err}
 	if r.ctx.Err() != nil {
 		f.Err = r.ctx.Err()
 	}

@@ -15,9 +15,6 @@ type StreamOptions struct {
 	// Observe, when not nil, sees every piece of the body before it is
 	// written. It must not change or keep it.
 	Observe func(p []byte)
-	// Change, when not nil, gives what goes on instead of a piece, valid until the
-	// next call, and an error that ends the stream after it.
-	Change func(p []byte) ([]byte, error)
 	// Gate, when not nil, says what of the body may go on.
 	Gate Gate
 	// WriteTimeout bounds every write to the client, so that one that does
@@ -38,19 +35,24 @@ type Gate interface {
 
 // Flushes reports whether each piece of an answer must go out at once: it is an
 // event stream, or nobody knows how long it will be.
-func (r *Response) Flushes() bool {
-	return r.ContentLength < 0 || strings.HasPrefix(r.Header.Get("Content-Type"), "text/event-stream")
+func (h *Head) Flushes() bool {
+	return h.ContentLength < 0 || h.Streams()
+}
+
+// Streams reports whether the answer is an event stream.
+func (h *Head) Streams() bool {
+	return strings.HasPrefix(h.Header.Get("Content-Type"), "text/event-stream")
 }
 
 // WriteHead sends status and headers of the answer to the client, in addition
 // to the headers already set on w.
-func (r *Response) WriteHead(w http.ResponseWriter) {
-	h := w.Header()
-	r.Header.CopyTo(h)
-	if r.ContentLength >= 0 {
-		h["Content-Length"] = []string{r.Header.Get("Content-Length")}
+func (h *Head) WriteHead(w http.ResponseWriter) {
+	to := w.Header()
+	h.Header.CopyTo(to)
+	if h.ContentLength >= 0 {
+		to["Content-Length"] = []string{h.Header.Get("Content-Length")}
 	}
-	w.WriteHeader(r.Status)
+	w.WriteHeader(h.Status)
 }
 
 // Answer is the whole of an answer, which is kept.
@@ -61,9 +63,9 @@ type Answer struct {
 }
 
 // Keep is the answer with its body, which has been read.
-func (r *Response) Keep(body []byte) *Answer {
-	a := &Answer{Status: r.Status, Header: http.Header{}, Body: body}
-	r.Header.CopyTo(a.Header)
+func (h *Head) Keep(body []byte) *Answer {
+	a := &Answer{Status: h.Status, Header: http.Header{}, Body: body}
+	h.Header.CopyTo(a.Header)
 	return a
 }
 
@@ -76,12 +78,19 @@ func (a *Answer) Send(w http.ResponseWriter) {
 	_, _ = w.Write(a.Body) // a client that is gone is no news here
 }
 
-// Stream forwards the body to the client, whose head must have been written,
-// piece by piece as it arrives, in the calling goroutine. The error is a
-// [*Failure] when the engine broke off, a [*ClientError] when the client did.
-func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
+// Body is read piece by piece; each is valid until the next is asked for, and the error
+// at the end is io.EOF. Done says that no further piece comes.
+type Body interface {
+	Next() ([]byte, error)
+	Done() bool
+}
+
+// Stream forwards a body to the client, whose head must have been written,
+// piece by piece as it arrives, in the calling goroutine; flush says that each must go out
+// at once. The error is a [*ClientError] when the client broke off, the body's when that
+// did.
+func Stream(w http.ResponseWriter, r Body, flush bool, opt StreamOptions) error {
 	out := newWriter(w, opt.WriteTimeout)
-	flush := r.Flushes()
 	for {
 		p, err := r.Next()
 		if err != nil {
@@ -98,10 +107,6 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 			}
 			return nil
 		}
-		var end error
-		if opt.Change != nil {
-			p, end = opt.Change(p)
-		}
 		if opt.Observe != nil {
 			opt.Observe(p)
 		}
@@ -117,9 +122,6 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 		// handler returns.
 		if err := out.write(p, flush && !r.Done()); err != nil {
 			return &ClientError{Err: err}
-		}
-		if end != nil {
-			return end
 		}
 	}
 }

@@ -35,7 +35,7 @@ func proxy(t *testing.T, engine func() *Leg, opt StreamOptions, ended chan<- err
 		}
 		defer resp.Close()
 		resp.WriteHead(w)
-		ended <- Stream(w, resp, opt)
+		ended <- Stream(w, resp, resp.Flushes(), opt)
 	}))
 	t.Cleanup(srv.Close)
 	return srv

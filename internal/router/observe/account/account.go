@@ -90,6 +90,9 @@ type Request struct {
 	Key, Tenant string
 	Start       time.Time
 
+	// Path is that of the newest decision; empty while there is none.
+	Path string
+
 	Answer Answer
 }
 
@@ -108,6 +111,7 @@ func (r *Request) Decided() {
 		s.Fill(c, d)
 	})
 	if p.Err == nil {
+		r.Path = string(p.Path)
 		s.Metrics.Decision(string(p.Path), string(p.Reason))
 		if p.Path == decide.Remote {
 			s.Traffic.Remote.Add(1)

@@ -1,0 +1,173 @@
+// Package serving answers calls. Whatever does so is an [Engine]: a leg to a worker, a pair
+// of legs, an engine that is asked again elsewhere until the head of an answer is good. The
+// paths of requests differ in what they are composed of.
+//
+//	local   leg(decode)
+//	remote  paired(leg(prefill), leg(decode), transfer)
+//	either  retried(planner)
+//
+// Nothing here knows of the client's connection: a test makes a [Call] and gets an [Answer].
+package serving
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+)
+
+// Engine answers calls.
+type Engine interface {
+	// Do returns an answer whose head is good: of a stream its first token has come. ctx is
+	// for all of the answer. The caller closes it.
+	Do(ctx context.Context, c *Call) (*Answer, error)
+}
+
+// Call is one request, as it is asked of engines. [New] makes one.
+type Call struct {
+	Asked
+	View     api.View
+	Question question.Question
+
+	attempts
+	// scratch is the memory of the requests to engines, decode and prefill.
+	scratch [2]rewrite.Scratch
+	// next is the call whose answer goes on where that of this one ended.
+	next *Call
+}
+
+// Asked is what a call is about.
+type Asked struct {
+	ID    string // X-Request-Id
+	Start time.Time
+	From  rewrite.Client
+	// Path is where legs go, with the query.
+	Path     string
+	Endpoint *api.Endpoint
+	Body     *api.Body // nil for none
+	Form     *api.Form // nil unless the body is one
+	// Name is the model in the client's words, Model in the engines'.
+	Name, Model string
+	// Salted says that the view's salt is the router's.
+	Salted bool
+	Hops   string // the routers that it has passed, this one included
+	// Owner is the tenant whose stored responses it may follow, Claim what it is worth in a
+	// queue.
+	Owner string
+	Claim admission.Claim
+
+	// Book is the account of the request, Measured what it adds to the model of costs. Both
+	// are those of the client's request, also in a call that continues its answer.
+	Book     *account.Request
+	Measured *outcome.Request
+
+	// WantIDs asks the engine for the ids of its tokens, where it can report them.
+	WantIDs bool
+	// Idle is told of it while a stream waits of which the client has a part.
+	Idle Idle
+	// Turns, where they are not nil, pace the call: it has its turn on the ranks of a plan
+	// before a leg of it is sent, and until the head of an answer is good.
+	Turns Turns
+}
+
+// Idle is told from time to time that a stream waits, and in a few words for what; its error
+// ends the call.
+type Idle interface{ Idle(words string) error }
+
+// Turns are taken on the ranks of a plan.
+type Turns interface {
+	Enter(ctx context.Context, r *decide.Run) error
+	Leave()
+}
+
+// rest reports whether the call asks for the rest of a stream of which the client has a part.
+func (c *Call) rest() bool { return c.Question.Run.History.Continued > 0 }
+
+var calls = sync.Pool{New: func() any {
+	c := new(Call)
+	c.Question.Reset()
+	return c
+}}
+
+// New is an empty call; whoever has it releases it.
+func New() *Call { return calls.Get().(*Call) }
+
+// Release gives the call back with all that it holds. Its answer must be closed.
+func (c *Call) Release() {
+	c.View.Release()
+	if c.Body != nil {
+		c.Body.Release()
+	}
+	c.Question.Release()
+	for i := range c.scratch {
+		c.scratch[i].Reset()
+	}
+	if c.next != nil {
+		c.next.Release()
+	}
+	c.next = nil
+	c.Asked, c.attempts = Asked{}, attempts{}
+	calls.Put(c)
+}
+
+// Follow has another call, which asks for the rest of the answer, released with this one
+// instead of the one before it. The account of the request is of that one now.
+func (c *Call) Follow(rest *Call) {
+	c.Book.Question = &rest.Question
+	if c.next != nil {
+		c.next.Release()
+	}
+	c.next = rest
+}
+
+// DropInput gives back, once the head of a stream has come, what only another attempt would
+// need: the request's body, its ids and hashes. No leg may run beside the stream.
+func (c *Call) DropInput() {
+	d := &c.Question
+	d.Run.Request.Facts.TokenIDs, d.Prompt.IDs = nil, nil
+	d.ReleaseHashes()
+	if c.Body == nil {
+		return
+	}
+	c.Body.Release()
+	c.Body = nil
+	c.View.Forget()
+	for i := range c.scratch {
+		c.scratch[i].Reset()
+	}
+}
+
+// Answer is an answer whose head is good. Its body is read, and then closed.
+type Answer struct {
+	*upstream.Head
+	// Before goes to the client before the body: a first token that a prefill has computed.
+	Before []byte
+	// Whole is all of the body, where it was read at once; the body has no pieces then. Nil
+	// for a body in pieces, not for an empty one.
+	Whole []byte
+	Body
+}
+
+// Body is the body of an answer in pieces.
+type Body interface {
+	// Next is the next piece, valid until another call; io.EOF is the end. Where head is set,
+	// the piece is what was held of a leg's stream until its head was good, and the leg has
+	// reported it.
+	Next() (p []byte, head bool, err error)
+	// Done says that no further piece comes.
+	Done() bool
+	// Ran reports that the client got so many more tokens.
+	Ran(tokens int, now time.Time)
+	// Close ends the answer, and gives back all that was held for it. err is why: nil after
+	// its end, else what Next returned, or what came between. It returns what that is to the
+	// client.
+	Close(err error) error
+}

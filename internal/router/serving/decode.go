@@ -1,0 +1,285 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// maxWholeAnswer is the largest answer of known length that is read whole
+// before it is sent on, to learn usage from it; larger ones are forwarded as
+// they arrive.
+const maxWholeAnswer = 4 << 20
+
+// maxErrorAnswer bounds an answer that is not 2xx.
+const maxErrorAnswer = 1 << 20
+
+// progressEvery is after how many streamed tokens the ledger is updated.
+const progressEvery = 16
+
+// decoding is a leg whose answer the client gets, from when it is sent until its body is
+// closed.
+type decoding struct {
+	g      *Legs
+	c      *Call
+	peer   disagg.Peer
+	held   *ledger.Reservation
+	record *account.Leg
+	resp   Response
+	// head has what was held of a stream until it has been read; read says that it has.
+	head *sse.Head
+	read bool
+	// tokens are those that the client got of it, of which the ledger knows so many.
+	tokens, reported int
+	// after is called when the leg has ended, with the error; nil for nothing.
+	after func(err error)
+
+	answer Answer
+}
+
+// decode sends the leg and returns its answer once that is good; t is nil for a local plan.
+// It takes held over where it returns an answer.
+func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
+	id := c.ID
+	if t != nil {
+		id = t.RequestID()
+	}
+	leg := c.leg(selector.Decode, p, body, c.Question.Settings.Timeouts.Response, id)
+	if t != nil && t.Leased() {
+		// An engine that hangs for longer than the lease and then goes on
+		// would fetch what other prompts have put into the blocks.
+		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, c.aliveBy
+	}
+	record := c.Book.BeginLeg(selector.Decode, p, leg)
+	c.Book.Answer.Of(record)
+	resp, err := g.Transport.Do(ctx, leg)
+	if err != nil {
+		err = g.broke(ctx, c, selector.Decode, p.Worker, err)
+		record.End(err, time.Now())
+		return nil, err
+	}
+	b := &c.decoding
+	*b = decoding{g: g, c: c, peer: p, held: held, record: record, resp: resp}
+	defer func() {
+		if a == nil {
+			if b.head != nil {
+				b.head.Release()
+			}
+			resp.Close()
+			record.End(err, time.Now())
+			*b = decoding{}
+		}
+	}()
+	head := resp.Begins()
+	record.Head(head.Status)
+	if head.Status/100 != 2 {
+		body, err := resp.ReadAll(maxErrorAnswer)
+		if err != nil {
+			return nil, g.broke(ctx, c, selector.Decode, p.Worker, err)
+		}
+		return nil, g.refused(c, selector.Decode, p.Worker, head, body)
+	}
+	c.Book.Answer.Unknown()
+	b.answer = Answer{Head: head, Body: b}
+	switch {
+	case head.Streams():
+		err = b.stream(ctx, t)
+	case c.rest():
+		err = g.fail(c, selector.Decode, p.Worker, attempt.Protocol, true, errors.New("the engine answered with something else than the rest of a stream"))
+	default:
+		err = b.whole(ctx, t)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &b.answer, nil
+}
+
+// good reports that the head of the answer is good.
+func (b *decoding) good() {
+	b.c.begun.Store(true)
+	if body := b.c.Body; body != nil && b.g.Repeats.Watches(len(body.B), time.Now()) {
+		b.g.Repeats.Served(b.c.key())
+	}
+	b.g.report(b.c, selector.Decode, health.Success)
+}
+
+// stream holds the head of an event stream until its first token or error: what fails before
+// can be tried again elsewhere. The error is that of an attempt that has failed.
+func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
+	b.head = sse.AcquireHead()
+	head, w := b.head, b.peer.Worker
+	verdict := sse.Hold
+	for verdict == sse.Hold {
+		piece, err := b.resp.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			if verdict = head.End(); verdict != sse.Failed && len(head.Held()) == 0 {
+				return b.g.broke(ctx, b.c, selector.Decode, w, Ended(b.answer.Addr, "the stream ended before its first event"))
+			}
+		case err != nil:
+			return b.g.broke(ctx, b.c, selector.Decode, w, err)
+		default:
+			verdict = head.Feed(piece, time.Now())
+		}
+	}
+	if verdict == sse.Failed {
+		return b.failed(w, head.Scanner.Summary().Error)
+	}
+	b.good()
+	first := time.Now()
+	b.tokens = head.Scanner.Tokens()
+	b.record.Streams(first, b.tokens > 0)
+	if b.tokens > 0 {
+		b.g.took(b.c, selector.Decode, b.record.Start, first)
+	}
+	b.held.FirstToken()
+	b.g.Costs.Runs(b.c.Measured, b.c.Question.Settings.Decisions.Rule.Auto, b.c.Model, w, b.peer.Rank, b.tokens, first)
+	if b.c.View.Kind == api.Responses {
+		b.g.Stored.Put(stored.StreamID(head.Held()), w.Name, b.c.Owner)
+	}
+	if t != nil {
+		if tok, ok := t.FirstToken(); ok {
+			b.answer.Before = tok.Event(b.c.ID, b.c.Model, b.c.Start)
+		}
+	}
+	return nil
+}
+
+// Ended is the failure of an answer that ended too early.
+func Ended(addr, what string) *upstream.Failure {
+	return &upstream.Failure{Kind: upstream.Reset, Addr: addr, Op: "read the answer of", Sent: true, Started: true, Err: errors.New(what)}
+}
+
+// failed is the failure of a stream that begins with an error event.
+func (b *decoding) failed(w *workers.Worker, event string) error {
+	reason, err := attempt.OfEvent(event), errors.New("the engine's stream began with an error: "+event)
+	if reason == attempt.Overloaded {
+		err = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, Message: err.Error(), RetryAfter: time.Second, Err: err}
+	}
+	return b.g.fail(b.c, selector.Decode, w, reason, true, err)
+}
+
+// whole reads an answer that is not a stream, unless it is too long for that.
+func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
+	a := &b.answer
+	json := strings.HasPrefix(a.Header.Get("Content-Type"), "application/json")
+	// An answer to HEAD has the length of a body that does not come.
+	if b.c.From.Method == http.MethodHead || a.ContentLength > maxWholeAnswer || a.ContentLength < 0 && !json {
+		b.good()
+		b.held.FirstToken()
+		return nil
+	}
+	body, err := b.resp.ReadAll(maxPrefillAnswer)
+	if err != nil {
+		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, err)
+	}
+	b.good()
+	b.held.FirstToken()
+	if json {
+		b.c.Book.Answer.Learn(sse.Inspect(body))
+	}
+	if b.c.View.Kind == api.Responses {
+		b.g.Stored.Put(stored.ID(body), b.peer.Worker.Name, b.c.Owner)
+	}
+	if t != nil {
+		if tok, ok := t.FirstToken(); ok {
+			body = tok.Before(body)
+		}
+	}
+	if a.Whole = body; body == nil {
+		a.Whole = []byte{}
+	}
+	return nil
+}
+
+func (b *decoding) Next() ([]byte, bool, error) {
+	if b.head != nil {
+		if !b.read {
+			b.read = true
+			return b.head.Held(), true, nil
+		}
+		b.head.Release()
+		b.head = nil
+	}
+	p, err := b.resp.Next()
+	return p, false, err
+}
+
+func (b *decoding) Done() bool { return b.resp.Done() }
+
+func (b *decoding) Ran(tokens int, now time.Time) {
+	b.tokens += tokens
+	b.c.Measured.Ran(b.tokens, now)
+	if b.tokens-b.reported >= progressEvery {
+		b.reported = b.tokens
+		b.held.Progress(b.tokens)
+	}
+}
+
+// Close judges how an answer ended of which the client has a part.
+func (b *decoding) Close(err error) error {
+	if b.resp == nil {
+		return err // it is closed
+	}
+	w := b.peer.Worker
+	if f, ok := errors.AsType[*upstream.Failure](err); ok && f.Kind != upstream.Canceled {
+		reason := attempt.Reason(f.Kind)
+		if errors.Is(err, ErrEngine) {
+			reason = attempt.StreamError
+		}
+		b.g.report(b.c, selector.Decode, health.ServerError)
+		b.c.Book.Failed(selector.Decode, w, reason, err)
+		e := *f.APIError()
+		if reason == attempt.StreamError {
+			e.Message = f.Err.Error()
+		}
+		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", w.Name, e.Message)
+		e.Err = f
+		err = &Cut{Err: &e, Failure: attempt.Cut(w, reason)}
+	}
+	if b.head != nil {
+		b.head.Release()
+	}
+	b.resp.Close()
+	b.record.End(err, time.Now())
+	if b.after != nil {
+		b.after(err)
+	}
+	b.held.Release()
+	b.g.Open.Give(1)
+	*b = decoding{}
+	return err
+}
+
+// ErrEngine is in the error that closes a stream in which the engine itself has sent an
+// error.
+var ErrEngine = errors.New("the engine ended its stream with an error")
+
+// Cut is an answer that broke off when the client had a part of it.
+type Cut struct {
+	// Err is what the client gets to know.
+	Err *api.Error
+	*attempt.Failure
+}
+
+func (c *Cut) Error() string { return c.Err.Error() }
+
+// Unwrap is what the client gets to know.
+func (c *Cut) Unwrap() error { return c.Err }

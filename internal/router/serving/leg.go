@@ -1,0 +1,174 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// Transport sends a request to an engine: over HTTP, or in a test's own world.
+type Transport interface {
+	Do(ctx context.Context, leg *upstream.Leg) (Response, error)
+}
+
+// Response is what an engine answers, as [upstream.Response] does.
+type Response interface {
+	Begins() *upstream.Head
+	Next() ([]byte, error)
+	ReadAll(limit int64) ([]byte, error)
+	Done() bool
+	Close()
+}
+
+// HTTP is the transport of a client.
+func HTTP(c *upstream.Client) Transport { return overHTTP{c} }
+
+type overHTTP struct{ c *upstream.Client }
+
+func (t overHTTP) Do(ctx context.Context, leg *upstream.Leg) (Response, error) {
+	resp, err := t.c.Do(ctx, leg)
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// Legs are how requests are sent to workers.
+type Legs struct {
+	Transport Transport
+	// Open bounds how many are in progress.
+	Open     *admission.Memory
+	Ledger   *ledger.Ledger
+	Outliers *health.Outliers
+	// Answers asks whether a worker gives a sign of life.
+	Answers func(ctx context.Context, w *workers.Worker) bool
+	Costs   *outcome.Teacher
+	Repeats *attempt.Repeats
+	Stored  *stored.Responses
+	// Rejected counts a request that is turned away, by the reason.
+	Rejected func(reason string)
+	// Panicked reports a panic of a leg that runs beside another one.
+	Panicked func(c *Call, p any)
+}
+
+// maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
+const maxPrefillAnswer = 32 << 20
+
+// fail is the failure of a leg. It reports what the reason means for the worker's
+// health; the policy decides what it means for the request. The caller names a reason and
+// no more.
+func (g *Legs) fail(c *Call, phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
+	out := reason.Means().Outcome
+	g.report(c, phase, out)
+	if out.Failure() {
+		c.Book.Failed(phase, w, reason, err)
+	}
+	return attempt.NewError(phase, w, reason, sent, err)
+}
+
+// admission is the permission to send a phase's request.
+func (c *Call) admission(p selector.Phase) *health.Admission {
+	if p == selector.Prefill {
+		return &c.admitted[1]
+	}
+	return &c.admitted[0]
+}
+
+// admit reports whether a phase's request may go to a worker.
+func (g *Legs) admit(c *Call, p selector.Phase, w *workers.Worker) (ok bool) {
+	*c.admission(p), ok = g.Outliers.Admit(w)
+	return ok
+}
+
+// report records how a phase's request ended, for the health of its worker.
+func (g *Legs) report(c *Call, p selector.Phase, out health.Outcome) {
+	a := c.admission(p)
+	*a = g.Outliers.Report(*a, out)
+}
+
+// source is the request as engines get it but for what differs from leg to leg.
+func (c *Call) source() rewrite.Source {
+	s := rewrite.Source{Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Settings: c.Question.Settings, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops}
+	if c.Body != nil {
+		s.Body, s.Form = c.Body.B, c.Form
+	}
+	return s
+}
+
+// memory is that of a phase's request; the legs of one phase follow each other.
+func (c *Call) memory(p selector.Phase) *rewrite.Scratch {
+	if p == selector.Prefill {
+		return &c.scratch[1]
+	}
+	return &c.scratch[0]
+}
+
+// edit is the body of a leg in pieces.
+func (c *Call) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) [][]byte {
+	if c.Body == nil {
+		return nil
+	}
+	s, ids := c.source(), phase == selector.Decode && c.WantIDs && p.Worker.WireEngine() == workers.VLLM
+	return c.memory(phase).Body(&s, p, ids, more)
+}
+
+// leg makes the HTTP call of a phase, which carries a request id.
+func (c *Call) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
+	s := c.source()
+	return c.memory(phase).Leg(&s, p, c.Path, id, body, headTimeout)
+}
+
+// took passes on what a leg of the newest plan took, where the threshold is auto.
+func (g *Legs) took(c *Call, phase selector.Phase, sent, first time.Time) {
+	if c.Question.Settings.Decisions.Rule.Auto {
+		g.Costs.Took(c.Measured, &c.Question.Run.Plan, outcome.Leg{Model: c.Model, Decision: c.Book.Live.ID(), Phase: phase, Sent: sent, First: first})
+	}
+}
+
+// broke turns a transport failure into one of the request. The client has got
+// nothing so far: of a prefill's answer nothing reaches it, and a decode's is held
+// until it is whole or has its first token. So a part of it that has arrived here
+// does not rule out another attempt.
+func (g *Legs) broke(ctx context.Context, c *Call, phase selector.Phase, w *workers.Worker, err error) error {
+	var u *upstream.Failure
+	if !errors.As(err, &u) {
+		return g.fail(c, phase, w, attempt.Invalid, false, err)
+	}
+	reason := attempt.Reason(u.Kind)
+	stale := u.Stale() && c.Question.Run.History.MayBeStale(phase)
+	if stale {
+		reason = attempt.Stale
+	}
+	f := g.fail(c, phase, w, reason, u.Sent, err)
+	// An engine that has died of the request looks the same.
+	f.Alive = stale && g.Answers(ctx, w)
+	return f
+}
+
+// refused turns an answer that is not 2xx into a failure, which keeps it for
+// the client in case no attempt brings a better one.
+func (g *Legs) refused(c *Call, phase selector.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
+	reason := attempt.OfStatus(phase, head.Status, head.Header.Get("Retry-After"), body, w.APIKey != "")
+	f := &upstream.Failure{Kind: upstream.Status, Addr: head.Addr, Op: "answer of", Status: head.Status}
+	switch {
+	case reason == attempt.Unauthorized: // the client would take it for its own key
+		return g.fail(c, phase, w, reason, true, fmt.Errorf("it refuses the router's key (api_key_file): %w", f))
+	case phase == selector.Decode || head.Status/100 == 4 || reason == attempt.Overloaded:
+		f.Answer = head.Keep(body)
+	}
+	return g.fail(c, phase, w, reason, true, f)
+}

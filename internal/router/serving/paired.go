@@ -1,0 +1,195 @@
+package serving
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+var errFirstToken = errors.New("the rest of a stream cannot begin with a prefill's own token")
+
+// refused is a transfer whose decode rank had no room for the request.
+type refused struct {
+	t    *disagg.Transfer
+	rank *workers.Rank // that has the KV
+}
+
+// paired carries out a plan with remote prefill: one prefill feeds one decode.
+func (l *plan) paired(ctx context.Context, c *Call, decode disagg.Peer, held *ledger.Reservation) (*Answer, error) {
+	p, d := l.p, &c.Question
+	g := p.Legs
+	_, claim := d.Run.Claims()
+	prefill := d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex]
+	now := time.Now()
+	transfer := l.handedOver(c, prefill, decode)
+	if transfer == nil {
+		var err error
+		if transfer, err = g.transfer(c, prefill, decode); err != nil {
+			g.report(c, selector.Decode, health.Canceled)
+			return nil, err
+		}
+		p.Sends(c)
+		p.Asker.Sent(d, prefill.Worker, prefill.Rank, now)
+		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
+		if transfer.Mode() == disagg.Concurrent {
+			return g.concurrent(ctx, c, transfer, prefill, claim, decode, held)
+		}
+		if err := g.prefill(ctx, c, transfer, prefill, claim); err != nil {
+			g.report(c, selector.Decode, health.Canceled) // nothing was sent to it
+			p.unsent(c, err, prefill, now)
+			return nil, err
+		}
+		d.Run.History.Answered(prefill.Worker.State)
+		c.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
+	} else {
+		p.Sends(c)
+		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
+	}
+	edits, err := transfer.DecodeEdits()
+	if err != nil {
+		g.report(c, selector.Decode, health.Canceled)
+		return nil, attempt.NewError(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
+	}
+	a, err := g.decode(ctx, c, decode, held, c.edit(edits, decode, selector.Decode), transfer)
+	p.unsent(c, err, decode, now)
+	var f *attempt.Error
+	if errors.As(err, &f) {
+		f.Other = prefill.Worker.State // its KV may be what was missing
+		// An engine whose stream has begun may have fetched the KV.
+		if u, ok := errors.AsType[*upstream.Failure](err); ok && f.Reason == attempt.Overloaded && u.Kind == upstream.Status {
+			c.refused = refused{transfer, prefill.Rank}
+		}
+	}
+	return a, err
+}
+
+// transfer begins a plan's transfer of KV.
+func (g *Legs) transfer(c *Call, prefill, decode disagg.Peer) (t *disagg.Transfer, err error) {
+	if !g.admit(c, selector.Prefill, prefill.Worker) {
+		return nil, g.fail(c, selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
+	}
+	d := &c.Question
+	name := d.Run.Plan.Connector
+	switch connector := d.Settings.Connectors[name]; {
+	case connector == nil:
+		err = fmt.Errorf("unknown connector %q", name)
+	case c.rest() && name == workers.ConnectorLMCache:
+		err = errFirstToken
+	default:
+		t, err = connector.Begin(disagg.Dispatch{
+			RequestID: c.ID, Facts: d.Run.Request.Facts, Prefill: prefill, Decode: decode,
+			Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.Settings.Routing.TransferCheck)),
+		})
+	}
+	if err != nil {
+		return nil, g.fail(c, selector.Prefill, prefill.Worker, attempt.NoConnector, false, err)
+	}
+	return t, nil
+}
+
+// handedOver is the transfer of the attempt before, which a decode rank refused, if its KV
+// serves this plan; else nil.
+func (l *plan) handedOver(c *Call, prefill, decode disagg.Peer) *disagg.Transfer {
+	t := l.before.t
+	if t == nil || l.before.rank != prefill.Rank || t.Kind() != c.Question.Run.Plan.Connector || t.Leased() && time.Now().After(c.aliveBy) || !t.HandOver(decode) {
+		return nil
+	}
+	c.Book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", decode.Rank.Label, prefill.Rank.Label))
+	return t
+}
+
+// mayBeLost finds out whether the engine of the other leg, which had the request at the
+// same time, may have died of it, too, or hangs: it failed in such a way, or gives no sign
+// of life.
+func (g *Legs) mayBeLost(ctx context.Context, c *Call, f *attempt.Error, other *workers.Worker, err error) {
+	if !f.MayHaveDied() && f.Reason != attempt.Stale {
+		return
+	}
+	if e, ok := errors.AsType[*attempt.Error](err); ok {
+		f.OtherLost = e.MayHaveDied()
+	}
+	switch {
+	case !f.OtherLost && g.Answers(ctx, other):
+		c.Question.Run.History.Answered(other.State)
+	case f.OtherLost || ctx.Err() == nil:
+		f.OtherLost = true
+		c.Book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
+	}
+}
+
+// both are the two legs of a plan, sent at once.
+type both struct {
+	g               *Legs
+	c               *Call
+	t               *disagg.Transfer
+	prefill, decode disagg.Peer
+	claim           ledger.Claim
+	held            *ledger.Reservation
+	body            [][]byte
+	answer          *Answer
+}
+
+func (b *both) Prefill(ctx context.Context) error {
+	return b.g.prefill(ctx, b.c, b.t, b.prefill, b.claim)
+}
+
+func (b *both) Decode(ctx context.Context) (err error) {
+	if b.answer, err = b.g.decode(ctx, b.c, b.decode, b.held, b.body, b.t); err != nil {
+		b.t.DecodeFailed()
+	}
+	return err
+}
+
+func (b *both) Begun() bool { return b.c.begun.Load() }
+
+func (b *both) Both(err error) bool {
+	f, ok := errors.AsType[*attempt.Error](err)
+	return ok && (f.MayHaveDied() || f.Reason == attempt.Stale)
+}
+
+func (b *both) Panicked(p any) { b.g.Panicked(b.c, p) }
+
+// concurrent sends both legs at once.
+func (g *Legs) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, prefill disagg.Peer, claim ledger.Claim, decode disagg.Peer, held *ledger.Reservation) (*Answer, error) {
+	edits, err := t.DecodeEdits()
+	if err != nil {
+		g.report(c, selector.Decode, health.Canceled)
+		g.report(c, selector.Prefill, health.Canceled)
+		return nil, err
+	}
+	legs := &both{g: g, c: c, t: t, prefill: prefill, decode: decode, claim: claim, held: held, body: c.edit(edits, decode, selector.Decode)}
+	p, end := pair.Begin(ctx, legs)
+	if p != nil {
+		c.decoding.after = func(err error) {
+			if err != nil {
+				t.DecodeFailed()
+			}
+			p.End(err == nil)
+		}
+		return legs.answer, nil
+	}
+	var f *attempt.Error
+	if errors.As(end.Err, &f) {
+		other := prefill.Worker
+		if end.Cancelled {
+			other = decode.Worker
+		}
+		f.Other = other.State
+		g.mayBeLost(ctx, c, f, other, end.Other)
+		if end.Waiting && f.Phase == selector.Decode && f.Reason == attempt.Timeout {
+			c.Book.Failed(selector.Prefill, prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
+		}
+	}
+	return nil, end.Err
+}

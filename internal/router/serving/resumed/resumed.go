@@ -1,0 +1,417 @@
+// Package resumed has another engine continue a stream whose engine dies in the middle, or
+// whose worker is drained. That one is asked with the ids of the prompt and of what the
+// client has of the answer: to all below, this is a call of its own, whose events are the
+// next ones of the client's stream. No token comes twice.
+package resumed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/forward/resume"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/request/access"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/serving"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Next serves the parts of a stream.
+type Next interface {
+	serving.Engine
+	// Hold decides on a call and takes its place, without waiting for anything; Do begins
+	// with that. Drop gives the place up.
+	Hold(c *serving.Call, take func(*decide.Run) bool) bool
+	Drop(c *serving.Call)
+}
+
+// Engine is an engine whose streams outlive those of Next, for calls whose settings ask for
+// it (continue.mode).
+type Engine struct {
+	Next   Next
+	Asker  *question.Asker
+	Tokens *prompt.Stage
+	Fleet  func() *workers.Snapshot
+	// Bodies is the memory of what is kept of streams, Moves paces what continues.
+	Bodies  *admission.Memory
+	Moves   *admission.Moves
+	Metrics *telemetry.Metrics
+}
+
+const (
+	// alignTimeout bounds asking an engine where a text ends in its tokens.
+	alignTimeout = 2 * time.Second
+	// heartbeat is how often a stream that waits for its turn to continue elsewhere gets a
+	// comment, for clients and proxies that give up silent streams.
+	heartbeat = 5 * time.Second
+	// askForMove is how often a stream whose worker is drained asks for a place elsewhere.
+	askForMove = 50 * time.Millisecond
+)
+
+// errMoved ends a leg whose worker is drained.
+var errMoved = errors.New("the worker is drained, and the rest comes from elsewhere")
+
+// Do is [serving.Engine.Do].
+func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, error) {
+	if c.Question.Settings.Decisions.Continuations == 0 || !c.View.Stream || c.Endpoint.Body != api.JSONBody {
+		return e.Next.Do(ctx, c) // there is nothing to continue
+	}
+	b := &body{e: e, ctx: ctx, first: c, call: c, Continuation: resume.New(&c.View, e.Tokens.Decoder(), e.Bodies)}
+	c.WantIDs = b.Refused == "" && !b.Stream.Native
+	b.Begin()
+	b.Keep(&c.View) // the body is given back with the head of the answer
+	a, err := e.Next.Do(ctx, c)
+	if err != nil || !a.Streams() {
+		b.Release()
+		return a, err
+	}
+	if len(a.Before) > 0 {
+		b.Stream.Refuse(resume.FirstToken)
+	}
+	b.noMemory()
+	b.now = a
+	return &serving.Answer{Head: a.Head, Before: a.Before, Body: b}, nil
+}
+
+// body is a stream that may come from several engines, one after the other.
+type body struct {
+	resume.Continuation
+	e   *Engine
+	ctx context.Context //nolint:containedctx // of the whole answer
+	// first is the client's call, call the one that now answers; now is its answer, nil when
+	// it has been closed.
+	first, call *serving.Call
+	now         *serving.Answer
+	// pending is an error that came with a piece: it is next.
+	pending error
+	// cut is the error of the newest leg of which the client has a part.
+	cut error
+	// places are the ranks on which the rest has its turn.
+	places []uint32
+	// move is the call for the rest with its decision, where a healthy stream is about
+	// to be taken from its worker; askAt is when it may ask for a place again.
+	move  *serving.Call
+	askAt time.Time
+}
+
+// Next is [serving.Body.Next].
+func (b *body) Next() (p []byte, head bool, err error) {
+	for {
+		if err = b.pending; err == nil {
+			if b.now == nil {
+				return nil, false, io.EOF
+			}
+			if p, head, err = b.now.Next(); err == nil {
+				p, b.pending = b.read(p)
+				return p, head, nil
+			}
+		}
+		b.pending = nil
+		if p, err = b.ended(err); err != nil || len(p) > 0 {
+			return p, false, err
+		}
+	}
+}
+
+// read is what the client gets of a piece of the engine's stream. The error is the
+// engine's own: the client gets it with the reason why the rest does not come, or not at all.
+func (b *body) read(p []byte) ([]byte, error) {
+	out, err := b.Pass(p)
+	b.noMemory()
+	switch {
+	case errors.Is(err, resume.ErrUnclear):
+		err = &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: err.Error(), Err: err}
+	case err != nil && !errors.Is(err, resume.ErrStopped):
+		text := strings.TrimSpace(strings.TrimPrefix(string(b.Stream.Held()), "data:"))
+		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", serving.ErrEngine, text)}
+	case err == nil && b.Refused != resume.Endpoint && b.moves():
+		err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
+	}
+	return out, err
+}
+
+// noMemory says in receipt and metrics that the stream is not continuable from now on, where
+// limits.body_memory has just been used up.
+func (b *body) noMemory() {
+	if b.Lost() {
+		b.e.Metrics.StreamWithoutMemory()
+		b.call.Book.Note("from here on it could not be continued elsewhere: " + resume.Memory.String())
+	}
+}
+
+func (b *body) Done() bool { return b.now == nil || b.now.Done() }
+
+func (b *body) Ran(tokens int, at time.Time) {
+	if b.now != nil {
+		b.now.Ran(tokens, at)
+	}
+}
+
+// Close is [serving.Body.Close].
+func (b *body) Close(err error) error {
+	b.Leave()
+	b.dropMove()
+	if b.now != nil {
+		err = b.now.Close(err)
+		b.now = nil
+	}
+	b.Release()
+	return err
+}
+
+// peer is the worker and the rank of the leg that answers.
+func (b *body) peer() (*workers.Worker, *workers.Rank) {
+	run := &b.call.Question.Run
+	p := run.In.DecodePeers[run.Plan.DecodeIndex]
+	return p.Worker, p.Rank
+}
+
+// ended is what follows when a leg has ended with an error: nothing, and the next piece
+// comes from another engine; a last piece; or an error.
+func (b *body) ended(err error) ([]byte, error) {
+	c := &b.Continuation
+	switch {
+	case errors.Is(err, resume.ErrStopped):
+		return nil, io.EOF
+	case errors.Is(err, io.EOF):
+		if c.Refused != "" || c.Stream.Done() {
+			return nil, io.EOF
+		}
+		err = serving.Ended(b.now.Addr, "the stream ended before its end was announced")
+	}
+	if b.ctx.Err() != nil {
+		return nil, err
+	}
+	worker, from := b.peer()
+	err = b.now.Close(err)
+	b.now = nil
+	var cut *attempt.Failure
+	if broke, ok := errors.AsType[*serving.Cut](err); ok {
+		cut = broke.Failure
+	} else if errors.Is(err, errMoved) {
+		cut = attempt.Cut(worker, attempt.Moved)
+	}
+	if cut == nil {
+		if why := c.Stream.Refused(); why != "" && errors.Is(err, resume.ErrUnclear) {
+			return nil, b.notContinued(err, err, string(why), why.String())
+		}
+		return nil, err
+	}
+	b.cut = err
+	if c.Whole() {
+		return b.closing(cut)
+	}
+	why, words := c.Refused, ""
+	if why == "" {
+		why, words = b.ask(cut, from)
+	}
+	switch {
+	case why != "":
+		return nil, b.notContinued(err, err, string(why), c.Words(why))
+	case words != "":
+		return nil, b.notContinued(err, err, "policy", words)
+	}
+	a, err := b.e.Next.Do(b.ctx, b.call)
+	if err == nil {
+		c.Begin()
+		if len(a.Before) > 0 {
+			c.Stream.Refuse(resume.FirstToken)
+		}
+		b.now = a
+		return nil, nil
+	}
+	if b.ctx.Err() == nil {
+		err = b.notContinued(b.cut, err, "failed", fmt.Sprintf("no other engine could continue it: %v", api.FromError(err).Message))
+	}
+	return nil, err
+}
+
+// closing ends a stream whose engine died after the answer's last token.
+func (b *body) closing(cut *attempt.Failure) ([]byte, error) {
+	end, ok := b.Ending(b.first.View.IncludeUsage)
+	switch {
+	case !ok:
+		return nil, b.cut
+	case len(end) == 0:
+		return nil, io.EOF
+	}
+	b.call.Book.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
+	return end, nil
+}
+
+// notContinued says in receipt, metrics, events and the client's error why a stream
+// that has broken off is not continued elsewhere.
+func (b *body) notContinued(first, err error, label, words string) error {
+	b.call.Book.NotContinued(label, words)
+	e := *api.FromError(first)
+	e.Message += "; not continued elsewhere: " + words
+	e.Err = err
+	return &e
+}
+
+// ask makes the call for the rest of the stream, which came from a rank. Where there is none
+// it returns why: one of the known reasons, or else a text.
+func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, string) {
+	c := &b.Continuation
+	c.Stream.Broke()
+	generated := c.Stream.Generated()
+	b.align()
+	ids, why := c.Stream.Next()
+	if why != "" {
+		return why, ""
+	}
+	sent := c.Stream.Sent()
+	rest := b.move
+	if b.move = nil; rest == nil {
+		var words string
+		if rest, why, words = b.rest(ids, sent, cut, b.e.Fleet()); rest == nil {
+			return why, words
+		}
+	}
+	b.call.DropInput()
+	b.call = rest
+	b.first.Follow(rest)
+	rest.Book.Continued(cut, from, sent, generated-sent)
+	return "", ""
+}
+
+// rest makes the call for what comes after ids, of which the last are so many of the
+// answer's; nil, with the reason, where there is none.
+func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers.Snapshot) (_ *serving.Call, why resume.Refusal, words string) {
+	raw, why := b.Rest(ids, sent)
+	if why != "" {
+		return nil, why, ""
+	}
+	x, c := b.call, serving.New()
+	c.Asked = serving.Asked{
+		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
+		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Measured: x.Measured, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
+	}
+	d := &c.Question
+	x.Question.Rest(d, fleet)
+	if next := d.Run.Failed(*cut); next.Step != attempt.Continue {
+		c.Release()
+		return nil, "", next.Why
+	}
+	var ok bool
+	if c.Body, ok = api.OwnBody(raw, b.e.Bodies); !ok {
+		c.Body = nil
+		c.Release()
+		return nil, resume.Memory, ""
+	}
+	kind := resume.RestKind(c.Endpoint.Kind)
+	err := c.View.Parse(c.Body.B, kind, api.Limits{})
+	if err == nil && c.Salted {
+		path, _, _ := strings.Cut(b.first.Path, "?")
+		_, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, path, c.Owner, d.List)
+	}
+	if err != nil { // cannot be: the router wrote it
+		c.Release()
+		return nil, "", err.Error()
+	}
+	b.e.Asker.Read(b.ctx, d, c.Endpoint, kind, &c.View)
+	b.e.Metrics.Tokenized(string(d.Prompt.Source))
+	return c, "", ""
+}
+
+// align asks an engine which of the tokens stand for the text that was sent, where
+// that is not known because several came in one event.
+func (b *body) align() {
+	if _, text := b.Stream.Unaligned(); text == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, alignTimeout)
+	defer cancel()
+	model := b.call.Model
+	list := b.e.Fleet().Model(model)
+	b.Stream.AlignBy(func(ids []uint32) (string, error) { return b.e.Tokens.Text(ctx, model, list, ids) })
+}
+
+// Enter is [serving.Turns.Enter]: an engine that dies leaves many streams at once.
+func (b *body) Enter(ctx context.Context, run *decide.Run) error {
+	if len(b.places) > 0 {
+		return nil
+	}
+	slots := run.Slots(b.places)
+	began := time.Now()
+	err := b.e.Moves.Enter(ctx, slots, b.call.Question.Settings.Continue.AtOnce, heartbeat, func() error {
+		return b.call.Idle.Idle("the rest is waiting for its turn on another engine")
+	})
+	if err == nil {
+		b.places = slots
+	}
+	b.e.Metrics.Stage("move", time.Since(began))
+	return err
+}
+
+// Leave is [serving.Turns.Leave].
+func (b *body) Leave() {
+	if len(b.places) > 0 {
+		b.e.Moves.Leave(b.places)
+		b.places = b.places[:0]
+	}
+}
+
+// moves reports whether a healthy stream is to be taken from its worker now: that one is
+// drained, the stream has not moved as often as it may, and a rank elsewhere takes it at
+// once. That rank is decided on and has a place for the stream then, in move; otherwise
+// nothing has changed, and the stream stays where it is.
+func (b *body) moves() bool {
+	from, _ := b.peer()
+	x := b.call
+	run, s := &x.Question.Run, x.Question.Settings
+	if !from.Role.CanDecode() || !from.State.Moving() || !b.Stream.Resumable() || run.History.Continued >= s.Decisions.Continuations || run.Request.Pin.Decode != "" {
+		return false
+	}
+	now := time.Now()
+	if now.Before(b.askAt) {
+		return false
+	}
+	b.askAt = now.Add(askForMove)
+	fleet, limit := b.e.Fleet(), s.Continue.AtOnce
+	if !slices.ContainsFunc(fleet.Model(x.Model), func(w *workers.Worker) bool {
+		ok, _ := w.State.Usable()
+		return ok && w.State != from.State && w.Role.CanDecode() && b.ReportsIDs(w.WireEngine()) &&
+			slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return b.e.Moves.Free(k.Slot, limit) })
+	}) {
+		return false
+	}
+	c, _, _ := b.rest(b.Stream.IDs(), b.Stream.Sent(), attempt.Cut(from, attempt.Moved), fleet)
+	if c == nil {
+		return false
+	}
+	if b.e.Next.Hold(c, func(run *decide.Run) bool {
+		slots := run.Slots(b.places)
+		if !b.e.Moves.Try(slots, limit) {
+			return false
+		}
+		b.places = slots
+		return true
+	}) {
+		b.move = c
+		return true
+	}
+	c.Release()
+	return false
+}
+
+// dropMove gives up the place of a move that does not happen.
+func (b *body) dropMove() {
+	if c := b.move; c != nil {
+		b.move = nil
+		b.e.Next.Drop(c)
+		c.Release()
+	}
+}

@@ -1,0 +1,207 @@
+package serving
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/observe/traffic"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// Planner decides on a call, and returns what serves the decision. The error is that there
+// is nobody; ErrAgain that it has to be asked once more.
+type Planner interface {
+	Plan(ctx context.Context, c *Call) (Engine, error)
+}
+
+// ErrAgain asks for another decision: workers that were kept out are asked after all.
+var ErrAgain = errors.New("decide again")
+
+// Retried is an engine that has a call served by another plan after a failure, until the
+// head of an answer is good. Of an answer that came before that nothing gets out.
+type Retried struct {
+	Planner  Planner
+	Budget   *attempt.Budget
+	Repeats  *attempt.Repeats
+	Outliers *health.Outliers
+	Failures *watch.Failures
+	Metrics  *telemetry.Metrics
+	Traffic  *traffic.Traffic
+}
+
+// attempts is the state of a call's attempts.
+type attempts struct {
+	// begun is set with the first byte from the decode leg that counts; it is read by the
+	// prefill leg that runs beside it.
+	begun atomic.Bool
+	// decided says that the next attempt's decision is made, and its place taken.
+	decided bool
+	// retry is the attempt that may follow a failed one, until a leg of it is sent.
+	retry retry
+	// aliveBy is by when the decode engine must have shown a sign of life: after that the
+	// prefill engine may free its KV.
+	aliveBy time.Time
+	// refused is the newest attempt's transfer, if its decode rank had no room: another
+	// decode rank may take the KV.
+	refused refused
+	// reserved is the place that the decision was given on its decode rank, until the
+	// decode leg takes it over.
+	reserved *ledger.Reservation
+	// admitted are the permissions to send the legs, decode and prefill.
+	admitted [2]health.Admission
+	plan     plan
+	decoding decoding
+}
+
+// retry is an attempt that follows a failed one.
+type retry struct {
+	phase  selector.Phase
+	reason attempt.Reason // "" where none follows, and where it counts as none
+	// budgeted says that it is taken out of the budget.
+	budgeted bool
+}
+
+// Do is [Engine.Do].
+func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
+	a, err := r.attempts(ctx, c)
+	if err != nil {
+		if !c.begun.Load() && ctx.Err() == nil {
+			r.excuse(c)
+		}
+		return nil, err
+	}
+	if a.Streams() && c.decoding.after == nil { // else the prefill leg may be sending the body
+		c.DropInput()
+	}
+	return a, nil
+}
+
+func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
+	run := &c.Question.Run
+	defer r.noRetry(c)
+	defer c.giveUpPlace()
+	var last error // of the attempts that sent a leg, if there are any
+	for {
+		e, err := r.Planner.Plan(ctx, c)
+		switch {
+		case errors.Is(err, ErrAgain):
+			continue
+		case err != nil:
+			return nil, cmp.Or(last, err) // why the workers are banned says more
+		}
+		a, err := e.Do(ctx, c)
+		if err == nil {
+			return a, nil
+		}
+		if last != nil && errors.Is(err, errNoLeg) {
+			return nil, last // what an engine has answered says more
+		}
+		if c.begun.Load() || ctx.Err() != nil || !r.again(c, run.Attempt, err) {
+			return nil, err
+		}
+		if f, ok := errors.AsType[*attempt.Error](err); last == nil || !ok || !f.Reason.Means().Unsent {
+			last = err
+		}
+	}
+}
+
+// again reports whether another attempt may follow one that has failed, and
+// prepares it.
+func (r *Retried) again(c *Call, number int, err error) bool {
+	run := &c.Question.Run
+	var f *attempt.Error
+	if !errors.As(err, &f) {
+		return false
+	}
+	f.Admission = *c.admission(f.Phase)
+	next := run.Failed(f.Failure)
+	if next.Budgeted && !c.retry.budgeted {
+		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Question.Settings.Retry.Budget); !c.retry.budgeted {
+			next = run.NoBudget()
+		}
+	}
+	switch {
+	case next.Step == attempt.GiveUp:
+		if next.Why != "" {
+			c.Book.Note("no retry: " + next.Why)
+		}
+		return false
+	case next.Step == attempt.FallBack:
+		c.Book.Note(fmt.Sprintf("fallback to local prefill: %v", f))
+	case next.Free && f.Reason != attempt.Stale: // nothing was sent
+	default:
+		c.retry.phase, c.retry.reason = f.Phase, f.Reason
+		c.Book.Note(fmt.Sprintf("attempt %d failed: %v", number, err))
+	}
+	return true
+}
+
+// Sends counts a retry: a leg of it goes out.
+func (r *Retried) Sends(c *Call) {
+	if p := &c.retry; p.reason != "" {
+		r.Traffic.Retries.Add(1)
+		r.Metrics.Retry(string(p.phase), string(p.reason))
+	}
+	c.retry = retry{}
+}
+
+// noRetry gives back what was taken of the budget where nobody was found who could be
+// asked: a lone worker that refuses would use up what the others need.
+func (r *Retried) noRetry(c *Call) {
+	if c.retry.budgeted {
+		r.Budget.Return(time.Now())
+	}
+	c.retry = retry{}
+}
+
+// excuse takes back the failures counted against engines that broke on a request, where
+// it failed in the end and is as likely at fault itself.
+func (r *Retried) excuse(c *Call) {
+	if c.Body == nil { // nothing says that two requests are the same
+		return
+	}
+	blamed := r.Repeats.Failed(c.key(), &c.Question.Run.History, time.Now())
+	if len(blamed) == 0 {
+		return
+	}
+	for i := range blamed {
+		r.Outliers.Excuse(blamed[i].Admission)
+		r.Failures.Excuse(blamed[i].Name, string(blamed[i].Reason))
+	}
+	text := attempt.Excuse(blamed)
+	c.Book.Note(text)
+	r.Metrics.Blamed()
+	c.Book.Event(r.Failures.Blamed(text, time.Now()))
+}
+
+// key identifies the request, which has a body, by that and its path.
+func (c *Call) key() attempt.RequestKey {
+	var h maphash.Hash
+	h.SetSeed(keySeed)
+	path, _, _ := strings.Cut(c.Path, "?")
+	_, _ = h.WriteString(path) // never fails
+	_, _ = h.Write(c.Body.B)
+	return attempt.RequestKey{Size: len(c.Body.B), Hash: h.Sum64()}
+}
+
+// keySeed is that of the hashes of bodies, which leave no process.
+var keySeed = maphash.MakeSeed()
+
+// giveUpPlace gives back the place that no leg has taken over.
+func (c *Call) giveUpPlace() {
+	if c.reserved != nil {
+		c.reserved.Release()
+		c.reserved = nil
+	}
+}
