@@ -2,7 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -68,6 +73,8 @@ var allowed = map[string][]string{
 
 	"internal/router": {"internal/eventlog", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
 
+	"internal/router/serving":             {"internal/router/effective", "internal/router/forward/...", "internal/router/observe/account", "internal/router/observe/telemetry", "internal/router/observe/traffic", "internal/router/observe/watch", "internal/router/placement/...", "internal/router/request/admission", "internal/router/request/api", "internal/router/request/stored", "internal/workers", "internal/workers/health"},
+	"internal/router/serving/resumed":     {"internal/router/forward/resume", "internal/router/forward/upstream", "internal/router/observe/telemetry", "internal/router/placement/attempt", "internal/router/placement/decide", "internal/router/placement/question", "internal/router/request/access", "internal/router/request/admission", "internal/router/request/api", "internal/router/request/prompt", "internal/router/serving", "internal/workers"},
 	"internal/router/effective":           {"internal/router/forward/disagg", "internal/eventlog", "internal/router/placement/decide", "internal/router/placement/selector", "internal/settings", "internal/workers"},
 	"internal/router/drain":               {"internal/router/observe/admin", "internal/eventlog", "internal/router/request/admission"},
 	"internal/router/secure":              {"internal/certs", "internal/router/forward/quicksock", "internal/router/observe/admin", "internal/eventlog", "internal/router/observe/state", "internal/router/observe/telemetry", "internal/router/request/access", "internal/router/request/admission", "internal/settings"},
@@ -219,4 +226,43 @@ func matches(rule, path string) bool {
 		return strings.HasPrefix(path, base+"/")
 	}
 	return rule == path
+}
+
+// TestContinuationInOnePlace: that streams may be continued elsewhere (continue.mode) is known
+// to serving/resumed and forward/resume. The root package of the router names them where it
+// composes what answers calls, and serving not at all.
+func TestContinuationInOnePlace(t *testing.T) {
+	names := regexp.MustCompile(`(?i)contin|resum`)
+	for _, dir := range []string{"internal/router", "internal/router/serving"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", dir, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(dir, err)
+		}
+		for _, path := range files {
+			if strings.HasSuffix(path, "_test.go") {
+				continue
+			}
+			set := token.NewFileSet()
+			file, err := parser.ParseFile(set, path, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.FuncDecl:
+					return n.Name.Name != "newServed"
+				case *ast.ImportSpec:
+					if names.MatchString(n.Path.Value) && filepath.Base(path) != "setup.go" {
+						t.Errorf("%s imports %s", set.Position(n.Pos()), n.Path.Value)
+					}
+					return false
+				case *ast.Ident:
+					if names.MatchString(n.Name) {
+						t.Errorf("%s names %s", set.Position(n.Pos()), n.Name)
+					}
+				}
+				return true
+			})
+		}
+	}
 }

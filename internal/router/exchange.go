@@ -49,8 +49,8 @@ type exchange struct {
 	cut       bool            // a stream broke off within an event
 	pieces    piecesOf
 	along     *sse.Head // reads along with a stream
-	committed bool // the head of the answer is sent
-	closed    bool // the outcome is recorded
+	committed bool      // the head of the answer is sent
+	closed    bool      // the outcome is recorded
 	status    int
 	writeBy   api.AnswerDeadline
 }

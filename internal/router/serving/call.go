@@ -65,10 +65,13 @@ type Asked struct {
 	Claim admission.Claim
 
 	// Book is the account of the request, Measured what it adds to the model of costs. Both
-	// are those of the client's request, also in a call that continues its answer.
+	// are those of the client's request, also in a call for the rest of its answer.
 	Book     *account.Request
 	Measured *outcome.Request
 
+	// Rest says that the client has a part of the answer: only a stream will do, and it must
+	// not begin with a token that a prefill has computed.
+	Rest bool
 	// WantIDs asks the engine for the ids of its tokens, where it can report them.
 	WantIDs bool
 	// Idle is told of it while a stream waits of which the client has a part.
@@ -87,9 +90,6 @@ type Turns interface {
 	Enter(ctx context.Context, r *decide.Run) error
 	Leave()
 }
-
-// rest reports whether the call asks for the rest of a stream of which the client has a part.
-func (c *Call) rest() bool { return c.Question.Run.History.Continued > 0 }
 
 var calls = sync.Pool{New: func() any {
 	c := new(Call)

@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
@@ -39,7 +38,6 @@ type decoding struct {
 	g      *Legs
 	c      *Call
 	peer   disagg.Peer
-	held   *ledger.Reservation
 	record *account.Leg
 	resp   Response
 	// head has what was held of a stream until it has been read; read says that it has.
@@ -54,8 +52,7 @@ type decoding struct {
 }
 
 // decode sends the leg and returns its answer once that is good; t is nil for a local plan.
-// It takes held over where it returns an answer.
-func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
+func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
 	id := c.ID
 	if t != nil {
 		id = t.RequestID()
@@ -75,7 +72,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, held *ledger.
 		return nil, err
 	}
 	b := &c.decoding
-	*b = decoding{g: g, c: c, peer: p, held: held, record: record, resp: resp}
+	*b = decoding{g: g, c: c, peer: p, record: record, resp: resp}
 	defer func() {
 		if a == nil {
 			if b.head != nil {
@@ -100,7 +97,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, held *ledger.
 	switch {
 	case head.Streams():
 		err = b.stream(ctx, t)
-	case c.rest():
+	case c.Rest:
 		err = g.fail(c, selector.Decode, p.Worker, attempt.Protocol, true, errors.New("the engine answered with something else than the rest of a stream"))
 	default:
 		err = b.whole(ctx, t)
@@ -149,7 +146,7 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	if b.tokens > 0 {
 		b.g.took(b.c, selector.Decode, b.record.Start, first)
 	}
-	b.held.FirstToken()
+	b.c.held.FirstToken()
 	b.g.Costs.Runs(b.c.Measured, b.c.Question.Settings.Decisions.Rule.Auto, b.c.Model, w, b.peer.Rank, b.tokens, first)
 	if b.c.View.Kind == api.Responses {
 		b.g.Stored.Put(stored.StreamID(head.Held()), w.Name, b.c.Owner)
@@ -183,7 +180,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	// An answer to HEAD has the length of a body that does not come.
 	if b.c.From.Method == http.MethodHead || a.ContentLength > maxWholeAnswer || a.ContentLength < 0 && !json {
 		b.good()
-		b.held.FirstToken()
+		b.c.held.FirstToken()
 		return nil
 	}
 	body, err := b.resp.ReadAll(maxPrefillAnswer)
@@ -191,7 +188,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, err)
 	}
 	b.good()
-	b.held.FirstToken()
+	b.c.held.FirstToken()
 	if json {
 		b.c.Book.Answer.Learn(sse.Inspect(body))
 	}
@@ -229,7 +226,7 @@ func (b *decoding) Ran(tokens int, now time.Time) {
 	b.c.Measured.Ran(b.tokens, now)
 	if b.tokens-b.reported >= progressEvery {
 		b.reported = b.tokens
-		b.held.Progress(b.tokens)
+		b.c.held.Progress(b.tokens)
 	}
 }
 
@@ -262,7 +259,7 @@ func (b *decoding) Close(err error) error {
 	if b.after != nil {
 		b.after(err)
 	}
-	b.held.Release()
+	b.c.held.Release()
 	b.g.Open.Give(1)
 	*b = decoding{}
 	return err

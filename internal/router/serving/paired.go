@@ -25,14 +25,22 @@ type refused struct {
 	rank *workers.Rank // that has the KV
 }
 
-// paired carries out a plan with remote prefill: one prefill feeds one decode.
-func (l *plan) paired(ctx context.Context, c *Call, decode disagg.Peer, held *ledger.Reservation) (*Answer, error) {
+// paired is a prefill leg and the decode leg that it feeds, one after the other or both at
+// once. One prefill feeds one decode.
+type paired struct {
+	p               *Decider
+	prefill, decode disagg.Peer
+	// before is the transfer of the attempt before, if its decode rank had no room.
+	before refused
+}
+
+// Do is [Engine.Do].
+func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	p, d := l.p, &c.Question
-	g := p.Legs
+	g, prefill, decode := p.Legs, l.prefill, l.decode
 	_, claim := d.Run.Claims()
-	prefill := d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex]
 	now := time.Now()
-	transfer := l.handedOver(c, prefill, decode)
+	transfer := l.handedOver(c)
 	if transfer == nil {
 		var err error
 		if transfer, err = g.transfer(c, prefill, decode); err != nil {
@@ -43,7 +51,7 @@ func (l *plan) paired(ctx context.Context, c *Call, decode disagg.Peer, held *le
 		p.Asker.Sent(d, prefill.Worker, prefill.Rank, now)
 		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
 		if transfer.Mode() == disagg.Concurrent {
-			return g.concurrent(ctx, c, transfer, prefill, claim, decode, held)
+			return l.concurrent(ctx, c, transfer, claim)
 		}
 		if err := g.prefill(ctx, c, transfer, prefill, claim); err != nil {
 			g.report(c, selector.Decode, health.Canceled) // nothing was sent to it
@@ -61,7 +69,7 @@ func (l *plan) paired(ctx context.Context, c *Call, decode disagg.Peer, held *le
 		g.report(c, selector.Decode, health.Canceled)
 		return nil, attempt.NewError(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
-	a, err := g.decode(ctx, c, decode, held, c.edit(edits, decode, selector.Decode), transfer)
+	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, selector.Decode), transfer)
 	p.unsent(c, err, decode, now)
 	var f *attempt.Error
 	if errors.As(err, &f) {
@@ -84,7 +92,7 @@ func (g *Legs) transfer(c *Call, prefill, decode disagg.Peer) (t *disagg.Transfe
 	switch connector := d.Settings.Connectors[name]; {
 	case connector == nil:
 		err = fmt.Errorf("unknown connector %q", name)
-	case c.rest() && name == workers.ConnectorLMCache:
+	case c.Rest && name == workers.ConnectorLMCache:
 		err = errFirstToken
 	default:
 		t, err = connector.Begin(disagg.Dispatch{
@@ -100,12 +108,12 @@ func (g *Legs) transfer(c *Call, prefill, decode disagg.Peer) (t *disagg.Transfe
 
 // handedOver is the transfer of the attempt before, which a decode rank refused, if its KV
 // serves this plan; else nil.
-func (l *plan) handedOver(c *Call, prefill, decode disagg.Peer) *disagg.Transfer {
+func (l *paired) handedOver(c *Call) *disagg.Transfer {
 	t := l.before.t
-	if t == nil || l.before.rank != prefill.Rank || t.Kind() != c.Question.Run.Plan.Connector || t.Leased() && time.Now().After(c.aliveBy) || !t.HandOver(decode) {
+	if t == nil || l.before.rank != l.prefill.Rank || t.Kind() != c.Question.Run.Plan.Connector || t.Leased() && time.Now().After(c.aliveBy) || !t.HandOver(l.decode) {
 		return nil
 	}
-	c.Book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", decode.Rank.Label, prefill.Rank.Label))
+	c.Book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", l.decode.Rank.Label, l.prefill.Rank.Label))
 	return t
 }
 
@@ -130,22 +138,20 @@ func (g *Legs) mayBeLost(ctx context.Context, c *Call, f *attempt.Error, other *
 
 // both are the two legs of a plan, sent at once.
 type both struct {
-	g               *Legs
-	c               *Call
-	t               *disagg.Transfer
-	prefill, decode disagg.Peer
-	claim           ledger.Claim
-	held            *ledger.Reservation
-	body            [][]byte
-	answer          *Answer
+	*paired
+	c      *Call
+	t      *disagg.Transfer
+	claim  ledger.Claim
+	body   [][]byte
+	answer *Answer
 }
 
 func (b *both) Prefill(ctx context.Context) error {
-	return b.g.prefill(ctx, b.c, b.t, b.prefill, b.claim)
+	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim)
 }
 
 func (b *both) Decode(ctx context.Context) (err error) {
-	if b.answer, err = b.g.decode(ctx, b.c, b.decode, b.held, b.body, b.t); err != nil {
+	if b.answer, err = b.p.Legs.decode(ctx, b.c, b.decode, b.body, b.t); err != nil {
 		b.t.DecodeFailed()
 	}
 	return err
@@ -158,17 +164,18 @@ func (b *both) Both(err error) bool {
 	return ok && (f.MayHaveDied() || f.Reason == attempt.Stale)
 }
 
-func (b *both) Panicked(p any) { b.g.Panicked(b.c, p) }
+func (b *both) Panicked(p any) { b.p.Legs.Panicked(b.c, p) }
 
 // concurrent sends both legs at once.
-func (g *Legs) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, prefill disagg.Peer, claim ledger.Claim, decode disagg.Peer, held *ledger.Reservation) (*Answer, error) {
+func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, claim ledger.Claim) (*Answer, error) {
+	g := l.p.Legs
 	edits, err := t.DecodeEdits()
 	if err != nil {
 		g.report(c, selector.Decode, health.Canceled)
 		g.report(c, selector.Prefill, health.Canceled)
 		return nil, err
 	}
-	legs := &both{g: g, c: c, t: t, prefill: prefill, decode: decode, claim: claim, held: held, body: c.edit(edits, decode, selector.Decode)}
+	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, selector.Decode)}
 	p, end := pair.Begin(ctx, legs)
 	if p != nil {
 		c.decoding.after = func(err error) {
@@ -181,14 +188,14 @@ func (g *Legs) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, pref
 	}
 	var f *attempt.Error
 	if errors.As(end.Err, &f) {
-		other := prefill.Worker
+		other := l.prefill.Worker
 		if end.Cancelled {
-			other = decode.Worker
+			other = l.decode.Worker
 		}
 		f.Other = other.State
 		g.mayBeLost(ctx, c, f, other, end.Other)
 		if end.Waiting && f.Phase == selector.Decode && f.Reason == attempt.Timeout {
-			c.Book.Failed(selector.Prefill, prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
+			c.Book.Failed(selector.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
 		}
 	}
 	return nil, end.Err

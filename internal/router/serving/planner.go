@@ -48,10 +48,25 @@ func (p *Decider) Plan(ctx context.Context, c *Call) (Engine, error) {
 		return nil, d.Run.Refusal()
 	}
 	d.Run.Compact()
-	// For the attempt right after it only, and so for the same prompt.
-	c.plan = plan{p: p, before: c.refused}
+	decode := d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex]
+	m := &c.made
+	m.placed = placed{p, decode, &m.local}
+	if d.Run.Plan.Path == decide.Local {
+		m.local = local{p, decode}
+	} else {
+		// What was refused is for the attempt right after it only, and so for the same prompt.
+		m.paired = paired{p, d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex], decode, c.refused}
+		m.placed.by = &m.paired
+	}
 	c.refused = refused{}
-	return &c.plan, nil
+	return &m.placed, nil
+}
+
+// made is what a call's newest plan consists of.
+type made struct {
+	placed placed
+	local  local
+	paired paired
 }
 
 // place decides. Where limits bound what ranks take, it also takes the place on the chosen
@@ -130,18 +145,19 @@ func (g *Legs) noLeg() error {
 	}
 }
 
-// plan serves a call as was decided.
-type plan struct {
-	p *Decider
-	// before is the transfer of the attempt before, if its decode rank had no room.
-	before refused
+// placed serves a call by an engine that has a place on the decode rank of the plan: the
+// permission to send, the reservation, and one of the legs in progress. They are given back
+// with the answer, or where there is none.
+type placed struct {
+	p    *Decider
+	peer disagg.Peer
+	by   Engine
 }
 
 // Do is [Engine.Do].
-func (l *plan) Do(ctx context.Context, c *Call) (a *Answer, err error) {
+func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	p, d := l.p, &c.Question
-	g, run := p.Legs, &d.Run.Plan
-	decode := d.Run.In.DecodePeers[run.DecodeIndex]
+	g := p.Legs
 	if c.Turns != nil {
 		if err := c.Turns.Enter(ctx, &d.Run); err != nil {
 			return nil, err
@@ -153,35 +169,43 @@ func (l *plan) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		return nil, g.noLeg()
 	}
 	defer func() {
-		if a == nil { // else it is given back with the answer
+		if a == nil {
 			g.Open.Give(1)
 		}
 	}()
-	if !g.admit(c, selector.Decode, decode.Worker) {
+	if !g.admit(c, selector.Decode, l.peer.Worker) {
 		c.giveUpPlace()
-		return nil, g.fail(c, selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)
+		return nil, g.fail(c, selector.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
 	}
-	held := c.reserved
-	if c.reserved = nil; held == nil {
-		held = p.Asker.Reserve(d)
+	c.held = c.reserved
+	if c.reserved = nil; c.held == nil {
+		c.held = p.Asker.Reserve(d)
 	}
 	if d.Settings.Decisions.Rule.Auto {
-		g.Costs.Chose(c.Model, run, time.Now())
+		g.Costs.Chose(c.Model, &d.Run.Plan, time.Now())
 	}
 	defer func() {
 		if a == nil {
-			held.Release()
+			c.held.Release()
 		}
 	}()
-	if run.Path == decide.Local {
-		p.Sends(c)
-		now := time.Now()
-		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
-		a, err = g.decode(ctx, c, decode, held, c.edit(nil, decode, selector.Decode), nil)
-		p.unsent(c, err, decode, now)
-		return a, err
-	}
-	return l.paired(ctx, c, decode, held)
+	return l.by.Do(ctx, c)
+}
+
+// local is a decode leg that computes the prompt, too.
+type local struct {
+	p    *Decider
+	peer disagg.Peer
+}
+
+// Do is [Engine.Do].
+func (l *local) Do(ctx context.Context, c *Call) (*Answer, error) {
+	l.p.Sends(c)
+	now := time.Now()
+	l.p.Asker.Sent(&c.Question, l.peer.Worker, l.peer.Rank, now)
+	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, selector.Decode), nil)
+	l.p.unsent(c, err, l.peer, now)
+	return a, err
 }
 
 // unsent takes back that a rank is predicted to have the prompt, if it has refused it.

@@ -58,9 +58,11 @@ type attempts struct {
 	// reserved is the place that the decision was given on its decode rank, until the
 	// decode leg takes it over.
 	reserved *ledger.Reservation
+	// held is the place that the decode leg has taken over.
+	held *ledger.Reservation
 	// admitted are the permissions to send the legs, decode and prefill.
 	admitted [2]health.Admission
-	plan     plan
+	made     made
 	decoding decoding
 }
 

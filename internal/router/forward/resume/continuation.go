@@ -32,8 +32,8 @@ type Continuation struct {
 
 	kind api.Kind // of the request for the rest
 	// rest is the request without the value of its prompt, which stood at a place.
-	rest []byte
-	at   int
+	rest   []byte
+	at     int
 	memory Budget
 	taken  int64 // bytes out of memory
 	lost   bool  // there was none left, and Lost has not reported it yet

@@ -297,7 +297,7 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 	x, c := b.call, serving.New()
 	c.Asked = serving.Asked{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
-		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Measured: x.Measured, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
+		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Measured: x.Measured, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
 	}
 	d := &c.Question
 	x.Question.Rest(d, fleet)
