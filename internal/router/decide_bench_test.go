@@ -162,7 +162,7 @@ func BenchmarkObserved(b *testing.B) {
 				b.Fatal(err)
 			}
 			facts := disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: disagg.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
-			x := r.acquire(nil, nil)
+			x := newExchange(r, nil, nil)
 			x.ctx, x.call.Endpoint, x.call.Model = b.Context(), ep, "bench"
 			d := &x.call.Question
 			d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"

@@ -13,8 +13,8 @@ import (
 )
 
 // dryRun runs the deciding stages for a request to an endpoint.
-func (r *Router) dryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
-	x := r.acquire(nil, nil)
+func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
+	x := newExchange(r, nil, nil)
 	defer x.release()
 	x.ctx, x.call.Endpoint, x.call.Question.Dry = ctx, ep, true
 	x.call.Question.Settings = r.settings.Load()

@@ -57,8 +57,8 @@ type exchange struct {
 
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 
-// acquire makes a request's exchange.
-func (r *Router) acquire(w http.ResponseWriter, req *http.Request) *exchange {
+// newExchange makes a request's exchange.
+func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange {
 	x := exchanges.Get().(*exchange)
 	*x = exchange{r: r, w: w, req: req, start: time.Now(), call: serving.New()}
 	c := x.call
@@ -90,7 +90,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.probe(w, req)
 		return
 	}
-	x := r.acquire(w, req)
+	x := newExchange(r, w, req)
 	// Requests end with their client, or when the router stops waiting.
 	end := func() {}
 	if x.ctx = req.Context(); x.ctx.Value(routerKey{}) != r {
@@ -287,8 +287,9 @@ func (x *exchange) resolve() error {
 		x.call.Form.SetModel(x.call.Model)
 	}
 	if s.Keys.Salt {
-		if err := x.saltTenant(); err != nil {
-			return err
+		c, err := x.call, error(nil)
+		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Question.List); err != nil {
+			return x.refuse(access.ReasonKey, err)
 		}
 	}
 	if s.Routing.AllowHeaders {
@@ -311,22 +312,24 @@ func (x *exchange) findModel() error {
 	var of workers.Resolved
 	if x.call.Endpoint.Body != api.NoBody {
 		of = fleet.Resolve(x.call.Name)
-		if e := models.Unresolved(x.call.Name, of, fleet, x.r.starting(), x.mayHave); e != nil {
+		if e := models.Unresolved(x.call.Name, of, fleet, x.r.starting(), func(model string) bool { return x.key.May(model) }); e != nil {
 			return e
 		}
 	}
 	x.call.Model = of.Model
 	d.Model, d.Named, d.ModelNote = x.call.Model, x.call.View.LoRA, models.Note(x.call.Name, of)
-	if err := x.mayAsk(cmp.Or(of.Alias, x.call.Model), x.call.Model); err != nil {
-		return err
+	if x.call.Endpoint.Kind != api.ResponseObject {
+		if err := x.key.Refusal(x.call.Name, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
+			return err
+		}
 	}
 	if d.Look(fleet); len(d.List) > 0 {
 		return nil
 	}
 	if !of.Default {
-		return x.noModel(x.call.Name)
+		return models.NotServed(x.call.Name, fleet, x.r.starting())
 	}
-	e := x.noModel(of.Model)
+	e := models.NotServed(of.Model, fleet, x.r.starting())
 	e.Message = "routing.default_model: " + e.Message
 	return e
 }
@@ -337,12 +340,7 @@ const introduction = 10 * time.Second
 
 // starting reports whether workers may not have answered yet because the router has just
 // begun.
-func (r *Router) starting() bool { return time.Since(r.started) < introduction }
-
-// noModel is the error for a model that no worker serves.
-func (x *exchange) noModel(name string) *api.Error {
-	return models.NotServed(name, x.call.Question.Fleet, x.r.starting())
-}
+func (r *base) starting() bool { return time.Since(r.started) < introduction }
 
 // follows sends what belongs to a stored response to the worker that has it.
 func (x *exchange) follows() error {
@@ -354,25 +352,6 @@ func (x *exchange) follows() error {
 		id, param = x.call.View.PreviousResponseID, "previous_response_id"
 	}
 	return x.call.Question.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
-}
-
-// mayHave reports whether the request's key is for a model.
-func (x *exchange) mayHave(model string) bool { return x.key == nil || x.key.May(model) }
-
-// mayAsk refuses a model, by its names, that the request's key is not for.
-func (x *exchange) mayAsk(names ...string) error {
-	if x.key == nil || x.call.Endpoint.Kind == api.ResponseObject {
-		return nil
-	}
-	return x.key.Refusal(x.call.Name, names...)
-}
-
-// saltTenant keeps the request's blocks apart from those of other tenants.
-func (x *exchange) saltTenant() (err error) {
-	if x.call.Salted, err = access.SaltPrompt(&x.call.View, x.call.Endpoint.Kind, x.req.URL.Path, x.key.Owner(), x.call.Question.List); err != nil {
-		return x.refuse(access.ReasonKey, err)
-	}
-	return nil
 }
 
 // tokenize finds ids and block names, and begins the receipt.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -32,9 +33,7 @@ func TestModelsMayStillBeReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.started = time.Now().Add(-c.age)
-		x := r.acquire(nil, nil)
-		x.call.Question.Fleet = r.registry.Snapshot()
-		if e := x.noModel("other"); e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
+		if e := models.NotServed("other", r.registry.Snapshot(), r.starting()); e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
 			t.Errorf("%s: %v", c.name, e)
 		}
 		if err := r.Close(context.Background()); err != nil {

@@ -17,7 +17,7 @@ const maxModelAnswer = 8 << 20
 
 // local answers from what the router knows.
 func (x *exchange) local() error {
-	list, err := x.r.models(x.ctx, x.r.hop.After(x.req.Header))
+	list, err := x.r.lists.Get(x.ctx, x.call.Hops)
 	if err != nil {
 		return err
 	}
@@ -28,13 +28,12 @@ func (x *exchange) local() error {
 	if x.call.Endpoint.Kind == api.Model {
 		id := strings.TrimPrefix(x.req.URL.Path, "/v1/models/")
 		x.call.Name = id
-		if err := x.mayAsk(id); err != nil {
+		if err := x.key.Refusal(id, id); err != nil {
 			return x.refuse("model", err)
 		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
-			x.call.Question.Fleet = x.r.registry.Snapshot()
-			return x.noModel(id)
+			return models.NotServed(id, x.r.registry.Snapshot(), x.r.starting())
 		}
 	} else {
 		body = list.JSON()
@@ -51,33 +50,17 @@ func (x *exchange) local() error {
 	return nil
 }
 
-// models are the merged model lists of the fleet; hops are what questions to it carry.
-func (r *Router) models(ctx context.Context, hops string) (*models.List, error) {
-	fleet := r.registry.Snapshot()
-	return r.modelLists.Get(ctx, fleet.Revision, func() *models.List {
-		var aliases []models.Alias
-		for _, a := range r.settings.Load().Aliases {
-			if !workers.IsPattern(a.Name) {
-				aliases = append(aliases, models.Alias{Name: a.Name, Target: a.Model})
-			}
-		}
-		list, err := models.Ask(ctx, fleet, aliases, func(ctx context.Context, w *workers.Worker) []byte { return r.modelsOf(ctx, w, hops) })
+// modelsOf is what asks a worker for its answer to /v1/models.
+func modelsOf(client *upstream.Client) func(context.Context, *workers.Worker, string) []byte {
+	return func(ctx context.Context, w *workers.Worker, hops string) []byte {
+		resp, err := client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey, Set: []upstream.HeaderField{{Key: api.HeaderHop, Value: hops}}})
 		if err != nil {
-			r.log.Warn("a model list could not be read", "err", err)
+			return nil // probes report why
 		}
-		return list
-	})
-}
-
-// modelsOf is a worker's answer to /v1/models; nil for none.
-func (r *Router) modelsOf(ctx context.Context, w *workers.Worker, hops string) []byte {
-	resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey, Set: []upstream.HeaderField{{Key: api.HeaderHop, Value: hops}}})
-	if err != nil {
-		return nil // probes report why
+		defer resp.Close()
+		if body, err := resp.ReadAll(maxModelAnswer); err == nil && resp.Status == http.StatusOK {
+			return body
+		}
+		return nil
 	}
-	defer resp.Close()
-	if body, err := resp.ReadAll(maxModelAnswer); err == nil && resp.Status == http.StatusOK {
-		return body
-	}
-	return nil
 }

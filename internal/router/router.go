@@ -111,27 +111,21 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.applied = newApplied(r)
-	if err := r.start(first); err != nil {
+	specs, err := o.Config.Specs()
+	if err != nil {
 		return nil, err
+	}
+	if err := r.prepare(first, first, specs); err != nil {
+		return nil, err
+	}
+	r.follow(first)
+	if len(o.Sim) > 0 {
+		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
+			return nil, err
+		}
 	}
 	r.metrics.Collect(r.state)
 	return r, nil
-}
-
-// start applies the first settings, with the workers that they list.
-func (r *Router) start(first *effective.Settings) error {
-	specs, err := r.opts.Config.Specs()
-	if err != nil {
-		return err
-	}
-	if err := r.prepare(first, first, specs); err != nil {
-		return err
-	}
-	r.follow(first)
-	if len(r.opts.Sim) > 0 {
-		_, err = r.registry.Apply(workers.SourceSim, r.opts.Sim)
-	}
-	return err
 }
 
 // Run runs everything beside the requests until ctx ends: discovery, health,

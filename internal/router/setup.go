@@ -206,11 +206,11 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 
 // asking is what reads prompts and decides.
 type asking struct {
-	tokens     *prompt.Stage
-	words      *prompt.Words // nil unless asked for
-	asker      *question.Asker
-	stored     *stored.Responses
-	modelLists models.Cache
+	tokens *prompt.Stage
+	words  *prompt.Words // nil unless asked for
+	asker  *question.Asker
+	stored *stored.Responses
+	lists  models.Lists
 }
 
 func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*asking, error) {
@@ -227,6 +227,17 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Words: a.words, Last: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
+	a.lists = models.Lists{
+		Fleet: b.registry.Snapshot, Of: modelsOf(e.client), Failed: func(err error) { b.log.Warn("a model list could not be read", "err", err) },
+		Aliases: func() (list []models.Alias) {
+			for _, k := range b.settings.Load().Aliases {
+				if !workers.IsPattern(k.Name) {
+					list = append(list, models.Alias{Name: k.Name, Target: k.Model})
+				}
+			}
+			return list
+		},
+	}
 	return a, nil
 }
 
@@ -305,7 +316,9 @@ type AdminOptions = console.Options
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	c := &console.Router{
 		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
-		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
+		Secure: r.secure, Ending: r.drain, DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
+			return dryRun(ctx, r, ep, in)
+		}, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
 	}
 	return c.Handler(o)
 }

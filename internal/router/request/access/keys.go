@@ -96,9 +96,10 @@ func (k *Key) Has(r Role) bool {
 	return slices.ContainsFunc(k.Roles, func(has Role) bool { return has != Use && slices.Index(roles, has) >= slices.Index(roles, r) })
 }
 
-// May reports whether the key may ask for a model, under any of its names.
+// May reports whether the key may ask for a model, under any of its names. No key at all
+// may ask for every one.
 func (k *Key) May(names ...string) bool {
-	return len(k.Models) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(k.Models, n) })
+	return k == nil || len(k.Models) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(k.Models, n) })
 }
 
 // bucket is how fast a key's rate comes back, and how many requests may begin at once: the

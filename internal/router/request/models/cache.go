@@ -4,10 +4,38 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // keep is how long a list is given out.
 const keep = 5 * time.Second
+
+// Lists answers what models a fleet has.
+type Lists struct {
+	Fleet func() *workers.Snapshot
+	// Aliases are the names that clients may use instead, without patterns.
+	Aliases func() []Alias
+	// Of is a worker's own answer, nil for none; hops are what questions carry that follow
+	// from a client's.
+	Of func(ctx context.Context, w *workers.Worker, hops string) []byte
+	// Failed is told of a list that could not be read.
+	Failed func(error)
+
+	cache Cache
+}
+
+// Get is the merged list.
+func (l *Lists) Get(ctx context.Context, hops string) (*List, error) {
+	fleet := l.Fleet()
+	return l.cache.Get(ctx, fleet.Revision, func() *List {
+		list, err := Ask(ctx, fleet, l.Aliases(), func(ctx context.Context, w *workers.Worker) []byte { return l.Of(ctx, w, hops) })
+		if err != nil {
+			l.Failed(err)
+		}
+		return list
+	})
+}
 
 // Cache keeps the merged list for a moment, so that polls of clients do not become as many
 // requests to each worker. Callers that come while the fleet is asked wait for that answer;
