@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
@@ -43,7 +44,7 @@ func (r *Router) dryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteReq
 	for _, n := range x.d.Notes() {
 		c.Note(n)
 	}
-	r.sinks.Fill(c, &x.d)
+	account.Fill(c, &x.d, r.untrusted)
 	if _, busy := x.d.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.model)
 		for _, q := range r.ranks.States() {

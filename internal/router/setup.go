@@ -165,14 +165,21 @@ type observing struct {
 	slow     *watch.Slow
 	causes   *watch.Causes
 	costs    *outcome.Teacher
-	sinks    account.Sinks
+	// untrusted reports whether the index may be wrong about the rank with a slot.
+	untrusted func(slot uint32) bool
+	sinks     account.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})}
 	l.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return b.registry.Snapshot().Ranks }, Event: b.event,
-		Found: func(worker string, requests int) { account.Recomputed(&l.traffic, b.metrics, worker, requests) },
+		Found: func(worker string, requests int) {
+			l.traffic.Recomputes.Add(uint64(requests))
+			for range requests {
+				b.metrics.SilentRecompute(worker)
+			}
+		},
 	})
 	l.costs = outcome.New(outcome.Options{
 		Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot, Ledger: in.ledger, BlockOf: b.blockOf,
@@ -194,11 +201,22 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		},
 		BlockOf: b.blockOf,
 	})
-	l.sinks = account.Sinks{
-		Metrics: b.metrics, Traffic: &l.traffic, Failures: &l.failures, Slow: l.slow, Recompute: l.compute, Ranks: e.fleet, Event: b.event,
-		Untrusted: func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) },
-		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,
-	}
+	l.untrusted = func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) }
+	// The order of effects. Receipts come before counts and logs, so that whoever sees those
+	// finds the receipt written; a recording comes last and gets complete receipts.
+	l.sinks = *account.NewStream(
+		account.Pace(l.slow),
+		account.Receipts(l.untrusted),
+		account.Ranks(e.fleet),
+		account.Traffic(&l.traffic),
+		account.Metrics(b.metrics),
+		account.Spans(),
+		account.Recompute(l.compute),
+		account.Failures(&l.failures, b.event),
+		account.Costs(l.costs),
+		account.Progress(),
+		account.Recording(o.Observer.Decision, o.Observer.Outcome),
+	)
 	return l
 }
 
