@@ -78,9 +78,7 @@ func (p *piecesOf) observe(b []byte) {
 	if p.head || got.Events == 0 {
 		return
 	}
-	now := time.Now()
-	p.x.book.Answer.Piece(now, got.Tokens)
-	p.Ran(got.Tokens, now)
+	p.x.book.Answer.Piece(time.Now(), got.Tokens)
 }
 
 // learn records what the stream said, and judges how it ended.
@@ -98,8 +96,7 @@ func (x *exchange) learn(err error) error {
 	}
 	if err == nil && sum.Failed {
 		// The client has the engine's own error event; the receipt shall say so too.
-		x.book.Answer.Finish = "error"
-		x.book.Note("the engine's stream ended with an error: " + sum.Error)
+		x.book.EngineError(sum.Error)
 	}
 	return err
 }

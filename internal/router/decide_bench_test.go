@@ -178,8 +178,8 @@ func BenchmarkObserved(b *testing.B) {
 			start := cpuTime(b)
 			for b.Loop() {
 				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
-				x.book = account.Request{To: &r.sinks, Live: r.receipts.Begin(x.start), Question: d, Endpoint: ep, Model: x.call.Model, Start: x.start}
-				r.metrics.Tokenized(string(d.Prompt.Source))
+				x.book = account.Request{To: &r.stream, Live: r.receipts.Begin(x.start), Question: d, Endpoint: ep, Model: x.call.Model, Start: x.start}
+				x.book.Tokenized(d.Prompt.Source)
 				x.book.Decided()
 				leg := x.book.BeginLeg(selector.Decode, peer, nil)
 				leg.Head(http.StatusOK)

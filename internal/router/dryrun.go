@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
@@ -43,7 +44,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	for _, n := range x.call.Question.Notes() {
 		c.Note(n)
 	}
-	r.sinks.Fill(c, &x.call.Question)
+	account.Fill(c, &x.call.Question, r.untrusted)
 	if _, busy := x.call.Question.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
 		for _, q := range r.ranks.States() {

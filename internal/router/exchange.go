@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,8 +16,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
-	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -38,11 +35,7 @@ type exchange struct {
 	start time.Time
 	call  *serving.Call
 	key   *access.Key // nil for a request that shows none
-	span  *telemetry.Span
-	// book is the account of the request from its receipt on, measured what it adds to the
-	// model of costs.
-	book     account.Request
-	measured outcome.Request
+	book  account.Request
 
 	// What the client got.
 	answer    *serving.Answer // nil while none is open
@@ -62,7 +55,8 @@ func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange 
 	x := exchanges.Get().(*exchange)
 	*x = exchange{r: r, w: w, req: req, start: time.Now(), call: serving.New()}
 	c := x.call
-	c.Start, c.Book, c.Measured, c.Idle = x.start, &x.book, &x.measured, x
+	c.Start, c.Book, c.Idle = x.start, &x.book, x
+	x.book = account.Request{To: &r.stream, Start: x.start, Question: &c.Question}
 	return x
 }
 
@@ -102,8 +96,8 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	x.call.ID = id
 	w.Header()["X-Request-Id"] = []string{id}
 	if r.tracer != nil {
-		x.span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
-		x.span.String("dynctl.request_id", id)
+		x.book.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
+		x.book.Span.String("dynctl.request_id", id)
 	}
 	defer func() {
 		p := recover()
@@ -136,12 +130,13 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // unless committed is set.
 func (x *exchange) serve() error {
 	r := x.r
-	r.traffic.Requests.Add(1)
+	x.book.Arrived()
 	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
 	if err != nil {
 		return x.refuse("path", err)
 	}
 	c := x.call
+	x.book.Endpoint = ep
 	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), r.hop.After(x.req.Header)
 	if r.hop.Passed(x.req.Header) {
 		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.start); ok {
@@ -206,7 +201,7 @@ func (r *Router) panicked(c *serving.Call, p any) {
 
 // refuse answers with an error before anything was routed.
 func (x *exchange) refuse(reason string, err error) error {
-	x.r.metrics.Rejected(reason)
+	x.book.Refused(reason)
 	return err
 }
 
@@ -263,7 +258,7 @@ func (x *exchange) enter() error {
 	}
 	waited, err := g.Enter(x.ctx, claim)
 	if c.Question.Waited(waited, "limits.inflight requests were in progress") {
-		x.r.metrics.Stage("queue", waited.For)
+		x.book.Waited("queue", waited.For)
 	}
 	if err == nil || x.ctx.Err() != nil { // the request was not refused
 		return err
@@ -316,7 +311,7 @@ func (x *exchange) findModel() error {
 			return e
 		}
 	}
-	x.call.Model = of.Model
+	x.call.Model, x.book.Model = of.Model, of.Model
 	d.Model, d.Named, d.ModelNote = x.call.Model, x.call.View.LoRA, models.Note(x.call.Name, of)
 	if x.call.Endpoint.Kind != api.ResponseObject {
 		if err := x.key.Refusal(x.call.Name, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
@@ -358,11 +353,8 @@ func (x *exchange) follows() error {
 func (x *exchange) tokenize() {
 	c := x.call
 	x.r.asker.Read(x.ctx, &c.Question, c.Endpoint, c.Endpoint.Kind, &c.View)
-	x.r.metrics.Tokenized(string(c.Question.Prompt.Source))
-	x.book = account.Request{
-		To: &x.r.sinks, Live: x.r.receipts.Begin(x.start), Span: x.span, Question: &c.Question,
-		ID: c.ID, Endpoint: c.Endpoint, Model: c.Model, Stream: c.View.Stream, Start: x.start,
-	}
+	x.book.Tokenized(c.Question.Prompt.Source)
+	x.book.Live, x.book.ID, x.book.Stream = x.r.receipts.Begin(x.start), c.ID, c.View.Stream
 	if x.key != nil {
 		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant
 	}
@@ -394,7 +386,7 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	if e == nil || x.committed {
 		return e
 	}
-	if x.book.To != nil {
+	if x.book.Live.ID() != "" {
 		x.book.Headers(x.w.Header())
 	}
 	x.committed = true
@@ -406,51 +398,18 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	return e
 }
 
-// ended writes what came of the request into metrics, spans and the receipt.
+// ended reports what came of the request.
 func (x *exchange) ended(e *api.Error, err error) {
 	r := x.r
-	took := time.Since(x.start)
 	status := x.status
 	if e != nil && e.Status == api.StatusClientClosed {
 		status = e.Status
 	}
-	gone, cut := status == api.StatusClientClosed, e != nil && x.committed
-	switch {
-	case gone:
-		r.metrics.Abort("client_gone")
-	case cut:
-		r.metrics.Abort("upstream_broke")
-	}
-	r.traffic.Ended(status, cut, gone, took)
-	endpoint := "unknown"
-	if x.call.Endpoint != nil {
-		endpoint = x.call.Endpoint.Kind.String()
-	}
-	model := x.call.Model
-	if model != "" && len(x.call.Question.List) == 0 {
-		model = "unknown"
-	}
-	path, decision := cmp.Or(x.book.Path, "none"), ""
-	if x.book.To != nil {
-		decision = x.book.Live.ID()
-	}
-	r.metrics.Request(endpoint, model, path, strconv.Itoa(status), took)
-	if x.span != nil {
-		x.span.String("dynctl.decision", decision)
-		x.span.String("dynctl.path", path)
-		x.span.Int("http.response.status_code", status)
-		x.span.End(err)
-	}
-	if decision != "" {
-		x.book.Finish(account.Outcome{Status: status, Err: e, Path: path, Took: took})
-		if e == nil {
-			if a := &x.book.Answer; a.Gaps.Count() > 0 {
-				x.measured.Ended(a.FirstToken.Sub(x.start))
-			}
-		}
-	}
+	x.book.Ended(account.Outcome{
+		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.start),
+	})
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
-		r.log.Debug("request failed", "request", x.call.ID, "decision", decision, "status", status, "err", err)
+		r.log.Debug("request failed", "request", x.call.ID, "decision", x.book.Live.ID(), "status", status, "err", err)
 	}
 }
 

@@ -167,14 +167,21 @@ type observing struct {
 	slow     *watch.Slow
 	causes   *watch.Causes
 	costs    *outcome.Teacher
-	sinks    account.Sinks
+	// untrusted reports whether the index may be wrong about the rank with a slot.
+	untrusted func(slot uint32) bool
+	stream    account.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})}
 	l.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return b.registry.Snapshot().Ranks }, Event: b.event,
-		Found: func(worker string, requests int) { account.Recomputed(&l.traffic, b.metrics, worker, requests) },
+		Found: func(worker string, requests int) {
+			l.traffic.Recomputes.Add(uint64(requests))
+			for range requests {
+				b.metrics.SilentRecompute(worker)
+			}
+		},
 	})
 	l.costs = outcome.New(outcome.Options{
 		Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot, Ledger: in.ledger, BlockOf: b.blockOf,
@@ -196,11 +203,22 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		},
 		BlockOf: b.blockOf,
 	})
-	l.sinks = account.Sinks{
-		Metrics: b.metrics, Traffic: &l.traffic, Failures: &l.failures, Slow: l.slow, Recompute: l.compute, Ranks: e.fleet, Event: b.event,
-		Untrusted: func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) },
-		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,
-	}
+	l.untrusted = func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) }
+	// The order of effects. Receipts come before counts and logs, so that whoever sees those
+	// finds the receipt written; a recording comes last and gets complete receipts.
+	l.stream = *account.NewStream(
+		account.Pace(l.slow),
+		account.Receipts(l.untrusted),
+		account.Ranks(e.fleet),
+		account.Traffic(&l.traffic),
+		account.Metrics(b.metrics),
+		account.Spans(),
+		account.Recompute(l.compute),
+		account.Failures(&l.failures, b.event),
+		account.Costs(l.costs),
+		account.Progress(),
+		account.Recording(o.Observer.Decision, o.Observer.Outcome),
+	)
 	return l
 }
 
@@ -247,22 +265,16 @@ type served struct{ answers serving.Engine }
 func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked func(*serving.Call, any)) *served {
 	legs := &serving.Legs{
 		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
-		Costs: l.costs, Repeats: &e.repeats, Stored: a.stored, Rejected: b.metrics.Rejected, Panicked: panicked,
+		Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
 	}
-	planner := &serving.Decider{
-		Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs,
-		Queued: func(d time.Duration) { b.metrics.Stage("queue", d) },
-	}
-	retried := &serving.Retried{
-		Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures, Metrics: b.metrics, Traffic: &l.traffic,
-	}
-	planner.Sends = retried.Sends
+	planner := &serving.Decider{Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs}
+	retried := &serving.Retried{Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures}
 	type next struct {
 		*serving.Retried
 		*serving.Decider
 	}
 	return &served{&resumed.Engine{
-		Next: next{retried, planner}, Asker: a.asker, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves, Metrics: b.metrics,
+		Next: next{retried, planner}, Asker: a.asker, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves,
 	}}
 }
 

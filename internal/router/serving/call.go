@@ -18,7 +18,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -64,10 +63,8 @@ type Asked struct {
 	Owner string
 	Claim admission.Claim
 
-	// Book is the account of the request, Measured what it adds to the model of costs. Both
-	// are those of the client's request, also in a call for the rest of its answer.
-	Book     *account.Request
-	Measured *outcome.Request
+	// Book is the account of the client's request, also in a call for the rest of its answer.
+	Book *account.Request
 
 	// Rest says that the client has a part of the answer: only a stream will do, and it must
 	// not begin with a token that a prefill has computed.
@@ -164,8 +161,6 @@ type Body interface {
 	Next() (p []byte, head bool, err error)
 	// Done says that no further piece comes.
 	Done() bool
-	// Ran reports that the client got so many more tokens.
-	Ran(tokens int, now time.Time)
 	// Close ends the answer, and gives back all that was held for it. err is why: nil after
 	// its end, else what Next returned, or what came between. It returns what that is to the
 	// client.

@@ -29,9 +29,6 @@ const maxWholeAnswer = 4 << 20
 // maxErrorAnswer bounds an answer that is not 2xx.
 const maxErrorAnswer = 1 << 20
 
-// progressEvery is after how many streamed tokens the ledger is updated.
-const progressEvery = 16
-
 // decoding is a leg whose answer the client gets, from when it is sent until its body is
 // closed.
 type decoding struct {
@@ -43,8 +40,6 @@ type decoding struct {
 	// head has what was held of a stream until it has been read; read says that it has.
 	head *sse.Head
 	read bool
-	// tokens are those that the client got of it, of which the ledger knows so many.
-	tokens, reported int
 	// after is called when the leg has ended, with the error; nil for nothing.
 	after func(err error)
 
@@ -141,13 +136,11 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	}
 	b.good()
 	first := time.Now()
-	b.tokens = head.Scanner.Tokens()
-	b.record.Streams(first, b.tokens > 0)
-	if b.tokens > 0 {
-		b.g.took(b.c, selector.Decode, b.record.Start, first)
-	}
+	tokens := head.Scanner.Tokens()
+	b.record.Streams(first, tokens > 0)
 	b.c.held.FirstToken()
-	b.g.Costs.Runs(b.c.Measured, b.c.Question.Settings.Decisions.Rule.Auto, b.c.Model, w, b.peer.Rank, b.tokens, first)
+	b.record.Held = b.c.held
+	b.record.Runs(tokens, first)
 	if b.c.View.Kind == api.Responses {
 		b.g.Stored.Put(stored.StreamID(head.Held()), w.Name, b.c.Owner)
 	}
@@ -220,15 +213,6 @@ func (b *decoding) Next() ([]byte, bool, error) {
 }
 
 func (b *decoding) Done() bool { return b.resp.Done() }
-
-func (b *decoding) Ran(tokens int, now time.Time) {
-	b.tokens += tokens
-	b.c.Measured.Ran(b.tokens, now)
-	if b.tokens-b.reported >= progressEvery {
-		b.reported = b.tokens
-		b.c.held.Progress(b.tokens)
-	}
-}
 
 // Close judges how an answer ended of which the client has a part.
 func (b *decoding) Close(err error) error {

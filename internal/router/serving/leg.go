@@ -11,7 +11,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -56,11 +55,8 @@ type Legs struct {
 	Outliers *health.Outliers
 	// Answers asks whether a worker gives a sign of life.
 	Answers func(ctx context.Context, w *workers.Worker) bool
-	Costs   *outcome.Teacher
 	Repeats *attempt.Repeats
 	Stored  *stored.Responses
-	// Rejected counts a request that is turned away, by the reason.
-	Rejected func(reason string)
 	// Panicked reports a panic of a leg that runs beside another one.
 	Panicked func(c *Call, p any)
 }
@@ -130,13 +126,6 @@ func (c *Call) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) [][]by
 func (c *Call) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
 	s := c.source()
 	return c.memory(phase).Leg(&s, p, c.Path, id, body, headTimeout)
-}
-
-// took passes on what a leg of the newest plan took, where the threshold is auto.
-func (g *Legs) took(c *Call, phase selector.Phase, sent, first time.Time) {
-	if c.Question.Settings.Decisions.Rule.Auto {
-		g.Costs.Took(c.Measured, &c.Question.Run.Plan, outcome.Leg{Model: c.Model, Decision: c.Book.Live.ID(), Phase: phase, Sent: sent, First: first})
-	}
 }
 
 // broke turns a transport failure into one of the request. The client has got

@@ -47,7 +47,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			g.report(c, selector.Decode, health.Canceled)
 			return nil, err
 		}
-		p.Sends(c)
+		c.sends()
 		p.Asker.Sent(d, prefill.Worker, prefill.Rank, now)
 		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
 		if transfer.Mode() == disagg.Concurrent {
@@ -61,7 +61,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 		d.Run.History.Answered(prefill.Worker.State)
 		c.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
 	} else {
-		p.Sends(c)
+		c.sends()
 		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
 	}
 	edits, err := transfer.DecodeEdits()

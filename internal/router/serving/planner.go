@@ -25,10 +25,6 @@ type Decider struct {
 	// Line is where requests wait for a rank, Gate the line of those before it.
 	Line, Gate *admission.Line
 	Legs       *Legs
-	// Queued counts a request that waited.
-	Queued func(time.Duration)
-	// Sends is called before the first leg of a plan is sent.
-	Sends func(*Call)
 }
 
 // Plan is [Planner.Plan].
@@ -84,13 +80,13 @@ func (p *Decider) place(ctx context.Context, c *Call) error {
 	}
 	claim, err := d.Claim(c.Claim, c.From.Header, &c.View, d.Prompt.ISL)
 	if err != nil {
-		p.Legs.Rejected("request")
+		c.Book.Refused("request")
 		return err
 	}
 	place, waited, why, err := p.Asker.Wait(ctx, p.Line, claim, d, &c.View, c.Book.Live.ID())
 	c.reserved = place
 	if d.Waited(waited, why) {
-		p.Queued(waited.For)
+		c.Book.Waited("queue", waited.For)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -105,7 +101,7 @@ func (p *Decider) place(ctx context.Context, c *Call) error {
 		c.Book.Undecided()
 	}
 	reason, err := admission.Refusal(err, admission.Queue{Line: p.Gate}, admission.Queue{Line: p.Line, Name: c.Model})
-	p.Legs.Rejected(reason)
+	c.Book.Refused(reason)
 	return err
 }
 
@@ -137,8 +133,8 @@ var (
 )
 
 // noLeg refuses a request because limits.legs is reached.
-func (g *Legs) noLeg() error {
-	g.Rejected("legs")
+func (c *Call) noLeg() error {
+	c.Book.Refused("legs")
 	return &api.Error{
 		Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, RetryAfter: time.Second, Err: errNoLeg,
 		Message: "too many requests to workers are in progress (limits.legs); try again later",
@@ -166,7 +162,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	}
 	if !g.Open.Take(1) {
 		c.giveUpPlace()
-		return nil, g.noLeg()
+		return nil, c.noLeg()
 	}
 	defer func() {
 		if a == nil {
@@ -181,9 +177,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	if c.reserved = nil; c.held == nil {
 		c.held = p.Asker.Reserve(d)
 	}
-	if d.Settings.Decisions.Rule.Auto {
-		g.Costs.Chose(c.Model, &d.Run.Plan, time.Now())
-	}
+	c.Book.Chosen()
 	defer func() {
 		if a == nil {
 			c.held.Release()
@@ -200,7 +194,7 @@ type local struct {
 
 // Do is [Engine.Do].
 func (l *local) Do(ctx context.Context, c *Call) (*Answer, error) {
-	l.p.Sends(c)
+	c.sends()
 	now := time.Now()
 	l.p.Asker.Sent(&c.Question, l.peer.Worker, l.peer.Rank, now)
 	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, selector.Decode), nil)

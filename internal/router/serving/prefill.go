@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -18,15 +17,14 @@ import (
 func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
 	if !g.Open.Take(1) {
 		g.report(c, selector.Prefill, health.Canceled)
-		return g.noLeg()
+		return c.noLeg()
 	}
 	defer g.Open.Give(1)
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := c.leg(selector.Prefill, p, c.edit(t.PrefillEdits(), p, selector.Prefill), c.Question.Settings.Timeouts.Prefill, t.RequestID())
-	c.Measured.PrefillBegins()
 	record := c.Book.BeginLeg(selector.Prefill, p, leg)
-	defer func() { g.endPrefill(c, record, err) }()
+	defer func() { record.End(err, time.Now()) }()
 
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
@@ -59,14 +57,7 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p disag
 		reason = attempt.MissingParams
 	}
 	if reason == attempt.Ended || reason == attempt.Restarted {
-		g.endPrefill(c, record, nil) // a good answer
+		record.End(nil, time.Now()) // a good answer
 	}
 	return g.fail(c, selector.Prefill, p.Worker, reason, true, err)
-}
-
-// endPrefill ends the account of a prefill leg.
-func (g *Legs) endPrefill(c *Call, record *account.Leg, err error) {
-	if now := time.Now(); record.End(err, now) && err == nil {
-		g.took(c, selector.Prefill, record.Start, now)
-	}
 }

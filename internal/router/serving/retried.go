@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
-	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -36,8 +34,6 @@ type Retried struct {
 	Repeats  *attempt.Repeats
 	Outliers *health.Outliers
 	Failures *watch.Failures
-	Metrics  *telemetry.Metrics
-	Traffic  *traffic.Traffic
 }
 
 // attempts is the state of a call's attempts.
@@ -149,11 +145,10 @@ func (r *Retried) again(c *Call, number int, err error) bool {
 	return true
 }
 
-// Sends counts a retry: a leg of it goes out.
-func (r *Retried) Sends(c *Call) {
+// sends reports a retry: a leg of it goes out.
+func (c *Call) sends() {
 	if p := &c.retry; p.reason != "" {
-		r.Traffic.Retries.Add(1)
-		r.Metrics.Retry(string(p.phase), string(p.reason))
+		c.Book.Retried(p.phase, p.reason)
 	}
 	c.retry = retry{}
 }
@@ -181,10 +176,7 @@ func (r *Retried) excuse(c *Call) {
 		r.Outliers.Excuse(blamed[i].Admission)
 		r.Failures.Excuse(blamed[i].Name, string(blamed[i].Reason))
 	}
-	text := attempt.Excuse(blamed)
-	c.Book.Note(text)
-	r.Metrics.Blamed()
-	c.Book.Event(r.Failures.Blamed(text, time.Now()))
+	c.Book.Blamed(attempt.Excuse(blamed))
 }
 
 // key identifies the request, which has a body, by that and its path.

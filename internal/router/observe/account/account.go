@@ -1,84 +1,36 @@
-// Package account passes on what happens to one request: to its receipt, the metrics, the
-// spans, the event log, a recording, and the watches that learn from requests. The code
-// that serves a request reports each step once and knows none of them.
+// Package account reports what happens to one request. The code that serves a request
+// calls a method of [Request] or [Leg] at each step; each sends one [Event] to the
+// [Subscriber]s of a [Stream]: the receipt, metrics, spans, the event log, a recording,
+// and the watches that learn from requests. A new consumer is a file with a Subscriber,
+// and a line where the router makes its stream.
+//
+// Events only report. What a request holds (reservations, admissions, retry budget,
+// memory) its owners take and give back themselves.
 package account
 
 import (
-	"sync"
+	"cmp"
+	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
-	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/observe/traffic"
-	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Sinks are where what happens to a router's requests goes. All but Decision and Outcome
-// are needed.
-type Sinks struct {
-	Metrics   *telemetry.Metrics
-	Traffic   *traffic.Traffic
-	Failures  *watch.Failures
-	Slow      *watch.Slow
-	Recompute *watch.Recompute
-	Ranks     Ranks
-	// Untrusted says of the rank with a slot that the index may be wrong about it.
-	Untrusted func(slot uint32) bool
-	Event     func(eventlog.Event)
-	// Decision and Outcome are for a recording, which keeps nothing of what it is given.
-	Decision func(asked time.Time, d *trace.Decision)
-	Outcome  func(*receipt.Receipt)
-}
-
-// Ranks counts the requests of ranks.
-type Ranks interface {
-	// Began counts a leg, Failed one whose rank is to blame for its failure.
-	Began(*workers.Rank)
-	Failed(*workers.Rank)
-	// Left counts a stream that broke off, Took one that the rank goes on with.
-	Left(*workers.Rank)
-	Took(*workers.Rank)
-}
-
-// Recomputed counts requests whose KV was moved to a worker and computed again.
-func Recomputed(t *traffic.Traffic, m *telemetry.Metrics, worker string, requests int) {
-	t.Recomputes.Add(uint64(requests))
-	for range requests {
-		m.SilentRecompute(worker)
-	}
-}
-
-// Fill copies a decision and what it was made from into a receipt.
-func (s *Sinks) Fill(c *receipt.Receipt, q *question.Question) {
-	q.Run.Plan.Fill(&c.Decision, &q.Run.In, c.Candidates())
-	blocks, _ := q.Blocks()
-	c.Inputs.HashedBlocks = len(blocks)
-	c.Inputs.Approximate = q.Chunked
-	if q.Chunked {
-		return
-	}
-	for _, p := range [...]*decision.Phase{&c.Decode, &c.Prefill} {
-		for i := range p.Candidates {
-			k := &p.Candidates[i]
-			k.CacheUnknown = s.Untrusted(k.Slot)
-		}
-	}
-}
-
-// Request is the account of one request, from its first decision on.
+// Request is the record of one request, which its events carry. With To alone it reports
+// that a request arrives, is refused and ends; from its first decision on it needs Live,
+// Question and Endpoint, too. With a nil To nothing is reported.
 type Request struct {
-	To   *Sinks
+	To   *Stream
 	Live receipt.Live
-	// Span is the request's; nil where there are none.
+	// Span is the request's; nil without tracing.
 	Span     *telemetry.Span
 	Question *question.Question
 
@@ -86,116 +38,158 @@ type Request struct {
 	Endpoint *api.Endpoint
 	Model    string
 	Stream   bool
-	// Key is the name of the API key that was shown, Tenant whose it is.
+	// Key is the name of the client's API key, Tenant its owner.
 	Key, Tenant string
 	Start       time.Time
 
 	// Path is that of the newest decision; empty while there is none.
 	Path string
 
-	Answer Answer
+	Answer  Answer
+	Outcome Outcome // set when the request ends
+
+	costs   outcome.Request // see Costs
+	teaches bool
+	begun   bool // see Recompute
 }
 
-// Decided passes on the newest decision.
+// Outcome is how a request ended, besides its answer.
+type Outcome struct {
+	Status int
+	// Err is the error that the client got; nil for none.
+	Err *api.Error
+	// Cause is the error that ended the request, which may say more than Err.
+	Cause error
+	// Cut reports that the answer had begun and broke off.
+	Cut bool
+	// Path is that of the attempt that counts, "none" before a decision; Ended sets it.
+	Path string
+	Took time.Duration
+	// Recomputed reports that KV was moved and the decode engine computed it again; Finish
+	// sets it.
+	Recomputed bool
+}
+
+// gone reports whether the client left before the end.
+func (o *Outcome) gone() bool { return o.Status == api.StatusClientClosed }
+
+func (r *Request) send(e Event) {
+	e.Request = r
+	r.To.send(&e)
+}
+
+// Arrived reports that the router received the request.
+func (r *Request) Arrived() { r.send(Event{Kind: Arrived}) }
+
+// Refused reports that the router refuses the request before routing it.
+func (r *Request) Refused(reason string) { r.send(Event{Kind: Refused, Reason: reason}) }
+
+// Waited reports how long the request waited in a stage of the metrics: "queue", or "move"
+// for a stream that another engine is to continue.
+func (r *Request) Waited(stage string, d time.Duration) {
+	r.send(Event{Kind: Waited, Reason: stage, Took: d})
+}
+
+// Tokenized reports the source of the prompt's tokens.
+func (r *Request) Tokenized(source disagg.Source) {
+	r.send(Event{Kind: Tokenized, Reason: string(source)})
+}
+
+// Undecided begins the receipt of a request that ends before its first decision.
+func (r *Request) Undecided() { r.send(Event{Kind: Introduced}) }
+
+// Decided reports the newest decision.
 func (r *Request) Decided() {
-	s, d := r.To, r.Question
-	p := &d.Run.Plan
-	if d.Run.Attempt == 1 {
-		r.stages()
+	if r.Question.Run.Attempt == 1 {
+		r.send(Event{Kind: Introduced})
 	}
-	r.Live.Update(func(c *receipt.Receipt) {
-		if d.Run.Attempt == 1 {
-			r.introduce(c)
-		}
-		c.Begin(d.Run.Attempt)
-		s.Fill(c, d)
-	})
-	if p.Err == nil {
+	if p := &r.Question.Run.Plan; p.Err == nil {
 		r.Path = string(p.Path)
-		s.Metrics.Decision(string(p.Path), string(p.Reason))
-		if p.Path == decide.Remote {
-			s.Traffic.Remote.Add(1)
-		} else {
-			s.Traffic.Local.Add(1)
-		}
-		if p.Reason.Degraded() {
-			s.Traffic.Fallbacks.Add(1)
-			s.Metrics.Fallback(string(p.Reason))
-		}
 	}
-	s.excluded("decode", &d.Run.In.Decode)
-	s.excluded("prefill", &d.Run.In.Prefill)
-	if s.Decision != nil {
-		r.record()
-	}
+	r.send(Event{Kind: Decided})
 }
 
-func (s *Sinks) excluded(phase string, in *selector.Input) {
-	for i := range in.Candidates {
-		if code := in.Candidates[i].ExcludedCode; code != "" {
-			s.Metrics.Excluded(phase, code)
-		}
-	}
+// Chosen reports that the newest decision's plan is carried out: its place is taken, and
+// its legs follow. From then on costs are learned from this attempt's legs.
+func (r *Request) Chosen() { r.send(Event{Kind: Chosen, At: time.Now()}) }
+
+// Retried reports that a leg of another attempt is sent, after a failure of a phase.
+func (r *Request) Retried(phase selector.Phase, reason attempt.Reason) {
+	r.send(Event{Kind: Retried, Phase: phase, Reason: string(reason)})
 }
 
-// Undecided begins the receipt of a request that ends before anything was decided.
-func (r *Request) Undecided() { r.Live.Update(r.introduce) }
+// Note adds a text to the receipt.
+func (r *Request) Note(text string) { r.send(Event{Kind: Noted, Text: text}) }
 
-// introduce writes what a receipt says before any decision.
-func (r *Request) introduce(c *receipt.Receipt) {
-	d := r.Question
-	c.RequestID, c.Endpoint, c.Model, c.Stream, c.Key, c.Tenant = r.ID, r.Endpoint.Kind.String(), r.Model, r.Stream, r.Key, r.Tenant
-	c.ConfigRevision = d.Settings.Revision
-	c.QueuedMS, c.QueuedFor, c.QueuedBehind = ms(d.Took.Queue), d.Took.Why, d.Took.Ahead
-	for _, n := range d.Notes() {
-		c.Note(n)
-	}
-}
-
-// recorded is the memory for decisions on their way to a recording.
-var recorded = sync.Pool{New: func() any { return new(trace.Decision) }}
-
-// record gives a recording the newest decision.
-func (r *Request) record() {
-	q := r.Question
-	d := recorded.Get().(*trace.Decision)
-	*d = trace.Decision{
-		ID: r.Live.ID(), RequestID: r.ID, Model: r.Model, Attempt: q.Run.Attempt, Approximate: q.Chunked, Tokens: q.Prompt.IDs,
-		Revision: q.Settings.Revision, Settings: &q.Settings.Decisions, Input: &q.Run.In,
-	}
-	d.Locals, d.BlockSize = q.Blocks()
-	d.SetPlan(&q.Run.In, &q.Run.Plan)
-	r.To.Decision(q.At, d)
-	*d = trace.Decision{} // nothing is kept
-	recorded.Put(d)
-}
-
-// stages counts how long the stages before the first decision took.
-func (r *Request) stages() {
-	m, t := r.To.Metrics, &r.Question.Took
-	m.Stage("read", t.Read)
-	m.Stage("parse", t.Parse)
-	m.Stage("tokenize", t.Tokenize)
-	m.Stage("hash", t.Hash)
-	m.Stage("overlap", t.Overlap)
-	m.Stage("plan", t.Plan)
-	r.To.Traffic.Overhead.Add(t.Parse + t.Tokenize + t.Hash + t.Overlap + t.Plan)
-}
-
-// Note adds plain words to the receipt.
-func (r *Request) Note(text string) { r.Live.Update(func(c *receipt.Receipt) { c.Note(text) }) }
-
-// Event logs an event about the request; worth is false for one to leave out.
-func (r *Request) Event(e eventlog.Event, worth bool) {
-	if worth {
-		e.Request = r.Live.ID()
-		r.To.Event(e)
-	}
-}
-
-// Failed logs that a worker failed a leg of the request.
+// Failed reports that a worker failed a leg of the request.
 func (r *Request) Failed(phase selector.Phase, w *workers.Worker, reason attempt.Reason, err error) {
-	r.Event(r.To.Failures.Failed(w, string(phase), string(reason), err, time.Now()))
+	r.send(Event{Kind: Failed, Phase: phase, Worker: w, Reason: string(reason), Err: err, At: time.Now()})
+}
+
+// Blamed reports that several engines broke on the request, and the router counts that
+// against none of them.
+func (r *Request) Blamed(text string) { r.send(Event{Kind: Blamed, Text: text, At: time.Now()}) }
+
+// Prefilled reports how a prefill's good answer was judged: err is why its KV cannot move.
+func (r *Request) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
+	e := Event{Kind: Prefilled, Worker: w, Err: err, At: time.Now()}
+	if err == nil {
+		e.Count, e.Text = f.Groups, strings.Join(f.Odd, "; ")
+	}
+	r.send(e)
+}
+
+// Unkept reports that from now on the stream cannot be continued elsewhere, and why.
+func (r *Request) Unkept(why string) {
+	r.send(Event{Kind: Unkept, Text: "from here on it could not be continued elsewhere: " + why})
+}
+
+// EngineError reports that the engine's stream ended with an error event.
+func (r *Request) EngineError(text string) {
+	r.Answer.Finish = "error"
+	r.Note("the engine's stream ended with an error: " + text)
+}
+
+// Continued reports that another engine continues the stream after a leg was cut off a
+// rank. sent counts the tokens that the client has, dropped those that the engine had sent
+// beyond them.
+func (r *Request) Continued(cut *attempt.Failure, from *workers.Rank, sent, dropped int) {
+	r.send(Event{Kind: Continued, Text: cut.Name, Reason: string(cut.Reason), Rank: from, Count: sent, Dropped: dropped, At: time.Now()})
+}
+
+// NotContinued reports why no engine continues a stream that broke off: in a label of a
+// closed set, and in words.
+func (r *Request) NotContinued(label, words string) {
+	r.send(Event{Kind: NotContinued, Reason: label, Text: words, At: time.Now()})
+}
+
+// Aborted reports that the request ends early, and who ended it.
+func (r *Request) Aborted(reason string) { r.send(Event{Kind: Aborted, Reason: reason}) }
+
+// Ended reports, once, how the request ended, and finishes its receipt if it has one.
+func (r *Request) Ended(end Outcome) {
+	end.Path = cmp.Or(r.Path, "none")
+	r.Outcome = end
+	switch {
+	case end.gone():
+		r.Aborted("client_gone")
+	case end.Cut:
+		r.Aborted("upstream_broke")
+	}
+	r.send(Event{Kind: Ended, Err: end.Cause})
+	r.Finish(end)
+}
+
+// Finish closes the receipt with the outcome of the request. Only the first call counts.
+func (r *Request) Finish(end Outcome) {
+	r.Live.Finish(func(c *receipt.Receipt) {
+		r.Outcome = end
+		if end.Err == nil {
+			r.Outcome.Recomputed = r.recomputed(c.Inputs.BlockSize)
+			r.send(Event{Kind: Answered})
+		}
+		r.send(Event{Kind: Finished, Receipt: c})
+	})
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

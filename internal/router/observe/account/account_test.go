@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"testing"
 	"time"
@@ -21,6 +22,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -35,16 +38,21 @@ func (r *ranks) Failed(k *workers.Rank) { r.calls = append(r.calls, "failed "+k.
 func (r *ranks) Left(k *workers.Rank)   { r.calls = append(r.calls, "left "+k.Label) }
 func (r *ranks) Took(k *workers.Rank)   { r.calls = append(r.calls, "took "+k.Label) }
 
-// stand is an account with all its sinks.
+// stand is a request, and the subscribers that a router has.
 type stand struct {
 	Request
-	ring   *receipt.Ring
-	ranks  ranks
-	events []eventlog.Event
-	peer   disagg.Peer
+	ring    *receipt.Ring
+	ranks   ranks
+	events  []eventlog.Event
+	peer    disagg.Peer
+	metrics *telemetry.Metrics
+	traffic traffic.Traffic
+	costs   *outcome.Teacher
+	kinds   []Kind // of the events that were sent
 }
 
-func newStand(t *testing.T, p decide.Plan) *stand {
+// newStand begins a request with a plan. Subscribers that are added come last.
+func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	t.Helper()
 	w := &workers.Worker{State: new(workers.State)}
 	w.Name = "a"
@@ -54,17 +62,30 @@ func newStand(t *testing.T, p decide.Plan) *stand {
 	q.Settings = &effective.Settings{Revision: 7}
 	q.Run.Attempt, q.Run.Plan = 1, p
 	q.Run.In.DecodePeers = []disagg.Peer{s.peer}
+	s.metrics = telemetry.New("", "", func(string) bool { return true })
+	log := func(e eventlog.Event) { s.events = append(s.events, e) }
+	s.costs = outcome.New(outcome.Options{
+		Ledger: ledger.New(), Fleet: workers.NewRegistry(log).Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: log,
+	})
+	seen := Subscriber{}
+	for k := range numberOfKinds {
+		seen[Kind(k)] = func(e Event) { s.kinds = append(s.kinds, e.Kind) }
+	}
 	s.Request = Request{
-		To: &Sinks{
-			Metrics: telemetry.New("", "", func(string) bool { return true }), Traffic: &traffic.Traffic{}, Failures: &watch.Failures{},
-			Slow:      watch.NewSlow(watch.SlowOptions{}),
-			Recompute: watch.NewRecompute(watch.RecomputeOptions{}),
-			Ranks:     &s.ranks, Untrusted: func(uint32) bool { return false },
-			Event: func(e eventlog.Event) { s.events = append(s.events, e) },
-		},
+		To: NewStream(append([]Subscriber{
+			Pace(watch.NewSlow(watch.SlowOptions{})), Receipts(func(uint32) bool { return false }), Ranks(&s.ranks), Traffic(&s.traffic), Metrics(s.metrics), Spans(),
+			Recompute(watch.NewRecompute(watch.RecomputeOptions{})), Failures(&watch.Failures{}, log), Costs(s.costs), Progress(), seen,
+		}, added...)...),
 		Live: s.ring.Begin(time.Now()), Question: q, Endpoint: &api.Endpoint{Kind: api.Completion, Streamable: true}, Model: "m", ID: "id", Start: time.Now(),
 	}
 	return s
+}
+
+// page is the page of metrics.
+func (s *stand) page() string {
+	w := httptest.NewRecorder()
+	s.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w.Body.String()
 }
 
 // receipt is the receipt as it stands.
@@ -133,7 +154,7 @@ func TestFinish(t *testing.T) {
 	t.Parallel()
 	moved := decide.Plan{Path: decide.Remote, Connector: workers.ConnectorNIXLPush, CachedTokens: 32}
 	moved.Remote.Transfer = 96
-	if !countsTransfers(&moved) {
+	if !disagg.CountsTransfers(moved.Connector) {
 		t.Fatal("not the connector to test")
 	}
 	for _, c := range []struct {
@@ -150,9 +171,8 @@ func TestFinish(t *testing.T) {
 		{"not reported", moved, -1, Outcome{Status: 200, Path: "remote"}, false, 100},
 		{"failed", moved, 0, Outcome{Status: 502, Path: "remote", Err: &api.Error{Code: api.CodeUpstreamError, Message: "gone"}}, false, 0},
 	} {
-		s := newStand(t, c.plan)
 		var final *receipt.Receipt
-		s.To.Outcome = func(c *receipt.Receipt) { o := *c; final = &o }
+		s := newStand(t, c.plan, Recording(nil, func(c *receipt.Receipt) { o := *c; final = &o }))
 		s.Decided()
 		l := s.BeginLeg(selector.Decode, s.peer, nil)
 		s.Answer.Of(l)
@@ -161,8 +181,8 @@ func TestFinish(t *testing.T) {
 		s.Answer.Learn(sse.Summary{FinishReason: "stop", Usage: sse.Usage{PromptTokens: 100, CompletionTokens: 2, CachedTokens: c.cached}})
 		s.Finish(c.end)
 		o := s.receipt(t).Outcome
-		if o.SilentRecompute != c.silent || s.To.Traffic.Recomputes.Load() != map[bool]uint64{true: 1}[c.silent] || s.To.Traffic.Prompt.Load() != c.prompt {
-			t.Errorf("%s: %+v, %d recomputed, %d prompt tokens", c.name, o, s.To.Traffic.Recomputes.Load(), s.To.Traffic.Prompt.Load())
+		if o.SilentRecompute != c.silent || s.traffic.Recomputes.Load() != map[bool]uint64{true: 1}[c.silent] || s.traffic.Prompt.Load() != c.prompt {
+			t.Errorf("%s: %+v, %d recomputed, %d prompt tokens", c.name, o, s.traffic.Recomputes.Load(), s.traffic.Prompt.Load())
 		}
 		if o.Status != c.end.Status || o.TTFTMS < 0 || o.ITL.Count != 1 || o.Finish != "stop" || (o.ErrorCode != "") != (c.end.Err != nil) {
 			t.Errorf("%s: %+v", c.name, o)
@@ -177,16 +197,16 @@ func TestFinish(t *testing.T) {
 // request that ends before any.
 func TestDecided(t *testing.T) {
 	t.Parallel()
-	s := newStand(t, decide.Plan{Path: decide.Remote, Reason: decision.ReasonForcedRemote, DecodeIndex: -1, PrefillIndex: -1})
 	var got trace.Decision
-	s.To.Decision = func(_ time.Time, d *trace.Decision) { got = *d }
+	s := newStand(t, decide.Plan{Path: decide.Remote, Reason: decision.ReasonForcedRemote, DecodeIndex: -1, PrefillIndex: -1},
+		Recording(func(_ time.Time, d *trace.Decision) { got = *d }, nil))
 	s.Key, s.Tenant = "k", "t"
 	s.Decided()
 	if c := s.receipt(t); c.RequestID != "id" || c.Model != "m" || c.ConfigRevision != 7 || c.Key != "k" || c.Tenant != "t" || c.Path != "remote" || c.Attempt != 1 {
 		t.Errorf("%+v", c)
 	}
-	if got.ID != s.Live.ID() || got.RequestID != "id" || got.Path != "remote" || got.Revision != 7 || s.To.Traffic.Remote.Load() != 1 {
-		t.Errorf("recorded %+v; %d remote", got, s.To.Traffic.Remote.Load())
+	if got.ID != s.Live.ID() || got.RequestID != "id" || got.Path != "remote" || got.Revision != 7 || s.traffic.Remote.Load() != 1 {
+		t.Errorf("recorded %+v; %d remote", got, s.traffic.Remote.Load())
 	}
 	s = newStand(t, decide.Plan{})
 	s.Undecided()
@@ -209,9 +229,9 @@ func TestContinuedAndNot(t *testing.T) {
 	if len(s.events) != 2 || s.events[0].Kind != "stream_continued" || s.events[1].Kind != "stream_not_continued" || s.events[0].Request != s.Live.ID() || s.ranks.calls[0] != "left a/dp0" {
 		t.Errorf("%+v, %v", s.events, s.ranks.calls)
 	}
-	s.Event(eventlog.Event{}, false)
-	if len(s.events) != 2 {
-		t.Error("an event that is not worth it was logged")
+	s.Blamed("the request is at fault")
+	if len(s.events) != 3 || s.events[2].Kind != "request_blamed" || s.events[2].Request != s.Live.ID() || len(s.receipt(t).Notes) != 1 {
+		t.Errorf("%+v, %q", s.events[2:], s.receipt(t).Notes)
 	}
 }
 

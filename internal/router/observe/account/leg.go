@@ -2,103 +2,71 @@ package account
 
 import (
 	"errors"
-	"fmt"
-	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
-	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Leg is the account of one leg.
+// Leg is the record of one leg, which its events carry.
 type Leg struct {
-	// Start is when it began, Meter that of its rank; nil while that is not known.
+	Phase selector.Phase
+	Peer  disagg.Peer
 	Start time.Time
-	Meter *pace.Meter
+	// FirstByte is how long after Start the head of its answer came; 0 for none.
+	FirstByte time.Duration
+	// Prompt and Cached are tokens by a prefill's answer, Blocks those that it offered.
+	Prompt, Cached, Blocks int
+	// Tokens counts those of its stream so far.
+	Tokens int
+	// Held gets the number of streamed tokens now and then; nil for none. See Progress.
+	Held interface{ Progress(tokens int) }
 
 	of    *Request
-	phase selector.Phase
-	peer  disagg.Peer
-	at    int
-	first time.Time
-	span  *telemetry.Span
 	ended bool
 
-	// computes is how many prompt tokens the rank has to compute, -1 when another
-	// one does; waiting, that its meter counts the prompt as one without a token.
-	computes int
-	waiting  bool
-	counted  bool // in its meter: that it has answered, or will not
+	// What subscribers keep of it.
+	at       int             // Receipts: its place in the receipt
+	span     *telemetry.Span // Spans
+	progress int             // Progress: the tokens that Held has got
+	pace     struct {
+		meter    *pace.Meter // of its rank; nil while that is not known
+		computes int         // prompt tokens that the rank has to compute, -1 when another one does
+		waiting  bool        // the meter counts the prompt as one without a token
+		counted  bool        // the meter knows that the rank has answered, or will not
+	}
 }
 
-// toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
-// where KV comes from another rank.
-func (r *Request) toCompute(phase selector.Phase) int {
-	p := &r.Question.Run.Plan
-	switch {
-	case phase == selector.Prefill:
-		return max(0, r.Question.Prompt.ISL-p.PrefillCached)
-	case p.Path == decide.Remote:
-		return -1
-	}
-	return max(0, p.EffISL)
+func (l *Leg) send(e Event) {
+	e.Request, e.Leg = l.of, l
+	l.of.To.send(&e)
 }
 
-// BeginLeg notes that a leg is about to be sent; its headers get the span's.
-func (r *Request) BeginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *Leg {
-	slow, run := r.To.Slow, &r.Question.Run
-	l := &Leg{of: r, phase: phase, peer: p, Start: time.Now(), at: -1, Meter: slow.Meter(p.Rank), computes: r.toCompute(phase)}
-	// Nobody sees when an answer that is not streamed had its first token.
-	if l.computes >= 0 && (phase == selector.Prefill || r.Stream) {
-		l.waiting = true
-		l.Meter.Begin(slow.Since(l.Start))
-	}
-	if r.Span != nil {
-		leg.Header = leg.Header.Clone()
-		l.span = r.Span.Leg(string(phase)+" leg", leg.Header)
-		l.span.String("dynctl.worker", p.Worker.Name)
-		l.span.Int("dynctl.dp_rank", p.Rank.DP)
-		l.span.Int("dynctl.attempt", run.Attempt)
-	}
-	r.Live.Update(func(c *receipt.Receipt) {
-		rec := receipt.NewLeg(string(phase), p.Worker.Name, p.Rank.Label, run.Attempt)
-		rec.DispatchMS = c.Since(l.Start)
-		l.at = c.AddLeg(rec)
-	})
-	r.To.Ranks.Began(p.Rank)
-	l.Meter.Sent()
-	if phase == selector.Decode && run.History.Continued > 0 {
-		r.To.Ranks.Took(p.Rank)
-	}
+// BeginLeg reports that a leg is about to be sent. A subscriber may add headers to the call.
+func (r *Request) BeginLeg(phase selector.Phase, p disagg.Peer, call *upstream.Leg) *Leg {
+	l := &Leg{of: r, Phase: phase, Peer: p, Start: time.Now()}
+	l.send(Event{Kind: LegSent, Call: call})
 	return l
 }
 
-// Head notes the status of the answer.
+// Head reports the status of the answer.
 func (l *Leg) Head(status int) {
-	l.first = time.Now()
-	l.of.Live.Update(func(c *receipt.Receipt) {
-		leg := c.Leg(l.at)
-		leg.Status, leg.FirstByteMS = status, c.Since(l.first)
-	})
+	now := time.Now()
+	l.FirstByte = now.Sub(l.Start)
+	l.send(Event{Kind: Head, At: now, Count: status})
 }
 
-// Facts notes what a prefill's answer said.
+// Facts reports the contents of a prefill's answer.
 func (l *Leg) Facts(f disagg.Checked) {
-	l.of.Live.Update(func(c *receipt.Receipt) {
-		leg := c.Leg(l.at)
-		leg.PromptTokens, leg.CachedTokens, leg.Blocks = f.PromptTokens, f.CachedTokens, f.Blocks
-	})
+	l.Prompt, l.Cached, l.Blocks = f.PromptTokens, f.CachedTokens, f.Blocks
+	l.send(Event{Kind: Facts})
 }
 
-// Streams notes that the head of a decode leg's stream has come, with its first token or
+// Streams reports that the head of a decode leg's stream has come, with its first token or
 // without.
 func (l *Leg) Streams(now time.Time, token bool) {
 	a := &l.of.Answer
@@ -107,70 +75,33 @@ func (l *Leg) Streams(now time.Time, token bool) {
 		if a.FirstToken.IsZero() {
 			a.FirstToken = now
 		}
-		l.token(now)
-		l.of.decodeBegan(now)
+		l.send(Event{Kind: FirstToken, At: now})
 	}
-	l.waited()
+	l.send(Event{Kind: Streams, At: now})
 	a.Gaps.Tick(now)
 }
 
-// token notes the leg's first token; that of a prefill is its answer.
-func (l *Leg) token(now time.Time) {
-	l.waited()
-	l.meterAnswer(true)
-	l.Meter.First(now.Sub(l.Start), l.computes)
+// Runs reports that the rest of a decode leg's stream begins; its head had some tokens.
+func (l *Leg) Runs(tokens int, now time.Time) {
+	l.Tokens = tokens
+	l.send(Event{Kind: Runs, At: now})
 }
 
-// waited takes the prompt out of those that have no token yet.
-func (l *Leg) waited() {
-	if l.waiting {
-		l.waiting = false
-		l.Meter.End(l.of.To.Slow.Since(l.Start))
-	}
-}
-
-// meterAnswer counts in the meter, once, that the rank has answered, or will not.
-func (l *Leg) meterAnswer(answered bool) {
-	if !l.counted {
-		l.counted = true
-		l.Meter.Answered(answered)
-	}
-}
-
-// End closes the leg, at a time; only the first call counts, and reports true.
+// End closes the leg at a time. Only the first call counts, and returns true.
 func (l *Leg) End(err error, now time.Time) bool {
 	if l.ended {
 		return false
 	}
 	l.ended = true
-	if l.phase == selector.Prefill && err == nil {
-		l.token(now)
+	if l.Phase == selector.Prefill && err == nil {
+		l.send(Event{Kind: FirstToken, At: now})
 	}
-	l.waited()
-	l.meterAnswer(err == nil)
-	outcome := legOutcome(err)
-	if attempt.Reason(outcome).Means().Outcome.Failure() {
-		l.of.To.Ranks.Failed(l.peer.Rank)
-	}
-	l.of.Live.Update(func(c *receipt.Receipt) {
-		leg := c.Leg(l.at)
-		leg.EndMS = c.Since(now)
-		if err != nil {
-			leg.Error = err.Error()
-			leg.RetryReason = outcome
-		}
-	})
-	first := time.Duration(0)
-	if !l.first.IsZero() {
-		first = l.first.Sub(l.Start)
-	}
-	l.of.To.Metrics.Leg(string(l.phase), l.peer.Worker.Name, outcome, now.Sub(l.Start), first)
-	l.span.End(err)
+	l.send(Event{Kind: LegEnded, At: now, Err: err, Reason: legOutcome(err)})
 	return true
 }
 
-// legOutcome is what came of a leg: "ok", the reason of a failure, "canceled"
-// where the engine is not to blame because nobody waited for it any more, and
+// legOutcome is the outcome of a leg: "ok", the reason of a failure, "canceled"
+// where the engine is not to blame because no client waited for it any more, and
 // otherwise how the engine broke off.
 func legOutcome(err error) string {
 	var f *attempt.Error
@@ -187,33 +118,4 @@ func legOutcome(err error) string {
 		return string(u.Kind)
 	}
 	return "failed"
-}
-
-// Prefilled reports what is odd or wrong with a prefill's good answer: err is why its KV
-// cannot move.
-func (r *Request) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
-	now := time.Now()
-	switch {
-	case err == nil:
-		if len(f.Odd) > 0 {
-			what := strings.Join(f.Odd, "; ")
-			r.Note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
-			r.To.Metrics.OddParams(w.Name)
-			r.Event(r.To.Failures.OddParams(w, what, now))
-		}
-		if f.Groups > 1 {
-			r.Event(r.To.Failures.Hybrid(w, f.Groups, now))
-		}
-	case errors.Is(err, disagg.ErrEnded), errors.Is(err, disagg.ErrRestarted): // nothing is wrong with what it said
-	case errors.Is(err, disagg.ErrMissingParams):
-		r.Event(eventlog.Event{
-			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: w.Name,
-			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", w.Name),
-		}, true)
-	default:
-		r.Event(eventlog.Event{
-			Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: w.Name,
-			Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", w.Name, err),
-		}, true)
-	}
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
@@ -45,9 +44,8 @@ type Engine struct {
 	Tokens *prompt.Stage
 	Fleet  func() *workers.Snapshot
 	// Bodies is the memory of what is kept of streams, Moves paces what continues.
-	Bodies  *admission.Memory
-	Moves   *admission.Moves
-	Metrics *telemetry.Metrics
+	Bodies *admission.Memory
+	Moves  *admission.Moves
 }
 
 const (
@@ -146,18 +144,11 @@ func (b *body) read(p []byte) ([]byte, error) {
 // limits.body_memory has just been used up.
 func (b *body) noMemory() {
 	if b.Lost() {
-		b.e.Metrics.StreamWithoutMemory()
-		b.call.Book.Note("from here on it could not be continued elsewhere: " + resume.Memory.String())
+		b.call.Book.Unkept(resume.Memory.String())
 	}
 }
 
 func (b *body) Done() bool { return b.now == nil || b.now.Done() }
-
-func (b *body) Ran(tokens int, at time.Time) {
-	if b.now != nil {
-		b.now.Ran(tokens, at)
-	}
-}
 
 // Close is [serving.Body.Close].
 func (b *body) Close(err error) error {
@@ -297,7 +288,7 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 	x, c := b.call, serving.New()
 	c.Asked = serving.Asked{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
-		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Measured: x.Measured, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
+		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
 	}
 	d := &c.Question
 	x.Question.Rest(d, fleet)
@@ -322,7 +313,7 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 		return nil, "", err.Error()
 	}
 	b.e.Asker.Read(b.ctx, d, c.Endpoint, kind, &c.View)
-	b.e.Metrics.Tokenized(string(d.Prompt.Source))
+	c.Book.Tokenized(d.Prompt.Source)
 	return c, "", ""
 }
 
@@ -352,7 +343,7 @@ func (b *body) Enter(ctx context.Context, run *decide.Run) error {
 	if err == nil {
 		b.places = slots
 	}
-	b.e.Metrics.Stage("move", time.Since(began))
+	b.call.Book.Waited("move", time.Since(began))
 	return err
 }
 

@@ -1,0 +1,39 @@
+package account
+
+import (
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+)
+
+// Costs teaches the models of cost what legs and answers took, where the threshold is
+// auto. It learns from the legs of plans that were reported as Chosen.
+func Costs(t *outcome.Teacher) Subscriber {
+	return Subscriber{
+		Chosen: func(e Event) {
+			r, q := e.Request, e.Request.Question
+			if r.teaches = q.Settings.Decisions.Rule.Auto; r.teaches {
+				t.Chose(r.Model, &q.Run.Plan, e.At)
+			}
+		},
+		LegSent: func(e Event) {
+			if e.Leg.Phase == selector.Prefill {
+				e.Request.costs.PrefillBegins()
+			}
+		},
+		FirstToken: func(e Event) {
+			if r, l := e.Request, e.Leg; r.teaches {
+				t.Took(&r.costs, &r.Question.Run.Plan, outcome.Leg{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
+			}
+		},
+		Runs: func(e Event) {
+			r, l := e.Request, e.Leg
+			t.Runs(&r.costs, r.teaches, r.Model, l.Peer.Worker, l.Peer.Rank, l.Tokens, e.At)
+		},
+		Piece: func(e Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
+		Answered: func(e Event) {
+			if r := e.Request; r.Answer.Gaps.Count() > 0 {
+				r.costs.Ended(r.Answer.FirstToken.Sub(r.Start))
+			}
+		},
+	}
+}
