@@ -169,7 +169,7 @@ func (g *Legs) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, pref
 		return nil, err
 	}
 	legs := &both{g: g, c: c, t: t, prefill: prefill, decode: decode, claim: claim, held: held, body: c.edit(edits, decode, selector.Decode)}
-	p, end := pair.Begin(ctx, legs)
+	p, end := pair.Begin(ctx, g.Beside, legs)
 	if p != nil {
 		c.decoding.after = func(err error) {
 			if err != nil {
