@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
@@ -49,6 +50,8 @@ func (t overHTTP) Do(ctx context.Context, leg *upstream.Leg) (Response, error) {
 // Legs are how requests are sent to workers.
 type Legs struct {
 	Transport Transport
+	// Beside runs a prefill leg beside its decode leg; nil is on a goroutine.
+	Beside pair.Runner
 	// Open bounds how many are in progress.
 	Open     *admission.Memory
 	Ledger   *ledger.Ledger

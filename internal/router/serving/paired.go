@@ -176,7 +176,7 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 		return nil, err
 	}
 	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, selector.Decode)}
-	p, end := pair.Begin(ctx, legs)
+	p, end := pair.Begin(ctx, g.Beside, legs)
 	if p != nil {
 		c.decoding.after = func(err error) {
 			if err != nil {

@@ -23,8 +23,18 @@ type Decider struct {
 	Asker *question.Asker
 	Fleet func() *workers.Snapshot
 	// Line is where requests wait for a rank, Gate the line of those before it.
-	Line, Gate *admission.Line
-	Legs       *Legs
+	Line Line
+	Gate *admission.Line
+	Legs *Legs
+}
+
+// Line is where requests wait for a rank in turn: an [admission.Line], or one under a
+// clock of its own.
+type Line interface {
+	question.Line
+	// Try is [admission.Line.Try], Wait is [admission.Line.Wait].
+	Try(try func() bool) bool
+	Wait(queue string) (time.Duration, bool)
 }
 
 // Plan is [Planner.Plan].

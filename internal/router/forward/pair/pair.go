@@ -27,6 +27,16 @@ type Legs interface {
 	Panicked(p any)
 }
 
+// Runner runs a prefill leg beside its decode leg, and waits: on goroutines, or one step
+// after the other under a clock of its own.
+type Runner interface {
+	// Go runs f, and the caller goes on.
+	Go(f func())
+	// Wait waits until done is closed or ctx ends, and for limit at most; 0 is for as long
+	// as it takes.
+	Wait(ctx context.Context, done <-chan struct{}, limit time.Duration)
+}
+
 // Ending is how a pair ended.
 type Ending struct {
 	// Err is nil when the decode leg has answered.
@@ -43,6 +53,7 @@ type Ending struct {
 // Pair is a decode leg that has begun to answer, and the prefill leg beside it.
 type Pair struct {
 	ctx         context.Context
+	run         Runner
 	done        chan struct{} // the prefill leg has ended
 	stopPrefill context.CancelFunc
 	stopDecode  context.CancelCauseFunc
@@ -52,12 +63,15 @@ type Pair struct {
 // failure of one leg cancels the other, except that a decode leg that has begun to answer
 // has the KV it needs. Where Ending.Err is nil, the caller reads the answer and then calls
 // [Pair.End]; otherwise the prefill leg has been joined, also after a panic of the decode
-// leg.
-func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
+// leg. A nil run is goroutines.
+func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
+	if run == nil {
+		run = goroutines{}
+	}
 	dctx, stopDecode := context.WithCancelCause(ctx)
 	pctx, stopPrefill := context.WithCancel(ctx)
 	decoded, broke := make(chan struct{}), make(chan struct{})
-	p := &Pair{ctx, make(chan struct{}), stopPrefill, stopDecode}
+	p := &Pair{ctx, run, make(chan struct{}), stopPrefill, stopDecode}
 	begun := false
 	defer func() {
 		if !begun {
@@ -65,16 +79,16 @@ func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
 		}
 	}()
 	var failed error // of the prefill leg; to be read after broke or done
-	go func() {
+	run.Go(func() {
 		defer close(p.done)
 		if failed = prefill(pctx, legs); failed != nil && !legs.Begun() {
 			close(broke)
 			if legs.Both(failed) {
-				waitFor(pctx, decoded)
+				run.Wait(pctx, decoded, Grace)
 			}
 			stopDecode(failed)
 		}
-	}()
+	})
 	err := legs.Decode(dctx)
 	close(decoded)
 	if err == nil {
@@ -87,7 +101,7 @@ func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
 	}
 	end.Err, end.Waiting = err, !ended(p.done) && !ended(broke)
 	if end.Waiting && legs.Both(err) {
-		waitFor(ctx, p.done)
+		run.Wait(ctx, p.done, Grace)
 	}
 	if ended(broke) || ended(p.done) {
 		end.Other = failed
@@ -99,20 +113,28 @@ func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
 // ended well, a prefill leg that is still under way is given Grace.
 func (p *Pair) End(whole bool) {
 	if whole && !ended(p.done) {
-		waitFor(context.WithoutCancel(p.ctx), p.done)
+		p.run.Wait(context.WithoutCancel(p.ctx), p.done, Grace)
 	}
 	p.stopPrefill()
-	<-p.done
+	p.run.Wait(context.WithoutCancel(p.ctx), p.done, 0)
 	p.stopDecode(nil)
 }
 
-// waitFor waits for the end of a leg, for Grace at most.
-func waitFor(ctx context.Context, end <-chan struct{}) {
-	timer := time.NewTimer(Grace)
-	defer timer.Stop()
+// goroutines is the Runner of sockets.
+type goroutines struct{}
+
+func (goroutines) Go(f func()) { go f() }
+
+func (goroutines) Wait(ctx context.Context, done <-chan struct{}, limit time.Duration) {
+	var over <-chan time.Time
+	if limit > 0 {
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		over = timer.C
+	}
 	select {
-	case <-end:
-	case <-timer.C:
+	case <-done:
+	case <-over:
 	case <-ctx.Done():
 	}
 }

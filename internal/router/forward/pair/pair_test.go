@@ -54,7 +54,7 @@ func (p *two) Panicked(v any)                   { p.panics = append(p.panics, v)
 
 // runPair begins a pair and reads the answer to its end.
 func runPair(ctx context.Context, legs *two) Ending {
-	p, end := Begin(ctx, legs)
+	p, end := Begin(ctx, nil, legs)
 	if end.Err == nil {
 		p.End(true)
 	}

@@ -1,6 +1,7 @@
 package question
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -10,13 +11,13 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/follower"
-	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -27,12 +28,19 @@ import (
 type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
-	Feeds     *kvfeed.Manager
-	Fleet     *follower.Follower
-	Ledger    *ledger.Ledger
-	Learners  *cost.Learners // of the costs of both paths, for a threshold that is auto
-	Prompts   *prompt.Stage
-	Words     *prompt.Words // nil where no words of prompts are kept
+	// Feeds say how much of what the index has of a rank can be used, as kvfeed.Manager
+	// does, and Fleet which ranks are fed, as follower.Follower does.
+	Feeds interface {
+		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int
+	}
+	Fleet    interface{ Fed(k *workers.Rank) bool }
+	Ledger   *ledger.Ledger
+	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
+	// Prompts find the ids of prompts, as [prompt.Stage] does.
+	Prompts interface {
+		Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) prompt.Prompt
+	}
+	Words *prompt.Words // nil where no words of prompts are kept
 	// Now are the settings and the fleet as they are.
 	Now func() (*effective.Settings, *workers.Snapshot)
 	// Last hears of workers that are ejected and yet asked, since nobody else is left.

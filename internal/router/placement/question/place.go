@@ -44,12 +44,19 @@ func (a *Asker) Reserve(d *Question) *ledger.Reservation {
 	return a.from.Ledger.Reserve(d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex].Rank, claim)
 }
 
+// Line is where requests wait for a rank in turn: an [admission.Line], or one under a
+// clock of its own.
+type Line interface {
+	// Enter is [admission.Line.Enter].
+	Enter(ctx context.Context, c admission.Claim, try func() (needs string, ok bool)) (admission.Waited, error)
+}
+
 // Wait decides in line with others. With a decision it takes the place on the decode rank,
 // nil where the plan has an error. Where all ranks are at their limits it waits, and
 // decides again, from the settings and the fleet of then, whenever something may have
 // changed; why says what it waited for. name is the request's own, for when its tries set
 // it apart from all others.
-func (a *Asker) Wait(ctx context.Context, line *admission.Line, c admission.Claim, d *Question, v *api.View, name string) (place *ledger.Reservation, waited admission.Waited, why string, err error) {
+func (a *Asker) Wait(ctx context.Context, line Line, c admission.Claim, d *Question, v *api.View, name string) (place *ledger.Reservation, waited admission.Waited, why string, err error) {
 	c.Queue = d.Model
 	if c.Patience > 0 {
 		c.Patience = max(time.Millisecond, c.Patience-d.Took.Queue)

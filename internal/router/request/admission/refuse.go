@@ -39,7 +39,10 @@ func (c *Claim) Ask(h http.Header, steers bool) error {
 
 // Queue is where requests wait in a line.
 type Queue struct {
-	Line *Line
+	Line interface {
+		// Wait is [Line.Wait].
+		Wait(queue string) (time.Duration, bool)
+	}
 	Name string
 }
 

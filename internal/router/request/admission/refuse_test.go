@@ -57,7 +57,8 @@ func TestAsk(t *testing.T) {
 // come again, as late as the slowest queue needs and within a minute.
 func TestRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		queues := []Queue{{NewLine(1, time.Minute, 0), ""}, {NewLine(1, time.Minute, 0), "m"}}
+		line := NewLine(1, time.Minute, 0)
+		queues := []Queue{{NewLine(1, time.Minute, 0), ""}, {line, "m"}}
 		for _, c := range []struct {
 			err    error
 			reason string
@@ -75,8 +76,8 @@ func TestRefusal(t *testing.T) {
 			}
 		}
 		for range 2 {
-			queues[1].Line.turns.queue("m").took[queues[1].Line.turns.queue("m").tookAt] = time.Now()
-			queues[1].Line.turns.queue("m").tookAt++
+			line.turns.queue("m").took[line.turns.queue("m").tookAt] = time.Now()
+			line.turns.queue("m").tookAt++
 			<-time.After(10 * time.Second)
 		}
 		if _, answer := Refusal(ErrFull, queues...); api.FromError(answer).RetryAfter != 10*time.Second {

@@ -22,7 +22,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -41,11 +40,25 @@ type Next interface {
 type Engine struct {
 	Next   Next
 	Asker  *question.Asker
-	Tokens *prompt.Stage
+	Tokens Tokens
 	Fleet  func() *workers.Snapshot
 	// Bodies is the memory of what is kept of streams, Moves paces what continues.
 	Bodies *admission.Memory
-	Moves  *admission.Moves
+	Moves  Moves
+}
+
+// Tokens are the texts of token ids, as prompt.Stage has them.
+type Tokens interface {
+	Decoder() func(dst []byte, id uint32) (b []byte, ok bool)
+	Text(ctx context.Context, model string, list []*workers.Worker, ids []uint32) (string, error)
+}
+
+// Moves pace what continues: an [admission.Moves], or one under a clock of its own.
+type Moves interface {
+	Enter(ctx context.Context, slots []uint32, limit int, every time.Duration, beat func() error) error
+	Try(slots []uint32, limit int) bool
+	Free(slot uint32, limit int) bool
+	Leave(slots []uint32)
 }
 
 const (
