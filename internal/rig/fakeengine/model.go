@@ -66,9 +66,13 @@ func (m *Model) answer(q *Request) Answer {
 		stops = append(stops, s.String())
 		return true
 	})
+	pace := m.Pace
+	if v.Get("bootstrap_room").Exists() && strings.HasPrefix(q.Worker, "prefill") {
+		limit, pace = 1, 0
+	}
 	events, text, finish, n := m.events(q, v, ids, after, limit, stops)
 	if v.Get("stream").Bool() {
-		return Stream(events...).Every(m.Pace)
+		return Stream(events...).Every(pace)
 	}
 	choice, object := `"text":`+quote(text), "text_completion"
 	if strings.Contains(q.Path, "chat") {

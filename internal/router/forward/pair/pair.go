@@ -72,7 +72,9 @@ func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
 			if legs.Both(failed) {
 				waitFor(pctx, decoded)
 			}
-			stopDecode(failed)
+			if !legs.Begun() { // nor meanwhile
+				stopDecode(failed)
+			}
 		}
 	}()
 	err := legs.Decode(dctx)
