@@ -62,10 +62,13 @@ func (m *Model) answer(q *Request) Answer {
 		}
 	}
 	var stops []string
-	v.Get("stop").ForEach(func(_, s gjson.Result) bool {
-		stops = append(stops, s.String())
-		return true
-	})
+	if s := v.Get("stop"); s.Type == gjson.String {
+		stops = []string{s.Str}
+	} else if s.IsArray() {
+		for _, one := range s.Array() {
+			stops = append(stops, one.Str)
+		}
+	}
 	pace := m.Pace
 	if v.Get("bootstrap_room").Exists() && strings.HasPrefix(q.Worker, "prefill") {
 		limit, pace = 1, 0
