@@ -60,24 +60,28 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 	}
 	record := c.Book.BeginLeg(selector.Decode, p, leg)
 	c.Book.Answer.Of(record)
+	b := &c.decoding
+	defer func() {
+		if a != nil {
+			return
+		}
+		if b.head != nil {
+			b.head.Release()
+		}
+		if b.resp != nil {
+			b.resp.Close()
+		}
+		*b = decoding{}
+		if err == nil {
+			err = errPanic
+		}
+		record.End(err, time.Now())
+	}()
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
-		err = g.broke(ctx, c, selector.Decode, p.Worker, err)
-		record.End(err, time.Now())
-		return nil, err
+		return nil, g.broke(ctx, c, selector.Decode, p.Worker, err)
 	}
-	b := &c.decoding
 	*b = decoding{g: g, c: c, peer: p, record: record, resp: resp}
-	defer func() {
-		if a == nil {
-			if b.head != nil {
-				b.head.Release()
-			}
-			resp.Close()
-			record.End(err, time.Now())
-			*b = decoding{}
-		}
-	}()
 	head := resp.Begins()
 	record.Head(head.Status)
 	if head.Status/100 != 2 {

@@ -86,7 +86,9 @@ func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
 			if legs.Both(failed) {
 				run.Wait(pctx, decoded, Grace)
 			}
-			stopDecode(failed)
+			if !legs.Begun() { // nor meanwhile
+				stopDecode(failed)
+			}
 		}
 	})
 	err := legs.Decode(dctx)
