@@ -13,10 +13,10 @@ import (
 )
 
 // moved wants the text of a single engine for a prompt, over a remote path.
-func moved(t *testing.T, r, oracle *rig, prompt []int, header ...string) {
+func moved(t *testing.T, r *rig, prompt []int, header ...string) {
 	t.Helper()
 	a, got := r.complete(prompt, header...)
-	if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+	if want := right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
 		t.Errorf("%q by %s, want %q by remote; %+v", got, a.header.Get("X-Dynctl-Path"), want, r.receipt(a.header.Get("X-Dynctl-Decision")))
 	}
 }
@@ -26,8 +26,7 @@ func moved(t *testing.T, r, oracle *rig, prompt []int, header ...string) {
 func TestPushedLegsStartTogether(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
-	oracle := start(t, "1a:profile=instant")
-	moved(t, r, oracle, ids(200, 1))
+	moved(t, r, ids(200, 1))
 	both := map[string]chan struct{}{"prefill-0": make(chan struct{}), "decode-0": make(chan struct{})}
 	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" {
@@ -42,7 +41,7 @@ func TestPushedLegsStartTogether(t *testing.T) {
 		}
 		return false
 	})
-	moved(t, r, oracle, ids(200, 2))
+	moved(t, r, ids(200, 2))
 	p.set(nil)
 	if d, pre := r.counters("decode-0"), r.counters("prefill-0"); d.External != 400 || d.Local != 0 || pre.Pinned != 0 {
 		t.Errorf("decode-0 got %d tokens and computed %d; prefill-0 keeps %d prompts", d.External, d.Local, pre.Pinned)
@@ -55,7 +54,6 @@ func TestPushedLegsStartTogether(t *testing.T) {
 func TestPushedPromptsOfOneID(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
-	oracle := start(t, "1a:profile=instant")
 	const same = "the-clients-own"
 	var failed atomic.Bool
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -67,7 +65,7 @@ func TestPushedPromptsOfOneID(t *testing.T) {
 		return true
 	})
 	for i := range 4 {
-		moved(t, r, oracle, ids(200, i), "X-Request-Id", same)
+		moved(t, r, ids(200, i), "X-Request-Id", same)
 	}
 	seen := map[string]int{}
 	for _, leg := range p.legs() {
@@ -90,7 +88,6 @@ func TestPushedPromptsOfOneID(t *testing.T) {
 func TestPushingEngineRestarts(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
-	oracle := start(t, "1a:profile=instant")
 	engines := func() map[string]int { // that decode legs name
 		seen := map[string]int{}
 		for _, leg := range p.legsOf("decode-0") {
@@ -101,7 +98,7 @@ func TestPushingEngineRestarts(t *testing.T) {
 		p.reset()
 		return seen
 	}
-	moved(t, r, oracle, ids(200, 1))
+	moved(t, r, ids(200, 1))
 	before := engines()
 	if err := r.Sim.Named("prefill-0").Restart(); err != nil {
 		t.Fatal(err)
@@ -131,11 +128,11 @@ func TestPushingEngineRestarts(t *testing.T) {
 		<-q.Context().Done()
 		panic(http.ErrAbortHandler)
 	})
-	if _, got := r.complete(ids(200, 2)); got != direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)) {
+	if _, got := r.complete(ids(200, 2)); got != right(ids(200, 2)) {
 		t.Errorf("after the restart: %q", got)
 	}
-	moved(t, r, oracle, ids(200, 3))
-	moved(t, r, oracle, ids(200, 4))
+	moved(t, r, ids(200, 3))
+	moved(t, r, ids(200, 4))
 	for id, n := range engines() {
 		if before[id] > 0 && n > 1 {
 			t.Errorf("%d legs waited for the engine of before the restart", n)
@@ -148,8 +145,7 @@ func TestPushingEngineRestarts(t *testing.T) {
 func TestPushingEngineFails(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push", func(c *settings.Config) { c.Retry.Attempts = 1 })
-	oracle := start(t, "1a:profile=instant")
-	moved(t, r, oracle, ids(200, 1))
+	moved(t, r, ids(200, 1))
 	arrived, left := make(chan struct{}), make(chan struct{})
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 		switch {
@@ -168,7 +164,7 @@ func TestPushingEngineFails(t *testing.T) {
 		return false
 	})
 	a, got := r.complete(ids(200, 2))
-	if want := direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
+	if want := right(ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
 		t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
 	}
 	<-left
