@@ -3,7 +3,6 @@ package router_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -345,12 +344,12 @@ type garbage struct {
 func TestGarbageEngines(t *testing.T) {
 	t.Parallel()
 	g := newGarbage(t)
-	other := start(t, "1a:profile=instant")
+	other := engineAlone(t)
 	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
 		u, _ := url.Parse("http://" + g.ln.Addr().String())
 		return []workers.Spec{
 			{Name: "garbage", URL: u, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
-			{Name: "good", URL: other.Sim.Engine(0).Worker().URL, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
+			{Name: "good", URL: other.Worker().URL, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
 		}
 	}}, func(c *settings.Config) {
 		c.Routing.AllowHeaders = true
@@ -530,39 +529,4 @@ func (g *garbage) serve(c net.Conn) {
 		}
 		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(page), page)
 	}
-}
-
-// TestClientsThatLeaveDoNotPoisonWorkers: a hundred clients that hang up count
-// against no worker.
-func TestClientsThatLeaveDoNotPoisonWorkers(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:speed=2")
-	var wg sync.WaitGroup
-	for i := range 100 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%20)*time.Millisecond)
-			defer cancel()
-			_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(300, i), "max_tokens": 200, "ignore_eos": true, "stream": i%2 == 0}))
-		}()
-	}
-	wg.Wait()
-	r.eventually("an empty ledger", r.Router.Balanced)
-	for _, w := range []string{"aggregated-0", "aggregated-1"} {
-		if x := r.worker(w); !x.Usable || x.Health != "healthy" {
-			t.Errorf("%s is %s: %s", w, x.Health, x.Reason)
-		}
-	}
-	if n := len(r.events("outlier_ejected")) + len(r.events("worker_failing")); n != 0 {
-		t.Errorf("%d events blame workers for clients that left", n)
-	}
-	r.eventually("idle engines", func() error {
-		for _, w := range []string{"aggregated-0", "aggregated-1"} {
-			if s := r.counters(w); s.Running+s.Waiting != 0 {
-				return fmt.Errorf("%s still works on %d request(s)", w, s.Running+s.Waiting)
-			}
-		}
-		return nil
-	})
 }

@@ -106,4 +106,6 @@ func TestEnginesProveReuseTransferAndRestraint(t *testing.T) {
 	if !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), "decode-") {
 		t.Errorf("went to %q", a.header.Get("X-Dynctl-Worker"))
 	}
+	r.set(func(c *settings.Config) { c.Routing.Threshold.Tokens = 0 })
+	carries(t, r)
 }

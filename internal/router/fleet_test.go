@@ -2,15 +2,20 @@ package router_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -128,7 +133,8 @@ func TestModelsAliasesAndLoRA(t *testing.T) {
 func TestFleetByAdminAPI(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2a:speed=2")
-	more := start(t, "1a:profile=instant")
+	t.Run("clients that leave count against no worker", func(t *testing.T) { clientsThatLeave(t, r.in(t)) })
+	more := engineAlone(t)
 	ctx := t.Context()
 	resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(30, 1), "max_tokens": 60, "ignore_eos": true, "stream": true}))
 	if err != nil {
@@ -152,11 +158,11 @@ func TestFleetByAdminAPI(t *testing.T) {
 	if w, err := r.Admin.ResumeWorker(ctx, busy); err != nil || !w.Usable {
 		t.Fatalf("%+v %v", w, err)
 	}
-	added, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+	added, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"})
 	if err != nil || added.Name != "newcomer" {
 		t.Fatalf("%+v %v", added, err)
 	}
-	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"}); err == nil {
+	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"}); err == nil {
 		t.Error("the same worker was added twice")
 	}
 	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: "http://127.0.0.1:1,engin=vllm"}); err == nil || !strings.Contains(err.Error(), "engine") {
@@ -187,10 +193,73 @@ func TestFleetByAdminAPI(t *testing.T) {
 	if err := r.Admin.RemoveWorker(ctx, "newcomer"); err != nil {
 		t.Fatal(err)
 	}
+	t.Run("over IPv6", func(t *testing.T) { workerOverIPv6(t, r.in(t), more.Worker().URL) })
 	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`))
 	if a.status != http.StatusServiceUnavailable {
 		t.Errorf("a router without workers answers %s", a)
 	}
+}
+
+// workerOverIPv6: a worker whose address is of IPv6 is probed, and serves.
+func workerOverIPv6(t *testing.T, r *rig, to *url.URL) {
+	ln, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("no IPv6 here: %v", err)
+	}
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	proxy := &http.Server{Handler: proxyTo(to, transport), ReadHeaderTimeout: 10 * time.Second, ErrorLog: quietLog}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = proxy.Serve(ln) }() // ends with Close
+	t.Cleanup(func() { proxy.Close(); <-done })
+	if _, err := r.Admin.AddWorker(t.Context(), admin.AddWorker{Spec: "http://" + ln.Addr().String() + ",name=six,events=none"}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the worker", func() error {
+		if w := r.worker("six"); !w.Usable {
+			return fmt.Errorf("%s", w.Reason)
+		}
+		return nil
+	})
+	if a, _ := r.complete(ids(20, 1)); a.header.Get("X-Dynctl-Worker") != "six/dp0" {
+		t.Errorf("%v", a.header)
+	}
+	if err := r.Admin.RemoveWorker(t.Context(), "six"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clientsThatLeave: a hundred clients that hang up count
+// against no worker.
+func clientsThatLeave(t *testing.T, r *rig) {
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%20)*time.Millisecond)
+			defer cancel()
+			_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(300, i), "max_tokens": 200, "ignore_eos": true, "stream": i%2 == 0}))
+		}()
+	}
+	wg.Wait()
+	r.eventually("an empty ledger", r.Router.Balanced)
+	for _, w := range []string{"aggregated-0", "aggregated-1"} {
+		if x := r.worker(w); !x.Usable || x.Health != "healthy" {
+			t.Errorf("%s is %s: %s", w, x.Health, x.Reason)
+		}
+	}
+	if n := len(r.events("outlier_ejected")) + len(r.events("worker_failing")); n != 0 {
+		t.Errorf("%d events blame workers for clients that left", n)
+	}
+	r.eventually("idle engines", func() error {
+		for _, w := range []string{"aggregated-0", "aggregated-1"} {
+			if s := r.counters(w); s.Running+s.Waiting != 0 {
+				return fmt.Errorf("%s still works on %d request(s)", w, s.Running+s.Waiting)
+			}
+		}
+		return nil
+	})
 }
 
 // TestSnapshotAndRestart: a router that comes back knows at once what the

@@ -27,7 +27,7 @@ import (
 func TestRetrySeesTheFleetOfNow(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
-	more := start(t, "1a:profile=instant")
+	more := engineAlone(t)
 	changed := make(chan error, 1)
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" || engine != "aggregated-0" {
@@ -36,7 +36,7 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 		ctx := q.Context()
 		err := r.Admin.RemoveWorker(ctx, "aggregated-1")
 		if err == nil {
-			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"})
 		}
 		if err == nil {
 			err = loopback.Wait(ctx, "the newcomer", func() error {
