@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -135,9 +137,13 @@ func (r *rig) drainWorker(name string) {
 	}
 }
 
+// TestAcceptanceLegMetrics: both legs of a request are in the metrics and in its receipt.
 func TestAcceptanceLegMetrics(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant")
+	rec := recorded{ended: make(chan struct{})}
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
+	close(rec.ended)
+	r := startWith(t, loopback.Options{Fleet: "1p1d:profile=instant", Recording: &rec})
 	for i := range 3 {
 		r.complete(ids(100, i))
 	}
@@ -156,6 +162,29 @@ func TestAcceptanceLegMetrics(t *testing.T) {
 		}
 		return nil
 	})
+	// A recording that ended as it should is no trouble.
+	if n := r.metric("dynctl_recording_failed"); n != 0 {
+		t.Errorf("dynctl_recording_failed is %v", n)
+	}
+	if st := r.status(); st.State != "ready" || st.Recorder == nil || len(r.events("recording_failed")) != 0 {
+		t.Errorf("recorder %+v, state %s %q", st.Recorder, st.State, st.Reasons)
+	}
+	// Every answer's decision is found by its id and by the request's own.
+	a, _ := r.complete(ids(100, 1), "X-Request-Id", "my-own-id")
+	if a.header.Get("X-Request-Id") != "my-own-id" {
+		t.Errorf("id %q", a.header.Get("X-Request-Id"))
+	}
+	one, err := r.Admin.Decision(t.Context(), a.header.Get("X-Dynctl-Decision"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := r.Admin.Decision(t.Context(), "my-own-id")
+	if err != nil || gjson.GetBytes(one, "id").String() != gjson.GetBytes(two, "id").String() || !json.Valid(one) {
+		t.Errorf("%s %s %v", one, two, err)
+	}
+	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
+		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
+	}
 }
 
 func TestAcceptanceLeastLoaded(t *testing.T) {

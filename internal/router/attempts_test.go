@@ -103,11 +103,16 @@ func TestRealFailuresCount(t *testing.T) {
 	}
 }
 
-// TestFailuresOfARank: what an engine refuses because of the request, or for lack of
+// failuresOfARank: what an engine refuses because of the request, or for lack of
 // room, is no failure of its rank; what it breaks is.
-func TestFailuresOfARank(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(*settings.Config) {})
+func failuresOfARank(t *testing.T, r *rig, p *tap) {
+	failures := func() uint64 {
+		fleet, err := r.Admin.Workers(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fleet.Workers[0].Ranks[0].Failures
+	}
 	for _, c := range []struct {
 		status   int
 		failures uint64
@@ -119,14 +124,11 @@ func TestFailuresOfARank(t *testing.T) {
 			}
 			return false
 		})
+		before := failures()
 		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
-		fleet, err := r.Admin.Workers(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
 		legs := uint64(len(r.receipt(a.header.Get("X-Dynctl-Decision")).Legs))
-		if k := fleet.Workers[0].Ranks[0]; legs == 0 || k.Failures != c.failures*legs {
-			t.Errorf("%d, answered %s: %d failures of %d legs", c.status, a, k.Failures, legs)
+		if n := failures() - before; legs == 0 || n != c.failures*legs {
+			t.Errorf("%d, answered %s: %d failures of %d legs", c.status, a, n, legs)
 		}
 	}
 }
@@ -263,11 +265,17 @@ func keyedRig(t *testing.T, fleet, key string) (*rig, *tap) {
 	}), p
 }
 
-// TestDryRunReadsTheRequest: a dry run takes the session and the adapter from the
+// dryRunReadsTheRequest: a dry run takes the session and the adapter from the
 // body, as the request itself does.
-func TestDryRunReadsTheRequest(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.SessionField = "user" })
+func dryRunReadsTheRequest(t *testing.T, r *rig, _ *tap) {
+	r.set(func(c *settings.Config) { c.Routing.SessionField = "user" })
+	counted := func(source string) float64 {
+		return max(0, r.metric(fmt.Sprintf("dynctl_tokenize_total{source=%q}", source)))
+	}
+	before := map[string]float64{}
+	for _, source := range []string{"ids", "engine", "local", "estimate"} {
+		before[source] = counted(source)
+	}
 	body := object{"model": "sim", "prompt": "words", "max_tokens": 2, "user": "ann"}
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, body))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
@@ -282,7 +290,7 @@ func TestDryRunReadsTheRequest(t *testing.T) {
 	if c.Inputs.SessionKey == 0 || dry.Inputs.SessionKey != c.Inputs.SessionKey {
 		t.Errorf("session %d, in the dry run %d", c.Inputs.SessionKey, dry.Inputs.SessionKey)
 	}
-	if n := r.metric(fmt.Sprintf("dynctl_tokenize_total{source=%q}", c.Inputs.ISLSource)); n != 1 {
+	if n := counted(string(c.Inputs.ISLSource)) - before[string(c.Inputs.ISLSource)]; n != 1 {
 		t.Errorf("one prompt and a dry run count as %v prompts", n)
 	}
 }

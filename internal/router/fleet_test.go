@@ -24,11 +24,10 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestNoSeriesOfAWorkerThatLeftMeanwhile: a worker leaves while it answers, and
+// noSeriesOfAWorkerThatLeft: a worker leaves while it answers, and
 // what is counted of that at the end brings none of its series back.
-func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+func noSeriesOfAWorkerThatLeft(t *testing.T, r *rig, p *tap) {
+	before := r.status().Traffic
 	body := encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2})
 	if a := r.send(http.MethodPost, "/v1/completions", body); a.status != http.StatusOK {
 		t.Fatal(a)
@@ -66,7 +65,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 		t.Errorf("the request that ran: %s", a)
 	}
 	r.eventually("the request's end", func() error {
-		if st := r.status(); st.Traffic.Inflight != 0 || st.Traffic.Completed != 2 {
+		if st := r.status(); st.Traffic.Inflight != 0 || st.Traffic.Completed != before.Completed+2 {
 			return fmt.Errorf("%+v", st.Traffic)
 		}
 		return nil
@@ -340,11 +339,9 @@ func TestSnapshotAndRestart(t *testing.T) {
 	})
 }
 
-// TestDrainOfTheRouter: running streams finish, new requests are sent
+// drainOfTheRouter: running streams finish, new requests are sent
 // elsewhere, and a stream that does not finish ends with an error.
-func TestDrainOfTheRouter(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+func drainOfTheRouter(t *testing.T, r *rig, p *tap) {
 	reached, held := make(chan struct{}, 2), make(chan struct{})
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/completions" {

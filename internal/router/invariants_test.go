@@ -155,10 +155,9 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 	}
 }
 
-// TestInvariant02FormsAndQueriesCannotSteer: nor by a form, a query, or a body that an engine
+// invariant02FormsAndQueriesCannotSteer: nor by a form, a query, or a body that an engine
 // would read in another way than the router does, unless the operator lets clients steer.
-func TestInvariant02FormsAndQueriesCannotSteer(t *testing.T) {
-	t.Parallel()
+func invariant02FormsAndQueriesCannotSteer(t *testing.T, r *rig, p *tap) {
 	const multi = "multipart/form-data; boundary=b"
 	part := func(name, value string) string {
 		return "--b\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
@@ -167,7 +166,7 @@ func TestInvariant02FormsAndQueriesCannotSteer(t *testing.T) {
 	const evil, end = `{"kv_transfer_param\u0073":"x","mine":1}`, "--b--\r\n"
 	json := fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":1,"vllm_xargs":%s}`, encode(t, ids(8, 8)), evil)
 	for _, may := range []bool{false, true} {
-		r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.AllowTransferFields = may })
+		r.set(func(c *settings.Config) { c.Routing.AllowTransferFields = may })
 		p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 			if strings.HasPrefix(q.URL.Path, "/v1/audio/") {
 				_, _ = io.WriteString(w, `{"text":"hello"}`)
