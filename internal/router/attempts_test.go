@@ -10,31 +10,30 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestDecisionsAreNumbered: a worker that is ejected between the choice and the
+// decisionsAreNumbered: a worker that is ejected between the choice and the
 // dispatch costs the request another decision, which has a number of its own;
 // what the receipt has of a request is not recorded twice.
-func TestDecisionsAreNumbered(t *testing.T) {
-	t.Parallel()
+func decisionsAreNumbered(t *testing.T, r *rig, _ *tap, hook *onDecision) {
 	var mu sync.Mutex
 	var numbers []int
-	r := startWith(t, loopback.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+	hook.set(func(d *trace.Decision) {
 		mu.Lock()
 		defer mu.Unlock()
 		if numbers = append(numbers, d.Attempt); len(numbers) == 1 {
-			d.Input.DecodePeers[slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.Rank == d.DecodeRank })].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+			eject(d)
 		}
-	}}}, func(c *settings.Config) { c.Retry.Attempts = 1 })
+	})
+	r.set(func(c *settings.Config) { c.Retry.Attempts = 1 })
+	const plans = `dynctl_stage_seconds_count{stage="plan"}`
+	planned := max(0, r.metric(plans))
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "words", "max_tokens": 2}))
 	if a.status != http.StatusOK {
 		t.Fatalf("%s", a)
@@ -53,7 +52,7 @@ func TestDecisionsAreNumbered(t *testing.T) {
 			t.Errorf("a note twice: %q", c.Notes)
 		}
 	}
-	if n := r.metric(`dynctl_stage_seconds_count{stage="plan"}`); n != 1 {
+	if n := r.metric(plans) - planned; n != 1 {
 		t.Errorf("the stages of one request are counted %v times", n)
 	}
 }
@@ -190,18 +189,15 @@ func TestLoneWorkerKeepsTheBudget(t *testing.T) {
 	}
 }
 
-// TestAnswerOutlivesAnEjection: an attempt that sent nothing, since its worker had been
+// answerOutlivesAnEjection: an attempt that sent nothing, since its worker had been
 // ejected, does not take the place of an engine's answer.
-func TestAnswerOutlivesAnEjection(t *testing.T) {
-	t.Parallel()
-	p := &tap{}
+func answerOutlivesAnEjection(t *testing.T, r *rig, p *tap, hook *onDecision) {
 	var first atomic.Value
-	r := startWith(t, loopback.Options{Fleet: "2a:profile=instant", Specs: p.specs(t), Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
-		if first.CompareAndSwap(nil, d.DecodeRank) || d.DecodeRank == "" || d.DecodeRank == first.Load() {
-			return
+	hook.set(func(d *trace.Decision) {
+		if !first.CompareAndSwap(nil, d.DecodeRank) && d.DecodeRank != "" && d.DecodeRank != first.Load() {
+			eject(d)
 		}
-		d.Input.DecodePeers[slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.Rank == d.DecodeRank })].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
-	}}})
+	})
 	p.set(refuseWith(http.StatusTooManyRequests, ""))
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))

@@ -65,13 +65,12 @@ func rawPost(path, body string, header ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(header, ""), body)
 }
 
-// TestClientsThatLeaveTheQueue: a client that hangs up while waiting frees its place
+// clientsThatLeaveTheQueue: a client that hangs up while waiting frees its place
 // at once, and never reaches an engine.
-func TestClientsThatLeaveTheQueue(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
-	})
+func clientsThatLeaveTheQueue(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.Inflight, c.Limits.Queue = 1, 2 })
+	const waits, full = `dynctl_stage_seconds_count{stage="queue"}`, `dynctl_rejections_total{reason="overload"}`
+	waited, refused := max(0, r.metric(waits)), r.metric(full)
 	reached, release := p.blockEngines()
 	defer release()
 	first := make(chan *answer, 1)
@@ -113,24 +112,23 @@ func TestClientsThatLeaveTheQueue(t *testing.T) {
 			t.Errorf("client %d waited %v ms, says its receipt", i, c.QueuedMS)
 		}
 	}
-	if n := r.metric(`dynctl_stage_seconds_count{stage="queue"}`); n != 3 {
+	if n := r.metric(waits) - waited; n != 3 {
 		t.Errorf("%v waits are counted, not 3", n)
 	}
 	if n := len(p.legs()); n != 2 {
 		t.Errorf("the engine got %d requests, 2 clients were there", n)
 	}
-	if n := r.metric(`dynctl_rejections_total{reason="overload"}`); n > 0 {
-		t.Errorf("%v clients count as refused", n)
+	if n := r.metric(full); n != refused {
+		t.Errorf("%v clients count as refused, %v before", n, refused)
 	}
 }
 
-// TestBodyTimeIsNotQueueTime: a body that was sent is not late because its
+// bodyTimeIsNotQueueTime: a body that was sent is not late because its
 // request waited.
-func TestBodyTimeIsNotQueueTime(t *testing.T) {
-	t.Parallel()
+func bodyTimeIsNotQueueTime(t *testing.T, r *rig, p *tap) {
 	const bodyTime = 2 * time.Second // in which the bodies that are sent at once must come
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 4, patience
+	r.set(func(c *settings.Config) {
+		c.Limits.Inflight, c.Limits.Queue = 1, 4
 		c.Timeouts.Body = bodyTime
 	})
 	reached, release := p.blockEngines()
@@ -498,13 +496,10 @@ func (r *rig) unharmed() {
 	r.complete(ids(40, 1))
 }
 
-// TestBodyMemory: the bodies of all requests have one bound; beyond it requests
+// bodyMemory: the bodies of all requests have one bound; beyond it requests
 // are refused with a time to try again, visibly, until there is room.
-func TestBodyMemory(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10
-	})
+func bodyMemory(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10 })
 	reached, release := p.blockEngines()
 	defer release()
 	body := []byte(`{"model":"sim","prompt":"x","max_tokens":2,"padding":"` + strings.Repeat("u", 60<<10) + `"}`)
@@ -578,13 +573,12 @@ func TestBodyMemory(t *testing.T) {
 	}
 }
 
-// TestForeignClientsThatLeave: clients that other people wrote hang up while they
+// foreignClientsThatLeave: clients that other people wrote hang up while they
 // wait in the queue, and give up on a body.
-func TestForeignClientsThatLeave(t *testing.T) {
-	t.Parallel()
+func foreignClientsThatLeave(t *testing.T, r *rig, p *tap) {
 	interpreter := python.With(t, "http.client")
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
+	r.set(func(c *settings.Config) {
+		c.Limits.Inflight, c.Limits.Queue = 1, 2
 		c.Timeouts.Body = 300 * time.Millisecond
 	})
 	reached, release := p.blockEngines()

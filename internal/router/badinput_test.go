@@ -21,11 +21,26 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestBadBodies: whatever a client sends is answered with a clear 4xx that
-// names the fault, and touches no worker.
-func TestBadBodies(t *testing.T) {
+// TestBadConnections: what clients send that is not in order, or not in time.
+func TestBadConnections(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Limits.BodyBytes = 1 << 20 })
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond })
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{{"bodies", badBodies}, {"headers", headerInjection}, {"slow and half closed", slowAndHalfClosedClients}, {"smuggling", smuggling}} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			r.set(func(*settings.Config) {})
+			c.test(t, r.in(t), p)
+		})
+	}
+}
+
+// badBodies: whatever a client sends is answered with a clear 4xx that
+// names the fault, and touches no worker.
+func badBodies(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.BodyBytes = 1 << 20 })
 	deep := strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000)
 	for _, c := range []struct {
 		name, path, body string
@@ -174,11 +189,9 @@ func (r *rig) dial() net.Conn {
 	return c
 }
 
-// TestHeaderInjection: no header of a client breaks out of its line, towards
+// headerInjection: no header of a client breaks out of its line, towards
 // engines, towards the client or in the event log.
-func TestHeaderInjection(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond })
+func headerInjection(t *testing.T, r *rig, p *tap) {
 	body := `{"model":"sim","prompt":"x","max_tokens":1}`
 	raw := func(head string) *http.Response {
 		t.Helper()
@@ -251,13 +264,10 @@ func TestHeaderInjection(t *testing.T) {
 	}
 }
 
-// TestSlowAndHalfClosedClients: a client that writes slowly, reads slowly or
+// slowAndHalfClosedClients: a client that writes slowly, reads slowly or
 // closes one direction costs a bounded time, and nothing afterwards.
-func TestSlowAndHalfClosedClients(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Timeouts.Body, c.Timeouts.Write = 300*time.Millisecond, 300*time.Millisecond
-	})
+func slowAndHalfClosedClients(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
 	head := func(n int) string {
 		return fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", n)
 	}

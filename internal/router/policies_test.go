@@ -146,11 +146,10 @@ func TestSessionsAndSleepers(t *testing.T) {
 	}
 }
 
-// TestBusyThresholds: ranks over a limit get nothing; when all are and no request
+// busyThresholds: ranks over a limit get nothing; when all are and no request
 // may wait, the client is refused with a time to come back.
-func TestBusyThresholds(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) {
+func busyThresholds(t *testing.T, r *rig, p *tap, _ *onDecision) {
+	r.set(func(c *settings.Config) {
 		c.Routing.Busy.PrefillTokens = 100
 		c.Routing.Policy, c.Limits.Queue = "round_robin", 0
 	})
