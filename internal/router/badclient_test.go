@@ -232,15 +232,17 @@ func badBehaviours() []badBehaviour {
 // go would count among those that clients left.
 func quietProbes(c *settings.Config) { c.Health.Interval, c.Health.Scrape = time.Hour, time.Hour }
 
-// badRig is a router that has little patience with bodies, and asks for a token.
-func badRig(t *testing.T, configure ...func(*settings.Config)) *rig {
+// badRig is a router behind a tap that has little patience with bodies, and asks for a token.
+func badRig(t *testing.T) (*rig, *tap) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(badClientToken), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	configure = append([]func(*settings.Config){quietProbes, func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond }}, configure...)
-	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}}, configure...)
+	p := &tap{}
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Specs: p.specs(t), Admin: router.AdminOptions{TokenFile: file}}, quietProbes, func(c *settings.Config) {
+		c.Timeouts.Body = 300 * time.Millisecond
+	})
 	r.eventually("a completion", func() error {
 		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
 		if err == nil && a.status != http.StatusOK {
@@ -248,7 +250,7 @@ func badRig(t *testing.T, configure ...func(*settings.Config)) *rig {
 		}
 		return err
 	})
-	return r
+	return r, p
 }
 
 func (r *rig) dialPlane(plane string) net.Conn {
@@ -348,23 +350,23 @@ func misbehave(c net.Conn, p badPath, b badBehaviour) (status int, err error) {
 // goroutine, descriptor, place or memory behind. Not parallel: it counts those
 // of the process.
 func TestBadClients(t *testing.T) {
-	r := badRig(t)
+	r, p := badRig(t)
 	goroutines, files := r.held()
 	t.Run("all", func(t *testing.T) {
 		var wg sync.WaitGroup
 		defer wg.Wait()
-		for _, p := range badPaths() {
+		for _, path := range badPaths() {
 			for _, b := range badBehaviours() {
-				c := r.dialPlane(p.plane)
+				c := r.dialPlane(path.plane)
 				wg.Go(func() {
-					status, err := misbehave(c, p, b)
+					status, err := misbehave(c, path, b)
 					if err != nil {
-						t.Errorf("%s, %s: %v", p.name, b.name, err)
+						t.Errorf("%s, %s: %v", path.name, b.name, err)
 					}
 					// Chunks that end badly may be noticed as such first; a
 					// client that leaves gets no answer.
-					if answered := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); answered && p.status != 0 && status != p.status {
-						t.Errorf("%s, %s: got %d, want %d", p.name, b.name, status, p.status)
+					if answered := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); answered && path.status != 0 && status != path.status {
+						t.Errorf("%s, %s: got %d, want %d", path.name, b.name, status, path.status)
 					}
 				})
 			}
@@ -387,14 +389,16 @@ func TestBadClients(t *testing.T) {
 	})
 	r.left(goroutines, files)
 	r.unharmed()
+	t.Run("who never read", func(t *testing.T) { clientsThatNeverRead(t, r.in(t), p) })
+	t.Run("at random", func(t *testing.T) { badClientsAtRandom(t, r.in(t)) })
 }
 
-// TestClientsThatNeverRead: a client that sends request after request and reads no
+// clientsThatNeverRead: a client that sends request after request and reads no
 // answer loses the connection, and what the last request held is free. Each
 // answer fits into the buffers of a socket that is not full. Not parallel: it
 // counts goroutines and descriptors of the process.
-func TestClientsThatNeverRead(t *testing.T) {
-	r, p := tappedRig(t, "1a:profile=instant", quietProbes, func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
+func clientsThatNeverRead(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
 	raw := []byte(`{"object":"text_completion","choices":[{"text":"` + strings.Repeat("x", 15<<10) + `"}]}`)
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" {
@@ -432,9 +436,9 @@ func TestClientsThatNeverRead(t *testing.T) {
 	r.unharmed()
 }
 
-// TestBadClientsAtRandom mixes bad clients of every kind with good ones, who
+// badClientsAtRandom mixes bad clients of every kind with good ones, who
 // notice nothing, around a small queue and little memory.
-func TestBadClientsAtRandom(t *testing.T) {
+func badClientsAtRandom(t *testing.T, r *rig) {
 	seed := uint64(0x5eed)
 	if text := os.Getenv("DYNCTL_BAD_CLIENTS"); text != "" {
 		var err error
@@ -444,7 +448,7 @@ func TestBadClientsAtRandom(t *testing.T) {
 	}
 	t.Logf("DYNCTL_BAD_CLIENTS=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	r := badRig(t, func(c *settings.Config) {
+	r.set(func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 4, 300, patience
 		c.Limits.BodyBytes, c.Limits.BodyMemory = 1<<20, 8<<20
 	})

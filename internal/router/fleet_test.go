@@ -11,13 +11,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -78,52 +75,6 @@ func noSeriesOfAWorkerThatLeft(t *testing.T, r *rig, p *tap) {
 		if strings.Contains(line, series) {
 			t.Errorf("after its end: %s", line)
 		}
-	}
-}
-
-// TestModelsAliasesAndLoRA: several models behind one router, each on its own
-// workers, under its own names.
-func TestModelsAliasesAndLoRA(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,model=red+2a:profile=instant,model=blue,loras=navy|sky", func(c *settings.Config) {
-		c.Aliases = []settings.Alias{{Name: "gpt-x", Model: "red"}}
-	})
-	ask := func(model string) *answer {
-		return r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(64, 1), "max_tokens": 2}))
-	}
-	for model, on := range map[string]string{"red": "decode-0", "gpt-x": "decode-0", "blue": "aggregated", "navy": "aggregated"} {
-		p.reset()
-		if a := ask(model); a.status != 200 || !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), on) {
-			t.Errorf("%s: %s on %s", model, a, a.header.Get("X-Dynctl-Worker"))
-		}
-		for _, l := range p.legs() {
-			if m := gjson.GetBytes(l.body, "model").String(); model == "gpt-x" && m != "red" {
-				t.Errorf("the alias went to the engine as %q", m)
-			}
-		}
-	}
-	ask("green").refused(t, http.StatusNotFound, "model_not_found")
-	var names []string
-	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
-		names = append(names, m.String())
-	}
-	slices.Sort(names)
-	if got := strings.Join(names, " "); got != "blue gpt-x navy red sky" {
-		t.Errorf("models: %s", got)
-	}
-	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || gjson.GetBytes(a.body, "id").String() != "navy" {
-		t.Errorf("%s", a)
-	}
-	r.send(http.MethodGet, "/v1/models/nobody", nil).refused(t, http.StatusNotFound, "model_not_found")
-	// An adapter's blocks are its own: the base model's cache is no use to it.
-	r.synced()
-	c := r.receipt(ask("blue").header.Get("X-Dynctl-Decision"))
-	if c.Predicted.CachedTokens == 0 {
-		t.Error("the base model finds nothing of its own prompt")
-	}
-	c = r.receipt(ask("sky").header.Get("X-Dynctl-Decision"))
-	if c.Predicted.CachedTokens != 0 {
-		t.Errorf("an adapter is promised %d tokens of another one's cache", c.Predicted.CachedTokens)
 	}
 }
 
