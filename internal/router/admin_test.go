@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/loopback"
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -292,69 +290,4 @@ func TestRoleByLabel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("after a reload", func(name string) string { return cases[name].after })
-}
-
-// TestAdminAuth: with a token nothing but the probes answers without it, and
-// without a token no web page can change anything.
-func TestAdminAuth(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("a-long-enough-token-42\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}})
-	get := func(path, token string) int {
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if token != "" {
-			q.Header.Set("Authorization", token)
-		}
-		resp, err := r.Client.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, resp.Body)
-		resp.Body.Close()
-		return resp.StatusCode
-	}
-	for _, path := range []string{"/admin/v1/status", "/admin/v1/config", "/metrics", "/debug/pprof/cmdline", "/admin/v1/decisions/x"} {
-		for _, token := range []string{"", "a-long-enough-token-42", "Bearer wrong", "Bearer a-long-enough-token-42x", "bearer"} {
-			if got := get(path, token); got != http.StatusUnauthorized {
-				t.Errorf("%s with %q: %d", path, token, got)
-			}
-		}
-	}
-	if get("/admin/v1/status", "Bearer a-long-enough-token-42") != 200 || get("/healthz", "") != 200 {
-		t.Error("the right token, or a probe without one, is refused")
-	}
-	c, err := admin.NewClient(r.AdminURL, admin.Options{TokenFile: file})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := c.Status(t.Context()); err != nil {
-		t.Error(err)
-	}
-
-	open := start(t, "1a:profile=instant")
-	for _, h := range []string{"Origin", "Sec-Fetch-Site"} {
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, open.AdminURL+"/admin/v1/drain", strings.NewReader("{}"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		q.Header.Set(h, "http://evil.example")
-		resp, err := open.Client.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusForbidden {
-			t.Errorf("a web page drained the router: %d", resp.StatusCode)
-		}
-	}
-	if open.status().State == "draining" {
-		t.Error("drained")
-	}
 }

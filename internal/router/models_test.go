@@ -250,35 +250,6 @@ func defaultModel(t *testing.T, r *rig, p *tap) {
 	}
 }
 
-// TestDefaultModelOfAKey: a key counts for the model that really serves, whatever the client
-// calls it.
-func TestDefaultModelOfAKey(t *testing.T) {
-	path := keysFile(t)
-	putKeys(t, path, "name: red, models: [red, gpt-9, claude-3]", otherSecret, "name: pattern, models: [claude-*]", userSecret)
-	r := start(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue", func(c *settings.Config) {
-		c.Keys.File, c.Routing.DefaultModel = path, "blue"
-		c.Aliases = []settings.Alias{{Name: "claude-*", Model: "blue"}}
-	})
-	for _, c := range []struct {
-		secret string
-		body   object
-		status int
-	}{
-		{otherSecret, object{"model": "red"}, 200},
-		{otherSecret, object{"model": "gpt-9"}, 403}, // the key has the name, but blue would serve it
-		{otherSecret, object{"model": "claude-3"}, 403},
-		{otherSecret, object{}, 403},
-		{userSecret, object{"model": "claude-3"}, 200}, // an alias counts by its own name
-		{userSecret, object{"model": "gpt-9"}, 403},
-		{userSecret, object{}, 403},
-	} {
-		c.body["prompt"], c.body["max_tokens"] = "hello", 1
-		if a := r.send(http.MethodPost, "/v1/completions", encode(t, c.body), bearer(c.secret)...); a.status != c.status {
-			t.Errorf("%v: %s, want %d", c.body, a, c.status)
-		}
-	}
-}
-
 // TestPairsServeOneModel: two models, each with a prefill and a decode worker. Whichever
 // worker drains or fails, each client gets the answer of its own model.
 func TestPairsServeOneModel(t *testing.T) {
