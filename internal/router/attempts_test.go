@@ -57,51 +57,6 @@ func decisionsAreNumbered(t *testing.T, r *rig, _ *tap, hook *onDecision) {
 	}
 }
 
-// TestSuspectsThatComeBackCostNoAttempt: with one pair whose legs suspect each
-// other, the engines are asked as often as there are attempts.
-func TestSuspectsThatComeBackCostNoAttempt(t *testing.T) {
-	t.Parallel()
-	const attempts = 3
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) {
-		c.Retry = settings.Retry{Attempts: attempts, Budget: 1}
-		c.Routing.PrefillFallback = "error"
-	})
-	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, "decode") {
-			return false
-		}
-		w.WriteHeader(http.StatusInternalServerError)
-		return true
-	})
-	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 3), "max_tokens": 2}))
-	if n := len(p.legsOf("decode")); n != attempts {
-		t.Errorf("%d attempts, want %d: %s %q", n, attempts, a, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
-	}
-}
-
-// TestRealFailuresCount: while one engine alone has broken on a request, nothing says
-// that the request is at fault, and the failure counts.
-func TestRealFailuresCount(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "5a:profile=instant", func(c *settings.Config) {
-		c.Routing.Policy, c.Retry = "round_robin", settings.Retry{Attempts: 1, Budget: 1}
-	})
-	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path == "/v1/completions" {
-			w.WriteHeader(http.StatusInternalServerError)
-			return true
-		}
-		return false
-	})
-	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
-	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); a.status < 500 || len(c.Legs) != 1 || strings.Contains(strings.Join(c.Notes, "\n"), "counts against none") {
-		t.Errorf("%s: %d legs, %q", a, len(c.Legs), c.Notes)
-	}
-	if n := len(r.events("request_blamed")); n != 0 {
-		t.Errorf("%d events blame the request", n)
-	}
-}
-
 // failuresOfARank: what an engine refuses because of the request, or for lack of
 // room, is no failure of its rank; what it breaks is.
 func failuresOfARank(t *testing.T, r *rig, p *tap) {
@@ -148,17 +103,80 @@ func refuseWith(status int, prefix string) func(string, http.ResponseWriter, *ht
 
 const engineWords = `{"error":{"message":"the engine's own words"}}`
 
-// TestEnginesOwnAnswer: where no other attempt did better the client gets what the engine
-// said, also where nobody else could be asked; and what was not asked is no retry.
-func TestEnginesOwnAnswer(t *testing.T) {
+// healAll ends the ejections of all engines.
+func (r *rig) healAll() {
+	for _, e := range r.Sim.Engines() {
+		r.Router.Heal(e.Name())
+	}
+}
+
+// TestRefusals: what clients get where engines refuse or break, and no other is left.
+func TestRefusals(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ fleet, refuses string }{{"1a", "aggregated"}, {"1p1d", "decode"}, {"2a", "aggregated"}} {
+	r, p := tappedRig(t, "1a:profile=instant,model=1a+1p1d:profile=instant,model=1p1d+2a:profile=instant,model=2a")
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{
+		{"a lone worker keeps the budget", loneWorkerKeepsTheBudget}, // the first: no retry is granted yet
+		{"suspects cost no attempt", suspectsThatComeBackCostNoAttempt},
+		{"the engine's own answer", enginesOwnAnswer},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			p.reset()
+			r.set(func(*settings.Config) {})
+			r.healAll()
+			c.test(t, r.in(t), p)
+		})
+	}
+}
+
+// loneWorkerKeepsTheBudget: a worker that refuses everything and has nobody beside it
+// takes nothing of the budget for retries that others need.
+func loneWorkerKeepsTheBudget(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Retry.Budget = 0 })
+	p.set(refuseWith(http.StatusTooManyRequests, ""))
+	for i := range 20 { // 10 retries are granted in any case
+		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "1a", "prompt": ids(100, i), "max_tokens": 2}))
+		if notes := r.receipt(a.header.Get("X-Dynctl-Decision")).Notes; strings.Contains(strings.Join(notes, ""), "budget") {
+			t.Fatalf("request %d: %q", i, notes)
+		}
+	}
+}
+
+// suspectsThatComeBackCostNoAttempt: with one pair whose legs suspect each
+// other, the engines are asked as often as there are attempts.
+func suspectsThatComeBackCostNoAttempt(t *testing.T, r *rig, p *tap) {
+	const attempts = 3
+	r.set(func(c *settings.Config) {
+		c.Retry = settings.Retry{Attempts: attempts, Budget: 1}
+		c.Routing.PrefillFallback = "error"
+	})
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, "decode") {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "1p1d", "prompt": ids(200, 3), "max_tokens": 2}))
+	if n := len(p.legsOf("decode")); n != attempts {
+		t.Errorf("%d attempts, want %d: %s %q", n, attempts, a, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
+	}
+}
+
+// enginesOwnAnswer: where no other attempt did better the client gets what the engine
+// said, also where nobody else could be asked; and what was not asked is no retry.
+func enginesOwnAnswer(t *testing.T, r *rig, p *tap) {
+	for n, c := range []struct{ model, refuses string }{{"1a", "aggregated"}, {"1p1d", "decode"}, {"2a", "aggregated"}} {
 		for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInternalServerError} {
-			t.Run(fmt.Sprint(c.fleet, " ", status), func(t *testing.T) {
-				t.Parallel()
-				r, p := tappedRig(t, c.fleet+":profile=instant")
+			t.Run(fmt.Sprint(c.model, " ", status), func(t *testing.T) {
+				r := r.in(t)
+				r.healAll()
+				before := r.status().Traffic.Retries
 				p.set(refuseWith(status, c.refuses))
-				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.model, "prompt": ids(100, 1000*n+status), "max_tokens": 2}))
 				got := r.receipt(a.header.Get("X-Dynctl-Decision"))
 				if a.status != status || string(a.body) != engineWords || a.header.Get("Retry-After") != "7" || got.Outcome.Status != status {
 					t.Errorf("%s, Retry-After %q; the receipt has %d, notes %q", a, a.header.Get("Retry-After"), got.Outcome.Status, got.Notes)
@@ -167,24 +185,10 @@ func TestEnginesOwnAnswer(t *testing.T) {
 				for _, l := range got.Legs {
 					attempts[l.Attempt] = true
 				}
-				if n := r.status().Traffic.Retries; int(n) != len(attempts)-1 {
+				if n := r.status().Traffic.Retries - before; int(n) != len(attempts)-1 {
 					t.Errorf("%d attempts sent a leg, and %d retries are counted", len(attempts), n)
 				}
 			})
-		}
-	}
-}
-
-// TestLoneWorkerKeepsTheBudget: a worker that refuses everything and has nobody beside it
-// takes nothing of the budget for retries that others need.
-func TestLoneWorkerKeepsTheBudget(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Retry.Budget = 0 })
-	p.set(refuseWith(http.StatusTooManyRequests, ""))
-	for i := range 20 { // 10 retries are granted in any case
-		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
-		if notes := r.receipt(a.header.Get("X-Dynctl-Decision")).Notes; strings.Contains(strings.Join(notes, ""), "budget") {
-			t.Fatalf("request %d: %q", i, notes)
 		}
 	}
 }
@@ -212,53 +216,62 @@ func answerOutlivesAnEjection(t *testing.T, r *rig, p *tap, hook *onDecision) {
 // makes of a client's own key is the client's.
 func TestWorkerRefusesTheRoutersKey(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ fleet, refuses string }{{"2a", "aggregated-0"}, {"2p2d", "decode-0"}, {"2p2d", "prefill-0"}} {
-		for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden} {
-			t.Run(fmt.Sprint(c.fleet, " ", c.refuses, " ", status), func(t *testing.T) {
-				t.Parallel()
-				r, p := keyedRig(t, c.fleet, "key")
-				p.set(refuseWith(status, c.refuses))
-				for i := range 20 {
-					if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
-						t.Fatalf("request %d: %s", i, a)
-					}
-				}
-				if e := r.events("outlier_ejected"); len(e) != 1 || e[0].Worker != c.refuses {
-					t.Errorf("ejections %+v", e)
-				}
-				if e := r.events("worker_failing"); len(e) == 0 || e[0].Worker != c.refuses || !strings.Contains(e[0].Text, "refuses the router's key") {
-					t.Errorf("events %+v", e)
-				}
-			})
-		}
-	}
-	for _, c := range []struct {
-		key    string
-		status int
-		text   string
-	}{{"key", http.StatusBadGateway, "aggregated-0: it refuses the router's key"}, {"", http.StatusUnauthorized, engineWords}} {
-		r, p := keyedRig(t, "1a", c.key)
-		p.set(refuseWith(http.StatusUnauthorized, ""))
-		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2})); a.status != c.status || !strings.Contains(string(a.body), c.text) {
-			t.Errorf("with the key %q: %s", c.key, a)
-		}
-	}
-}
-
-// keyedRig runs a fleet behind taps whose workers have a key.
-func keyedRig(t *testing.T, fleet, key string) (*rig, *tap) {
-	t.Helper()
 	p := &tap{}
 	specs := p.specs(t)
-	return startWith(t, loopback.Options{Fleet: fleet + ":profile=instant", Specs: func(in []workers.Spec) []workers.Spec {
+	fleet := "2a:profile=instant,model=a401+2a:profile=instant,model=a403"
+	for _, model := range []string{"d401", "d403", "p401", "p403"} {
+		fleet += "+2p2d:profile=instant,model=" + model
+	}
+	fleet += "+1a:profile=instant,model=keyed+1a:profile=instant,model=open"
+	r := startWith(t, loopback.Options{Fleet: fleet, Specs: func(in []workers.Spec) []workers.Spec {
 		in = specs(in)
 		for i := range in {
-			in[i].APIKey = key
+			if in[i].Name != "aggregated-5" {
+				in[i].APIKey = "key"
+			}
 		}
 		return in
 	}}, func(c *settings.Config) {
 		c.Routing.Policy, c.Routing.Threshold.Tokens, c.Retry.Budget = "round_robin", 1, 1
-	}), p
+	})
+	for _, c := range []struct {
+		model, refuses string
+		status         int
+	}{
+		{"a401", "aggregated-0", http.StatusUnauthorized},
+		{"a403", "aggregated-2", http.StatusForbidden},
+		{"d401", "decode-0", http.StatusUnauthorized},
+		{"d403", "decode-2", http.StatusForbidden},
+		{"p401", "prefill-4", http.StatusUnauthorized},
+		{"p403", "prefill-6", http.StatusForbidden},
+	} {
+		t.Run(c.model, func(t *testing.T) {
+			r := r.in(t)
+			ejected, failing := len(r.events("outlier_ejected")), len(r.events("worker_failing"))
+			p.set(refuseWith(c.status, c.refuses))
+			for i := range 20 {
+				if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.model, "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
+					t.Fatalf("request %d: %s", i, a)
+				}
+			}
+			if e := r.events("outlier_ejected")[ejected:]; len(e) != 1 || e[0].Worker != c.refuses {
+				t.Errorf("ejections %+v", e)
+			}
+			if e := r.events("worker_failing")[failing:]; len(e) == 0 || e[0].Worker != c.refuses || !strings.Contains(e[0].Text, "refuses the router's key") {
+				t.Errorf("events %+v", e)
+			}
+		})
+	}
+	for _, c := range []struct {
+		model  string
+		status int
+		text   string
+	}{{"keyed", http.StatusBadGateway, "aggregated-4: it refuses the router's key"}, {"open", http.StatusUnauthorized, engineWords}} {
+		p.set(refuseWith(http.StatusUnauthorized, ""))
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.model, "prompt": ids(100, 1), "max_tokens": 2})); a.status != c.status || !strings.Contains(string(a.body), c.text) {
+			t.Errorf("with the model %q: %s", c.model, a)
+		}
+	}
 }
 
 // dryRunReadsTheRequest: a dry run takes the session and the adapter from the
