@@ -1,66 +1,62 @@
 package router_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"net"
 	"net/http"
-	"net/url"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
-	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // accepted names every item of the acceptance list for disaggregated prefill
 // and the restated tests of conditional routing, with the tests that prove it.
 // A test is a function of this package, or package:function.
 var accepted = []struct{ item, what, tests string }{
-	{"A1", "the prefill body, with min_tokens made safe", "TestAcceptancePrefillBody disagg:TestA1PrefillBody"},
+	{"A1", "the prefill body, with min_tokens made safe", "disagg:TestA1PrefillBody"},
 	{"A2", "the decode body is the client's but for the transfer parameters", "TestInvariant03BytesInBytesOut"},
 	{"A3", "a failed prefill never reaches decode", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
 	{"A4", "missing parameters: error or counted fallback", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
 	{"A5", "503 with codes of their own for no prefill and no decode worker", "TestAcceptanceNoWorkers"},
-	{"A6", "round robin of prefill, independent of decode", "TestAcceptanceRoundRobin"},
-	{"A7", "Authorization and traceparent on both legs", "TestAcceptanceHeadersOnBothLegs"},
-	{"A8", "IPv6 and https URLs", "TestAcceptanceIPv6 upstream:TestTLSAndIPv6"},
+	{"A6", "round robin of prefill, independent of decode", "selector:TestRoundRobinPhasesAreIndependent TestTurnsOfRoundRobin"},
+	{"A7", "Authorization and traceparent on both legs", "TestInvariant03BytesInBytesOut"},
+	{"A8", "IPv6 and https URLs", "TestFleetByAdminAPI upstream:TestTLSAndIPv6"},
 	{"A9", "the stream begins before decode ends", "TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut"},
 	{"A10", "a long stream is not cut", "TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut upstream:TestNoTotalTimeout"},
 	{"A11", "disconnect cancels both legs within a bound", "TestInvariant08CancelReachesEveryone"},
 	{"A12", "embeddings and rerank are never split", "TestEndpoints"},
-	{"A13", "sleeping and unhealthy workers are left out", "TestAcceptanceSleepingAndUnhealthy"},
-	{"A14", "only workers of the model", "TestModelsAliasesAndLoRA"},
+	{"A13", "sleeping and unhealthy workers are left out", "TestSessionsAndSleepers"},
+	{"A14", "only workers of the model", "TestPairsServeOneModel"},
 	{"A15", "metrics and spans of each leg", "TestAcceptanceLegMetrics telemetry:TestSpansFollowTheClientsTrace"},
-	{"1", "a prompt of 400 characters counts 100", "TestAcceptanceEstimates"},
-	{"2", "500 ids count 500", "TestAcceptanceEstimates"},
-	{"3", "two messages of 800 and 1200 characters count 500", "TestAcceptanceEstimates"},
-	{"4", "parts: 400 characters and an image count 100", "TestAcceptanceEstimates"},
-	{"5", "an empty body counts 0", "TestAcceptanceEstimates"},
-	{"6", "threshold 0 is always remote", "decide:TestPath TestAcceptanceThresholds"},
-	{"7", "5000 at 4096 is remote", "decide:TestPath TestAcceptanceThresholds"},
-	{"8", "100 at 4096 is local", "decide:TestPath TestAcceptanceThresholds"},
-	{"9", "the threshold itself is remote", "decide:TestPath TestAcceptanceThresholds"},
-	{"10", "a negative threshold is always remote", "decide:TestPath TestAcceptanceThresholds"},
-	{"11", "three prefill workers in two full cycles", "TestAcceptanceRoundRobin"},
-	{"12", "two decode workers alternate", "TestAcceptanceRoundRobin"},
-	{"13", "a single worker is always chosen", "TestAcceptanceRoundRobin"},
+	{"1", "a prompt of 400 characters counts 100", "api:TestEstimateTokens"},
+	{"2", "500 ids count 500", "api:TestEstimateTokens"},
+	{"3", "two messages of 800 and 1200 characters count 500", "api:TestEstimateTokens"},
+	{"4", "parts: 400 characters and an image count 100", "api:TestEstimateTokens"},
+	{"5", "an empty body counts 0", "api:TestEstimateTokens"},
+	{"6", "threshold 0 is always remote", "decide:TestPath"},
+	{"7", "5000 at 4096 is remote", "decide:TestPath"},
+	{"8", "100 at 4096 is local", "decide:TestPath"},
+	{"9", "the threshold itself is remote", "decide:TestPath"},
+	{"10", "a negative threshold is always remote", "decide:TestPath"},
+	{"11", "three prefill workers in two full cycles", "selector:TestRoundRobinSortedCycles"},
+	{"12", "two decode workers alternate", "selector:TestRoundRobinPhasesAreIndependent"},
+	{"13", "a single worker is always chosen", "selector:TestRoundRobinPhasesAreIndependent"},
 	{"14", "no prefill worker is an error of its own", "TestAcceptanceNoWorkers"},
 	{"15", "no decode worker is an error of its own", "TestAcceptanceNoWorkers"},
-	{"16", "prefill rotates in its pool", "TestAcceptanceRoundRobin"},
-	{"17", "decode rotates in its pool", "TestAcceptanceRoundRobin"},
-	{"18", "threshold 0 with one of each is always both", "TestAcceptanceThresholds"},
+	{"16", "prefill rotates in its pool", "selector:TestRoundRobinSortedCycles TestTurnsOfRoundRobin"},
+	{"17", "decode rotates in its pool", "selector:TestRoundRobinSpreadsEvenly TestTurnsOfRoundRobin"},
+	{"18", "threshold 0 with one of each is always both", "decide:TestPath TestAcceptanceLegMetrics"},
 	{"19", "the least loaded is chosen", "TestAcceptanceLeastLoaded"},
 	{"20", "without a figure: round robin", "TestAcceptanceLeastLoaded"},
 	{"21", "round robin looks at no figures", "TestAcceptanceLeastLoaded"},
@@ -69,7 +65,7 @@ var accepted = []struct{ item, what, tests string }{
 	{"24", "registry: that decoder's spec", "TestAcceptanceDecoderSpecs"},
 	{"25", "the registry's values are copies", "TestAcceptanceDecoderSpecs disagg:TestLMCacheSpec"},
 	{"26", "unknown decoder: the static spec", "disagg:TestLMCacheSpec"},
-	{"27", "2P4D round robin spreads evenly", "TestAcceptanceRoundRobin"},
+	{"27", "2P4D round robin spreads evenly", "selector:TestRoundRobinSpreadsEvenly"},
 	{"28", "the spec is that of the decoder chosen", "TestAcceptanceDecoderSpecs"},
 }
 
@@ -118,44 +114,6 @@ func TestAcceptanceListIsProven(t *testing.T) {
 	}
 }
 
-func TestAcceptancePrefillBody(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant")
-	r.post("/v1/completions", object{
-		"model": "sim", "prompt": ids(100, 1), "max_tokens": 9, "min_tokens": 5, "stream": true,
-		"stream_options": object{"include_usage": true}, "custom": object{"kept": true}, "seed": 3,
-	})
-	pre, dec := p.legsOf("prefill"), p.legsOf("decode")
-	if len(pre) != 1 || len(dec) != 1 {
-		t.Fatalf("%d and %d legs", len(pre), len(dec))
-	}
-	b := gjson.ParseBytes(pre[0].body)
-	if b.Get("max_tokens").Int() != 1 || b.Get("stream").Bool() || b.Get("stream_options").Exists() || b.Get("min_tokens").Int() > 1 ||
-		!b.Get("kv_transfer_params.do_remote_decode").Bool() || b.Get("kv_transfer_params.do_remote_prefill").Bool() ||
-		!b.Get("custom.kept").Bool() || b.Get("seed").Int() != 3 || b.Get("max_completion_tokens").Exists() {
-		t.Errorf("prefill body: %s", pre[0].body)
-	}
-	b = gjson.ParseBytes(dec[0].body)
-	if b.Get("max_tokens").Int() != 9 || b.Get("min_tokens").Int() != 5 || !b.Get("stream").Bool() || !b.Get("stream_options.include_usage").Bool() {
-		t.Errorf("decode body: %s", dec[0].body)
-	}
-	// Without max_tokens the decode leg gets none either; the newer name alone
-	// is capped under its own name.
-	for _, key := range []string{"", "max_completion_tokens"} {
-		p.reset()
-		q := object{"model": "sim", "messages": []object{{"role": "user", "content": strings.Repeat("word ", 100)}}, "stop": []string{" the"}}
-		if key != "" {
-			q[key] = 7
-		}
-		r.post("/v1/chat/completions", q)
-		pre, dec := gjson.ParseBytes(p.legsOf("prefill")[0].body), gjson.ParseBytes(p.legsOf("decode")[0].body)
-		if key == "" && (pre.Get("max_tokens").Int() != 1 || dec.Get("max_tokens").Exists()) ||
-			key != "" && (pre.Get(key).Int() != 1 || dec.Get(key).Int() != 7 || dec.Get("max_tokens").Exists()) {
-			t.Errorf("%q: prefill %s, decode %s", key, pre, dec)
-		}
-	}
-}
-
 func TestAcceptanceNoWorkers(t *testing.T) {
 	t.Parallel()
 	body := []byte(`{"model":"sim","prompt":"x"}`)
@@ -179,117 +137,13 @@ func (r *rig) drainWorker(name string) {
 	}
 }
 
-func TestAcceptanceRoundRobin(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		fleet           string
-		prefill, decode int
-		n               int
-	}{{"3p2d:profile=instant", 3, 2, 12}, {"1p1d:profile=instant", 1, 1, 4}, {"2p4d:profile=instant", 2, 4, 16}} {
-		t.Run(c.fleet, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, c.fleet, func(c *settings.Config) { c.Routing.Policy = "round_robin" })
-			count := map[string]int{}
-			var first [2]int
-			for i := range c.n {
-				a, _ := r.complete(ids(40, i))
-				var p, d int
-				if _, err := fmt.Sscanf(a.header.Get("X-Dynctl-Prefill-Worker")+" "+a.header.Get("X-Dynctl-Worker"), "prefill-%d/dp0 decode-%d/dp0", &p, &d); err != nil {
-					t.Fatal(err)
-				}
-				if i == 0 {
-					first = [2]int{p, d}
-				}
-				if p != (first[0]+i)%c.prefill || d != (first[1]+i)%c.decode {
-					t.Errorf("request %d went to prefill-%d and decode-%d", i, p, d)
-				}
-				count[fmt.Sprint("p", p)]++
-				count[fmt.Sprint("d", d)]++
-			}
-			for i := range c.prefill {
-				if n := count[fmt.Sprint("p", i)]; n != c.n/c.prefill {
-					t.Errorf("prefill-%d got %d of %d", i, n, c.n)
-				}
-			}
-		})
-	}
-}
-
-func TestAcceptanceHeadersOnBothLegs(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant")
-	r.complete(ids(100, 1), "Authorization", "Bearer tenant", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Tenant", "t1")
-	legs := p.legs()
-	if len(legs) != 2 {
-		t.Fatalf("%d legs", len(legs))
-	}
-	for _, l := range legs {
-		if l.header.Get("Authorization") != "Bearer tenant" || !strings.HasPrefix(l.header.Get("Traceparent"), "00-0af7651916cd43dd8448eb211c80319c-") || l.header.Get("X-Tenant") != "t1" {
-			t.Errorf("%s got %v", l.engine, l.header)
-		}
-	}
-}
-
-func TestAcceptanceIPv6(t *testing.T) {
-	t.Parallel()
-	ln, err := net.Listen("tcp", "[::1]:0")
-	if err != nil {
-		t.Skipf("no IPv6 here: %v", err)
-	}
-	target := start(t, "1a:profile=instant")
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	proxy := &http.Server{Handler: proxyTo(target.Sim.Engine(0).Worker().URL, transport), ReadHeaderTimeout: 10 * time.Second, ErrorLog: quietLog}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = proxy.Serve(ln) }() // ends with Close
-	t.Cleanup(func() { proxy.Close(); <-done })
-	u := &url.URL{Scheme: "http", Host: ln.Addr().String()}
-	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
-		return []workers.Spec{{Name: "six", URL: u, Role: workers.Aggregated, EventsOff: true, Origin: "test"}}
-	}})
-	r.eventually("the worker", func() error {
-		if w := r.worker("six"); !w.Usable {
-			return fmt.Errorf("%s", w.Reason)
-		}
-		return nil
-	})
-	if a, _ := r.complete(ids(20, 1)); a.header.Get("X-Dynctl-Worker") != "six/dp0" {
-		t.Errorf("%v", a.header)
-	}
-}
-
-func TestAcceptanceSleepingAndUnhealthy(t *testing.T) {
-	t.Parallel()
-	r := start(t, "3a:profile=instant", func(c *settings.Config) { c.Routing.Policy = "round_robin" })
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named("aggregated-0").URL()+"/sleep", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := r.Client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	if err := r.Sim.Named("aggregated-1").SetFaults(fault.Set{Hang: true}); err != nil {
-		t.Fatal(err)
-	}
-	r.eventually("the probes to see it", func() error {
-		a, b := r.worker("aggregated-0"), r.worker("aggregated-1")
-		if a.Usable || b.Usable {
-			return fmt.Errorf("%s and %s", a.Health, b.Health)
-		}
-		return nil
-	})
-	for i := range 6 {
-		if a, _ := r.complete(ids(20, i)); a.header.Get("X-Dynctl-Worker") != "aggregated-2/dp0" {
-			t.Errorf("went to %s", a.header.Get("X-Dynctl-Worker"))
-		}
-	}
-}
-
+// TestAcceptanceLegMetrics: both legs of a request are in the metrics and in its receipt.
 func TestAcceptanceLegMetrics(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant")
+	rec := recorded{ended: make(chan struct{})}
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
+	close(rec.ended)
+	r := startWith(t, loopback.Options{Fleet: "1p1d:profile=instant", Recording: &rec})
 	for i := range 3 {
 		r.complete(ids(100, i))
 	}
@@ -308,66 +162,28 @@ func TestAcceptanceLegMetrics(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-func TestAcceptanceEstimates(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1a:profile=instant,events=off", func(c *settings.Config) { c.Tokens.Tokenizer = "estimate" })
-	a := func(n int) string { return strings.Repeat("a", n) }
-	user := func(c any) object { return object{"role": "user", "content": c} }
-	for name, c := range map[string]struct {
-		endpoint string
-		body     object
-		want     int
-	}{
-		"1":              {"/v1/completions", object{"prompt": a(400)}, 100},
-		"2":              {"/v1/completions", object{"prompt": ids(500, 1)}, 500},
-		"3":              {"/v1/chat/completions", object{"messages": []object{user(a(800)), user(a(1200))}}, 500},
-		"4":              {"/v1/chat/completions", object{"messages": []object{user([]object{{"type": "text", "text": a(400)}, {"type": "image_url", "image_url": object{"url": "http://x/y"}}})}}, 100},
-		"3 characters":   {"/v1/completions", object{"prompt": a(3)}, 0},
-		"4 characters":   {"/v1/completions", object{"prompt": a(4)}, 1},
-		"7 characters":   {"/v1/completions", object{"prompt": a(7)}, 1},
-		"code points":    {"/v1/completions", object{"prompt": "日本語テスト文字"}, 2},
-		"emoji":          {"/v1/completions", object{"prompt": strings.Repeat("😀", 8)}, 2},
-		"several texts":  {"/v1/completions", object{"prompt": []string{a(40), a(40)}}, 20},
-		"null, messages": {"/v1/chat/completions", object{"prompt": nil, "messages": []object{user(a(80))}}, 20},
-		"several lists":  {"/v1/completions", object{"prompt": [][]int{ids(30, 1), ids(30, 2)}}, 60},
-	} {
-		c.body["model"] = "sim"
-		got, err := r.Admin.Route(t.Context(), routeOf(t, c.endpoint, c.body))
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		if isl := gjson.GetBytes(got.Receipt, "inputs.isl_tokens").Int(); isl != int64(c.want) {
-			t.Errorf("%s: %d tokens, want %d", name, isl, c.want)
-		}
+	// A recording that ended as it should is no trouble.
+	if n := r.metric("dynctl_recording_failed"); n != 0 {
+		t.Errorf("dynctl_recording_failed is %v", n)
 	}
-	// 5: nothing to count is no prompt; the engine says what it thinks of it.
-	if a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim"}`)); a.status != 400 {
-		t.Errorf("%s", a)
+	if st := r.status(); st.State != "ready" || st.Recorder == nil || len(r.events("recording_failed")) != 0 {
+		t.Errorf("recorder %+v, state %s %q", st.Recorder, st.State, st.Reasons)
 	}
-}
-
-func TestAcceptanceThresholds(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1p1d:profile=instant,events=off", func(c *settings.Config) { c.Tokens.Tokenizer, c.Routing.ThresholdOn = "estimate", "isl" })
-	for _, c := range []struct {
-		threshold, chars int
-		want             string
-	}{
-		{0, 20, "remote"}, {0, 100_000, "remote"}, {4096, 20_000, "remote"}, {4096, 400, "local"},
-		{1000, 4000, "remote"}, {1000, 3999, "local"}, {1000, 4003, "remote"}, {-5, 20, "remote"},
-	} {
-		cfg := r.Config
-		cfg.Routing.Threshold.Tokens = c.threshold
-		if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-			t.Fatal(err)
-		}
-		a := r.post("/v1/completions", object{"model": "sim", "prompt": strings.Repeat("word ", c.chars/5+1)[:c.chars], "max_tokens": 1})
-		if got := a.header.Get("X-Dynctl-Path"); got != c.want {
-			t.Errorf("%d characters at %d went %s, want %s", c.chars, c.threshold, got, c.want)
-		}
+	// Every answer's decision is found by its id and by the request's own.
+	a, _ := r.complete(ids(100, 1), "X-Request-Id", "my-own-id")
+	if a.header.Get("X-Request-Id") != "my-own-id" {
+		t.Errorf("id %q", a.header.Get("X-Request-Id"))
+	}
+	one, err := r.Admin.Decision(t.Context(), a.header.Get("X-Dynctl-Decision"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := r.Admin.Decision(t.Context(), "my-own-id")
+	if err != nil || gjson.GetBytes(one, "id").String() != gjson.GetBytes(two, "id").String() || !json.Valid(one) {
+		t.Errorf("%s %s %v", one, two, err)
+	}
+	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
+		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
 	}
 }
 
@@ -438,8 +254,8 @@ func TestAcceptanceLeastLoaded(t *testing.T) {
 
 func TestAcceptanceDecoderSpecs(t *testing.T) {
 	t.Parallel()
-	p := &tap{}
-	r := startWith(t, loopback.Options{Fleet: "1p2d:profile=instant,connector=lmcache", Specs: p.specs(t)}, func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
+	r, p := tappedRig(t, "1p2d:profile=instant,connector=lmcache", func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
+	carries(t, r)
 	spec := func(b []byte) gjson.Result { return gjson.GetBytes(b, "kv_transfer_params.disagg_spec") }
 	own := map[string]int64{}
 	for i := range 4 {

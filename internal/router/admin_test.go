@@ -2,10 +2,8 @@ package router_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,10 +18,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/loopback"
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -94,33 +89,10 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 	}
 }
 
-// TestPhaseOfTheDecodeRank: the ranks of a fleet without prefill workers are
-// ranked for the whole request, as a simulation does.
-func TestPhaseOfTheDecodeRank(t *testing.T) {
-	t.Parallel()
-	for fleet, want := range map[string]selector.Phase{"2a:profile=instant": selector.Aggregated, "1p2d:profile=instant": selector.Decode} {
-		var mu sync.Mutex
-		var got []selector.Phase
-		r := startWith(t, loopback.Options{Fleet: fleet, Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
-			mu.Lock()
-			defer mu.Unlock()
-			got = append(got, d.Input.DecodePhase().Phase)
-		}}})
-		r.complete(ids(100, 1))
-		r.complete(ids(100, 2))
-		mu.Lock()
-		if !slices.Equal(got, []selector.Phase{want, want}) {
-			t.Errorf("%s: phases %q, want %q", fleet, got, want)
-		}
-		mu.Unlock()
-	}
-}
-
-// TestModelListIsAskedForOnce: clients who ask for the models at the same time
+// modelListIsAskedForOnce: clients who ask for the models at the same time
 // share one question to the fleet, and none of them has to wait for it.
-func TestModelListIsAskedForOnce(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+func modelListIsAskedForOnce(t *testing.T, r *rig, p *tap) {
+	before := r.status().Traffic
 	asked, release := make(chan struct{}, 8), make(chan struct{})
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/models" && q.Header.Get("User-Agent") != "dynctl" { // which the probes are
@@ -147,7 +119,7 @@ func TestModelListIsAskedForOnce(t *testing.T) {
 	gone := ask(hasty)
 	others := []chan result{ask(t.Context()), ask(t.Context())}
 	r.eventually("all to be in", func() error {
-		if st, err := r.Admin.Status(t.Context()); err != nil || st.Traffic.Requests < 4 {
+		if st, err := r.Admin.Status(t.Context()); err != nil || st.Traffic.Requests < before.Requests+4 {
 			return fmt.Errorf("%d requests, %w", st.Traffic.Requests, err)
 		}
 		return nil
@@ -157,7 +129,7 @@ func TestModelListIsAskedForOnce(t *testing.T) {
 		t.Errorf("the client who left: %v", g.err)
 	}
 	r.eventually("the books of the client who left to be closed", func() error {
-		if st, err := r.Admin.Status(t.Context()); err != nil || st.Traffic.Cancelled != 1 {
+		if st, err := r.Admin.Status(t.Context()); err != nil || st.Traffic.Cancelled != before.Cancelled+1 {
 			return fmt.Errorf("%d cancelled, %w", st.Traffic.Cancelled, err)
 		}
 		return nil
@@ -221,29 +193,9 @@ func TestStatusShowsTheRecorder(t *testing.T) {
 	})
 }
 
-// TestNoRecordingIsNoTrouble: a router that records nothing, or whose recording
-// ended as it should, says nothing of failures.
-func TestNoRecordingIsNoTrouble(t *testing.T) {
-	t.Parallel()
-	rec := recorded{ended: make(chan struct{})}
-	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
-	close(rec.ended)
-	for want, o := range map[float64]loopback.Options{-1: {Fleet: "1a:profile=instant"}, 0: {Fleet: "1a:profile=instant", Recording: &rec}} {
-		r := startWith(t, o)
-		if got := r.metric("dynctl_recording_failed"); got != want {
-			t.Errorf("dynctl_recording_failed is %v, want %v", got, want)
-		}
-		if st := r.status(); st.State != "ready" || (st.Recorder == nil) != (o.Recording == nil) || len(r.events("recording_failed")) != 0 {
-			t.Errorf("recorder %+v, state %s %q", st.Recorder, st.State, st.Reasons)
-		}
-	}
-}
-
-// TestUnknownFiguresAreNull: what nothing has been seen of yet is null, and a
+// unknownFiguresAreNull: what nothing has been seen of yet is null, and a
 // number once there was something.
-func TestUnknownFiguresAreNull(t *testing.T) {
-	t.Parallel()
-	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant"})
+func unknownFiguresAreNull(t *testing.T, r *rig, _ *tap) {
 	figures := map[string]string{
 		"/admin/v1/status":      "index.hit_share",
 		"/admin/v1/index/stats": "totals.hit_share",
@@ -338,90 +290,4 @@ func TestRoleByLabel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("after a reload", func(name string) string { return cases[name].after })
-}
-
-// TestAdminAuth: with a token nothing but the probes answers without it, and
-// without a token no web page can change anything.
-func TestAdminAuth(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("a-long-enough-token-42\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}})
-	get := func(path, token string) int {
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if token != "" {
-			q.Header.Set("Authorization", token)
-		}
-		resp, err := r.Client.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, resp.Body)
-		resp.Body.Close()
-		return resp.StatusCode
-	}
-	for _, path := range []string{"/admin/v1/status", "/admin/v1/config", "/metrics", "/debug/pprof/cmdline", "/admin/v1/decisions/x"} {
-		for _, token := range []string{"", "a-long-enough-token-42", "Bearer wrong", "Bearer a-long-enough-token-42x", "bearer"} {
-			if got := get(path, token); got != http.StatusUnauthorized {
-				t.Errorf("%s with %q: %d", path, token, got)
-			}
-		}
-	}
-	if get("/admin/v1/status", "Bearer a-long-enough-token-42") != 200 || get("/healthz", "") != 200 {
-		t.Error("the right token, or a probe without one, is refused")
-	}
-	c, err := admin.NewClient(r.AdminURL, admin.Options{TokenFile: file})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if _, err := c.Status(t.Context()); err != nil {
-		t.Error(err)
-	}
-
-	open := start(t, "1a:profile=instant")
-	for _, h := range []string{"Origin", "Sec-Fetch-Site"} {
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, open.AdminURL+"/admin/v1/drain", strings.NewReader("{}"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		q.Header.Set(h, "http://evil.example")
-		resp, err := open.Client.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusForbidden {
-			t.Errorf("a web page drained the router: %d", resp.StatusCode)
-		}
-	}
-	if open.status().State == "draining" {
-		t.Error("drained")
-	}
-}
-
-// TestReceiptsAreFoundByBothIDs: every answer's decision is found by its id and by the request's own.
-func TestReceiptsAreFoundByBothIDs(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1p1d:profile=instant")
-	a, _ := r.complete(ids(100, 1), "X-Request-Id", "my-own-id")
-	if a.header.Get("X-Request-Id") != "my-own-id" {
-		t.Errorf("id %q", a.header.Get("X-Request-Id"))
-	}
-	one, err := r.Admin.Decision(t.Context(), a.header.Get("X-Dynctl-Decision"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	two, err := r.Admin.Decision(t.Context(), "my-own-id")
-	if err != nil || gjson.GetBytes(one, "id").String() != gjson.GetBytes(two, "id").String() || !json.Valid(one) {
-		t.Errorf("%s %s %v", one, two, err)
-	}
-	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
-		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
-	}
 }

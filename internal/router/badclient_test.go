@@ -65,13 +65,12 @@ func rawPost(path, body string, header ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(header, ""), body)
 }
 
-// TestClientsThatLeaveTheQueue: a client that hangs up while waiting frees its place
+// clientsThatLeaveTheQueue: a client that hangs up while waiting frees its place
 // at once, and never reaches an engine.
-func TestClientsThatLeaveTheQueue(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
-	})
+func clientsThatLeaveTheQueue(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.Inflight, c.Limits.Queue = 1, 2 })
+	const waits, full = `dynctl_stage_seconds_count{stage="queue"}`, `dynctl_rejections_total{reason="overload"}`
+	waited, refused := max(0, r.metric(waits)), r.metric(full)
 	reached, release := p.blockEngines()
 	defer release()
 	first := make(chan *answer, 1)
@@ -113,24 +112,23 @@ func TestClientsThatLeaveTheQueue(t *testing.T) {
 			t.Errorf("client %d waited %v ms, says its receipt", i, c.QueuedMS)
 		}
 	}
-	if n := r.metric(`dynctl_stage_seconds_count{stage="queue"}`); n != 3 {
+	if n := r.metric(waits) - waited; n != 3 {
 		t.Errorf("%v waits are counted, not 3", n)
 	}
 	if n := len(p.legs()); n != 2 {
 		t.Errorf("the engine got %d requests, 2 clients were there", n)
 	}
-	if n := r.metric(`dynctl_rejections_total{reason="overload"}`); n > 0 {
-		t.Errorf("%v clients count as refused", n)
+	if n := r.metric(full); n != refused {
+		t.Errorf("%v clients count as refused, %v before", n, refused)
 	}
 }
 
-// TestBodyTimeIsNotQueueTime: a body that was sent is not late because its
+// bodyTimeIsNotQueueTime: a body that was sent is not late because its
 // request waited.
-func TestBodyTimeIsNotQueueTime(t *testing.T) {
-	t.Parallel()
+func bodyTimeIsNotQueueTime(t *testing.T, r *rig, p *tap) {
 	const bodyTime = 2 * time.Second // in which the bodies that are sent at once must come
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 4, patience
+	r.set(func(c *settings.Config) {
+		c.Limits.Inflight, c.Limits.Queue = 1, 4
 		c.Timeouts.Body = bodyTime
 	})
 	reached, release := p.blockEngines()
@@ -234,15 +232,17 @@ func badBehaviours() []badBehaviour {
 // go would count among those that clients left.
 func quietProbes(c *settings.Config) { c.Health.Interval, c.Health.Scrape = time.Hour, time.Hour }
 
-// badRig is a router that has little patience with bodies, and asks for a token.
-func badRig(t *testing.T, configure ...func(*settings.Config)) *rig {
+// badRig is a router behind a tap that has little patience with bodies, and asks for a token.
+func badRig(t *testing.T) (*rig, *tap) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(badClientToken), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	configure = append([]func(*settings.Config){quietProbes, func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond }}, configure...)
-	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}}, configure...)
+	p := &tap{}
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Specs: p.specs(t), Admin: router.AdminOptions{TokenFile: file}}, quietProbes, func(c *settings.Config) {
+		c.Timeouts.Body = 300 * time.Millisecond
+	})
 	r.eventually("a completion", func() error {
 		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
 		if err == nil && a.status != http.StatusOK {
@@ -250,7 +250,7 @@ func badRig(t *testing.T, configure ...func(*settings.Config)) *rig {
 		}
 		return err
 	})
-	return r
+	return r, p
 }
 
 func (r *rig) dialPlane(plane string) net.Conn {
@@ -350,23 +350,23 @@ func misbehave(c net.Conn, p badPath, b badBehaviour) (status int, err error) {
 // goroutine, descriptor, place or memory behind. Not parallel: it counts those
 // of the process.
 func TestBadClients(t *testing.T) {
-	r := badRig(t)
+	r, p := badRig(t)
 	goroutines, files := r.held()
 	t.Run("all", func(t *testing.T) {
 		var wg sync.WaitGroup
 		defer wg.Wait()
-		for _, p := range badPaths() {
+		for _, path := range badPaths() {
 			for _, b := range badBehaviours() {
-				c := r.dialPlane(p.plane)
+				c := r.dialPlane(path.plane)
 				wg.Go(func() {
-					status, err := misbehave(c, p, b)
+					status, err := misbehave(c, path, b)
 					if err != nil {
-						t.Errorf("%s, %s: %v", p.name, b.name, err)
+						t.Errorf("%s, %s: %v", path.name, b.name, err)
 					}
 					// Chunks that end badly may be noticed as such first; a
 					// client that leaves gets no answer.
-					if answered := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); answered && p.status != 0 && status != p.status {
-						t.Errorf("%s, %s: got %d, want %d", p.name, b.name, status, p.status)
+					if answered := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); answered && path.status != 0 && status != path.status {
+						t.Errorf("%s, %s: got %d, want %d", path.name, b.name, status, path.status)
 					}
 				})
 			}
@@ -389,14 +389,16 @@ func TestBadClients(t *testing.T) {
 	})
 	r.left(goroutines, files)
 	r.unharmed()
+	t.Run("who never read", func(t *testing.T) { clientsThatNeverRead(t, r.in(t), p) })
+	t.Run("at random", func(t *testing.T) { badClientsAtRandom(t, r.in(t)) })
 }
 
-// TestClientsThatNeverRead: a client that sends request after request and reads no
+// clientsThatNeverRead: a client that sends request after request and reads no
 // answer loses the connection, and what the last request held is free. Each
 // answer fits into the buffers of a socket that is not full. Not parallel: it
 // counts goroutines and descriptors of the process.
-func TestClientsThatNeverRead(t *testing.T) {
-	r, p := tappedRig(t, "1a:profile=instant", quietProbes, func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
+func clientsThatNeverRead(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
 	raw := []byte(`{"object":"text_completion","choices":[{"text":"` + strings.Repeat("x", 15<<10) + `"}]}`)
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" {
@@ -434,9 +436,9 @@ func TestClientsThatNeverRead(t *testing.T) {
 	r.unharmed()
 }
 
-// TestBadClientsAtRandom mixes bad clients of every kind with good ones, who
+// badClientsAtRandom mixes bad clients of every kind with good ones, who
 // notice nothing, around a small queue and little memory.
-func TestBadClientsAtRandom(t *testing.T) {
+func badClientsAtRandom(t *testing.T, r *rig) {
 	seed := uint64(0x5eed)
 	if text := os.Getenv("DYNCTL_BAD_CLIENTS"); text != "" {
 		var err error
@@ -446,7 +448,7 @@ func TestBadClientsAtRandom(t *testing.T) {
 	}
 	t.Logf("DYNCTL_BAD_CLIENTS=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	r := badRig(t, func(c *settings.Config) {
+	r.set(func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 4, 300, patience
 		c.Limits.BodyBytes, c.Limits.BodyMemory = 1<<20, 8<<20
 	})
@@ -498,13 +500,10 @@ func (r *rig) unharmed() {
 	r.complete(ids(40, 1))
 }
 
-// TestBodyMemory: the bodies of all requests have one bound; beyond it requests
+// bodyMemory: the bodies of all requests have one bound; beyond it requests
 // are refused with a time to try again, visibly, until there is room.
-func TestBodyMemory(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10
-	})
+func bodyMemory(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10 })
 	reached, release := p.blockEngines()
 	defer release()
 	body := []byte(`{"model":"sim","prompt":"x","max_tokens":2,"padding":"` + strings.Repeat("u", 60<<10) + `"}`)
@@ -578,13 +577,12 @@ func TestBodyMemory(t *testing.T) {
 	}
 }
 
-// TestForeignClientsThatLeave: clients that other people wrote hang up while they
+// foreignClientsThatLeave: clients that other people wrote hang up while they
 // wait in the queue, and give up on a body.
-func TestForeignClientsThatLeave(t *testing.T) {
-	t.Parallel()
+func foreignClientsThatLeave(t *testing.T, r *rig, p *tap) {
 	interpreter := python.With(t, "http.client")
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
+	r.set(func(c *settings.Config) {
+		c.Limits.Inflight, c.Limits.Queue = 1, 2
 		c.Timeouts.Body = 300 * time.Millisecond
 	})
 	reached, release := p.blockEngines()

@@ -3,7 +3,6 @@ package router_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,11 +21,26 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestBadBodies: whatever a client sends is answered with a clear 4xx that
-// names the fault, and touches no worker.
-func TestBadBodies(t *testing.T) {
+// TestBadConnections: what clients send that is not in order, or not in time.
+func TestBadConnections(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Limits.BodyBytes = 1 << 20 })
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond })
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{{"bodies", badBodies}, {"headers", headerInjection}, {"slow and half closed", slowAndHalfClosedClients}, {"smuggling", smuggling}} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			r.set(func(*settings.Config) {})
+			c.test(t, r.in(t), p)
+		})
+	}
+}
+
+// badBodies: whatever a client sends is answered with a clear 4xx that
+// names the fault, and touches no worker.
+func badBodies(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.BodyBytes = 1 << 20 })
 	deep := strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000)
 	for _, c := range []struct {
 		name, path, body string
@@ -175,11 +189,9 @@ func (r *rig) dial() net.Conn {
 	return c
 }
 
-// TestHeaderInjection: no header of a client breaks out of its line, towards
+// headerInjection: no header of a client breaks out of its line, towards
 // engines, towards the client or in the event log.
-func TestHeaderInjection(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond })
+func headerInjection(t *testing.T, r *rig, p *tap) {
 	body := `{"model":"sim","prompt":"x","max_tokens":1}`
 	raw := func(head string) *http.Response {
 		t.Helper()
@@ -252,13 +264,10 @@ func TestHeaderInjection(t *testing.T) {
 	}
 }
 
-// TestSlowAndHalfClosedClients: a client that writes slowly, reads slowly or
+// slowAndHalfClosedClients: a client that writes slowly, reads slowly or
 // closes one direction costs a bounded time, and nothing afterwards.
-func TestSlowAndHalfClosedClients(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Timeouts.Body, c.Timeouts.Write = 300*time.Millisecond, 300*time.Millisecond
-	})
+func slowAndHalfClosedClients(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
 	head := func(n int) string {
 		return fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", n)
 	}
@@ -345,12 +354,12 @@ type garbage struct {
 func TestGarbageEngines(t *testing.T) {
 	t.Parallel()
 	g := newGarbage(t)
-	other := start(t, "1a:profile=instant")
+	other := engineAlone(t)
 	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
 		u, _ := url.Parse("http://" + g.ln.Addr().String())
 		return []workers.Spec{
 			{Name: "garbage", URL: u, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
-			{Name: "good", URL: other.Sim.Engine(0).Worker().URL, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
+			{Name: "good", URL: other.Worker().URL, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
 		}
 	}}, func(c *settings.Config) {
 		c.Routing.AllowHeaders = true
@@ -530,39 +539,4 @@ func (g *garbage) serve(c net.Conn) {
 		}
 		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(page), page)
 	}
-}
-
-// TestClientsThatLeaveDoNotPoisonWorkers: a hundred clients that hang up count
-// against no worker.
-func TestClientsThatLeaveDoNotPoisonWorkers(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:speed=2")
-	var wg sync.WaitGroup
-	for i := range 100 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%20)*time.Millisecond)
-			defer cancel()
-			_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(300, i), "max_tokens": 200, "ignore_eos": true, "stream": i%2 == 0}))
-		}()
-	}
-	wg.Wait()
-	r.eventually("an empty ledger", r.Router.Balanced)
-	for _, w := range []string{"aggregated-0", "aggregated-1"} {
-		if x := r.worker(w); !x.Usable || x.Health != "healthy" {
-			t.Errorf("%s is %s: %s", w, x.Health, x.Reason)
-		}
-	}
-	if n := len(r.events("outlier_ejected")) + len(r.events("worker_failing")); n != 0 {
-		t.Errorf("%d events blame workers for clients that left", n)
-	}
-	r.eventually("idle engines", func() error {
-		for _, w := range []string{"aggregated-0", "aggregated-1"} {
-			if s := r.counters(w); s.Running+s.Waiting != 0 {
-				return fmt.Errorf("%s still works on %d request(s)", w, s.Running+s.Waiting)
-			}
-		}
-		return nil
-	})
 }

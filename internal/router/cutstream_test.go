@@ -28,12 +28,10 @@ func serverSent(text string) (events []string) {
 	return events
 }
 
-// TestStreamThatIsCutAnywhereEndsWithAnError: an engine that dies at any byte of
+// streamIsCutAnywhere: an engine that dies at any byte of
 // its stream leaves the client with the events that had come whole and the
 // router's error, each of which parses.
-func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+func streamIsCutAnywhere(t *testing.T, r *rig, p *tap) {
 	cut := make(chan string, 1)
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if !strings.HasPrefix(q.URL.Path, "/v1/") || q.Method != http.MethodPost {
@@ -62,7 +60,7 @@ func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
 			begin := event("t0")
 			stream := begin + event("t1") + ": ping" + end + end + event("t2")
 			for n := len(begin); n <= len(stream); n++ {
-				r.Router.Heal("a-0")
+				r.Router.Heal("aggregated-0")
 				cut <- stream[:n]
 				a := r.send(http.MethodPost, path, []byte(body))
 				if a.status != 200 || a.err != nil {
@@ -85,6 +83,7 @@ func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
 			}
 		}
 	}
+	r.Router.Heal("aggregated-0")
 	// An event too large to be held back has been begun: an empty line ends it.
 	cut <- "data: {\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\ndata: t1" + strings.Repeat("x", 1<<20)
 	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x","stream":true}`))
@@ -94,10 +93,9 @@ func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
 	}
 }
 
-// TestClientThatLeavesAfterItsAnswer: a client that closes the connection on reading
+// clientLeavesAfterItsAnswer: a client that closes the connection on reading
 // the end of a stream has got all of it, whatever the engine still does with the body.
-func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
-	t.Parallel()
+func clientLeavesAfterItsAnswer(t *testing.T, r *rig, p *tap) {
 	for path, c := range map[string]struct{ body, more, end string }{
 		"/v1/completions": {
 			`{"model":"sim","prompt":"x","stream":true}`,
@@ -112,8 +110,9 @@ func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
 		for _, whole := range []bool{true, false} {
 			for _, mode := range []string{settings.ContinueOff, settings.ContinueExact} {
 				t.Run(fmt.Sprintf("%s/%v/%s", path, whole, mode), func(t *testing.T) {
-					t.Parallel()
-					r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Continue.Mode = mode })
+					r := r.in(t)
+					r.set(func(c *settings.Config) { c.Continue.Mode = mode })
+					before := r.status().Traffic
 					p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 						if q.URL.Path != path || q.Method != http.MethodPost {
 							return false
@@ -158,7 +157,7 @@ func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
 						if !whole {
 							completed, cancelled = 0, 1
 						}
-						if n := s.Traffic; n.Completed != completed || n.Cancelled != cancelled || n.Failed != 0 {
+						if n := s.Traffic; n.Completed-before.Completed != completed || n.Cancelled-before.Cancelled != cancelled || n.Failed != before.Failed {
 							return fmt.Errorf("%+v", n)
 						}
 						return nil
@@ -169,10 +168,8 @@ func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
 	}
 }
 
-// TestHeadHasTheLength: the answer to HEAD says how long that to GET is.
-func TestHeadHasTheLength(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+// headHasTheLength: the answer to HEAD says how long that to GET is.
+func headHasTheLength(t *testing.T, r *rig, p *tap) {
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.Method != http.MethodHead {
 			return false

@@ -18,10 +18,11 @@ import (
 func TestDrainMoves(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2a:speed=4,answers=letters", exact)
-	off := start(t, "2a:profile=instant")
-	if _, err := off.Admin.MoveStreams(t.Context(), off.Sim.Engine(0).Name()); err == nil || !strings.Contains(err.Error(), "continue.mode") {
+	r.set(func(c *settings.Config) { c.Continue.Mode = settings.ContinueOff })
+	if _, err := r.Admin.MoveStreams(t.Context(), r.Sim.Engine(0).Name()); err == nil || !strings.Contains(err.Error(), "continue.mode") {
 		t.Errorf("without continue.mode: %v", err)
 	}
+	r.set(func(*settings.Config) {})
 	body := func(seed any) object {
 		return object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": 150, "ignore_eos": true, "stream": true, "seed": seed}
 	}
@@ -84,6 +85,7 @@ func TestDrainMoves(t *testing.T) {
 	if n := len(r.events("worker_failing")); n != 0 {
 		t.Errorf("%d workers are said to fail", n)
 	}
+	t.Run("what has a place", func(t *testing.T) { drainMovesWhatHasAPlace(t, r.in(t)) })
 }
 
 // events reads so many events of a stream.
@@ -100,12 +102,11 @@ func readEvents(t *testing.T, from io.Reader, n int) []byte {
 	return all
 }
 
-// TestDrainMovesWhatHasAPlace: a stream is taken from its worker only when another one
+// drainMovesWhatHasAPlace: a stream is taken from its worker only when another one
 // takes it at once, and stays well where it is until then.
-func TestDrainMovesWhatHasAPlace(t *testing.T) {
-	t.Parallel()
+func drainMovesWhatHasAPlace(t *testing.T, r *rig) {
 	// A request has one rank to itself, and none waits for one.
-	r := start(t, "2a:speed=4,answers=letters", exact, func(c *settings.Config) {
+	r.set(func(c *settings.Config) {
 		c.Routing.Busy.Requests, c.Limits.Queue, c.Routing.AllowHeaders = 1, 0, true
 	})
 	body := func(n int) []byte {

@@ -18,7 +18,6 @@ func TestEnginesProveReuseTransferAndRestraint(t *testing.T) {
 	t.Parallel()
 	const threshold = 128
 	r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = threshold })
-	oracle := start(t, "1a:profile=instant")
 
 	check := func(prompt []int, wantPath string) *answer {
 		t.Helper()
@@ -26,7 +25,7 @@ func TestEnginesProveReuseTransferAndRestraint(t *testing.T) {
 		if got := a.header.Get("X-Dynctl-Path"); got != wantPath {
 			t.Fatalf("a prompt of %d tokens went %s, want %s", len(prompt), got, wantPath)
 		}
-		if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); text != want {
+		if want := right(prompt); text != want {
 			t.Fatalf("wrong text %q, a single engine says %q", text, want)
 		}
 		r.synced()
@@ -107,4 +106,6 @@ func TestEnginesProveReuseTransferAndRestraint(t *testing.T) {
 	if !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), "decode-") {
 		t.Errorf("went to %q", a.header.Get("X-Dynctl-Worker"))
 	}
+	r.set(func(c *settings.Config) { c.Routing.Threshold.Tokens = 0 })
+	carries(t, r)
 }

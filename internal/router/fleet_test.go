@@ -2,28 +2,29 @@ package router_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
+	"sync"
 	"testing"
-
-	"github.com/tidwall/gjson"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestNoSeriesOfAWorkerThatLeftMeanwhile: a worker leaves while it answers, and
+// noSeriesOfAWorkerThatLeft: a worker leaves while it answers, and
 // what is counted of that at the end brings none of its series back.
-func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+func noSeriesOfAWorkerThatLeft(t *testing.T, r *rig, p *tap) {
+	before := r.status().Traffic
 	body := encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2})
 	if a := r.send(http.MethodPost, "/v1/completions", body); a.status != http.StatusOK {
 		t.Fatal(a)
@@ -61,7 +62,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 		t.Errorf("the request that ran: %s", a)
 	}
 	r.eventually("the request's end", func() error {
-		if st := r.status(); st.Traffic.Inflight != 0 || st.Traffic.Completed != 2 {
+		if st := r.status(); st.Traffic.Inflight != 0 || st.Traffic.Completed != before.Completed+2 {
 			return fmt.Errorf("%+v", st.Traffic)
 		}
 		return nil
@@ -77,58 +78,13 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 	}
 }
 
-// TestModelsAliasesAndLoRA: several models behind one router, each on its own
-// workers, under its own names.
-func TestModelsAliasesAndLoRA(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,model=red+2a:profile=instant,model=blue,loras=navy|sky", func(c *settings.Config) {
-		c.Aliases = []settings.Alias{{Name: "gpt-x", Model: "red"}}
-	})
-	ask := func(model string) *answer {
-		return r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(64, 1), "max_tokens": 2}))
-	}
-	for model, on := range map[string]string{"red": "decode-0", "gpt-x": "decode-0", "blue": "aggregated", "navy": "aggregated"} {
-		p.reset()
-		if a := ask(model); a.status != 200 || !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), on) {
-			t.Errorf("%s: %s on %s", model, a, a.header.Get("X-Dynctl-Worker"))
-		}
-		for _, l := range p.legs() {
-			if m := gjson.GetBytes(l.body, "model").String(); model == "gpt-x" && m != "red" {
-				t.Errorf("the alias went to the engine as %q", m)
-			}
-		}
-	}
-	ask("green").refused(t, http.StatusNotFound, "model_not_found")
-	var names []string
-	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
-		names = append(names, m.String())
-	}
-	slices.Sort(names)
-	if got := strings.Join(names, " "); got != "blue gpt-x navy red sky" {
-		t.Errorf("models: %s", got)
-	}
-	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || gjson.GetBytes(a.body, "id").String() != "navy" {
-		t.Errorf("%s", a)
-	}
-	r.send(http.MethodGet, "/v1/models/nobody", nil).refused(t, http.StatusNotFound, "model_not_found")
-	// An adapter's blocks are its own: the base model's cache is no use to it.
-	r.synced()
-	c := r.receipt(ask("blue").header.Get("X-Dynctl-Decision"))
-	if c.Predicted.CachedTokens == 0 {
-		t.Error("the base model finds nothing of its own prompt")
-	}
-	c = r.receipt(ask("sky").header.Get("X-Dynctl-Decision"))
-	if c.Predicted.CachedTokens != 0 {
-		t.Errorf("an adapter is promised %d tokens of another one's cache", c.Predicted.CachedTokens)
-	}
-}
-
 // TestFleetByAdminAPI: drain, resume, add and remove, with a stream in
 // progress that is not disturbed.
 func TestFleetByAdminAPI(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2a:speed=2")
-	more := start(t, "1a:profile=instant")
+	t.Run("clients that leave count against no worker", func(t *testing.T) { clientsThatLeave(t, r.in(t)) })
+	more := engineAlone(t)
 	ctx := t.Context()
 	resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(30, 1), "max_tokens": 60, "ignore_eos": true, "stream": true}))
 	if err != nil {
@@ -152,11 +108,11 @@ func TestFleetByAdminAPI(t *testing.T) {
 	if w, err := r.Admin.ResumeWorker(ctx, busy); err != nil || !w.Usable {
 		t.Fatalf("%+v %v", w, err)
 	}
-	added, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+	added, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"})
 	if err != nil || added.Name != "newcomer" {
 		t.Fatalf("%+v %v", added, err)
 	}
-	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"}); err == nil {
+	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"}); err == nil {
 		t.Error("the same worker was added twice")
 	}
 	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: "http://127.0.0.1:1,engin=vllm"}); err == nil || !strings.Contains(err.Error(), "engine") {
@@ -187,10 +143,73 @@ func TestFleetByAdminAPI(t *testing.T) {
 	if err := r.Admin.RemoveWorker(ctx, "newcomer"); err != nil {
 		t.Fatal(err)
 	}
+	t.Run("over IPv6", func(t *testing.T) { workerOverIPv6(t, r.in(t), more.Worker().URL) })
 	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`))
 	if a.status != http.StatusServiceUnavailable {
 		t.Errorf("a router without workers answers %s", a)
 	}
+}
+
+// workerOverIPv6: a worker whose address is of IPv6 is probed, and serves.
+func workerOverIPv6(t *testing.T, r *rig, to *url.URL) {
+	ln, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("no IPv6 here: %v", err)
+	}
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	proxy := &http.Server{Handler: proxyTo(to, transport), ReadHeaderTimeout: 10 * time.Second, ErrorLog: quietLog}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = proxy.Serve(ln) }() // ends with Close
+	t.Cleanup(func() { proxy.Close(); <-done })
+	if _, err := r.Admin.AddWorker(t.Context(), admin.AddWorker{Spec: "http://" + ln.Addr().String() + ",name=six,events=none"}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the worker", func() error {
+		if w := r.worker("six"); !w.Usable {
+			return fmt.Errorf("%s", w.Reason)
+		}
+		return nil
+	})
+	if a, _ := r.complete(ids(20, 1)); a.header.Get("X-Dynctl-Worker") != "six/dp0" {
+		t.Errorf("%v", a.header)
+	}
+	if err := r.Admin.RemoveWorker(t.Context(), "six"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clientsThatLeave: a hundred clients that hang up count
+// against no worker.
+func clientsThatLeave(t *testing.T, r *rig) {
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%20)*time.Millisecond)
+			defer cancel()
+			_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(300, i), "max_tokens": 200, "ignore_eos": true, "stream": i%2 == 0}))
+		}()
+	}
+	wg.Wait()
+	r.eventually("an empty ledger", r.Router.Balanced)
+	for _, w := range []string{"aggregated-0", "aggregated-1"} {
+		if x := r.worker(w); !x.Usable || x.Health != "healthy" {
+			t.Errorf("%s is %s: %s", w, x.Health, x.Reason)
+		}
+	}
+	if n := len(r.events("outlier_ejected")) + len(r.events("worker_failing")); n != 0 {
+		t.Errorf("%d events blame workers for clients that left", n)
+	}
+	r.eventually("idle engines", func() error {
+		for _, w := range []string{"aggregated-0", "aggregated-1"} {
+			if s := r.counters(w); s.Running+s.Waiting != 0 {
+				return fmt.Errorf("%s still works on %d request(s)", w, s.Running+s.Waiting)
+			}
+		}
+		return nil
+	})
 }
 
 // TestSnapshotAndRestart: a router that comes back knows at once what the
@@ -271,11 +290,9 @@ func TestSnapshotAndRestart(t *testing.T) {
 	})
 }
 
-// TestDrainOfTheRouter: running streams finish, new requests are sent
+// drainOfTheRouter: running streams finish, new requests are sent
 // elsewhere, and a stream that does not finish ends with an error.
-func TestDrainOfTheRouter(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+func drainOfTheRouter(t *testing.T, r *rig, p *tap) {
 	reached, held := make(chan struct{}, 2), make(chan struct{})
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/completions" {

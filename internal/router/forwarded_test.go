@@ -10,15 +10,14 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestForwardedHeaders: engines learn of the hops before the router from the
+// forwardedHeaders: engines learn of the hops before the router from the
 // router and from proxies that it trusts, never from a client.
-func TestForwardedHeaders(t *testing.T) {
-	t.Parallel()
+func forwardedHeaders(t *testing.T, r *rig, p *tap) {
 	said := []string{
 		"X-Forwarded-For", "203.0.113.9", "X-Forwarded-For", "198.51.100.7", "X-Forwarded-Proto", "https", "X-Forwarded-Host", "api.example",
 		"X-Forwarded-Port", "443", "X-Forwarded-Prefix", "/llm", "X-Real-Ip", "203.0.113.9", "Forwarded", "for=203.0.113.9;proto=https",
 	}
-	for _, c := range []struct {
+	for i, c := range []struct {
 		name    string
 		trusted []string
 		header  []string
@@ -34,9 +33,10 @@ func TestForwardedHeaders(t *testing.T) {
 		{"trusted by its address, says nothing", []string{"127.0.0.1"}, nil, map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Proto": "http", "X-Forwarded-Host": "HOST"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant", func(k *settings.Config) { k.TrustedProxies = c.trusted })
-			r.complete(ids(100, 1), c.header...)
+			r := r.in(t)
+			r.set(func(k *settings.Config) { k.TrustedProxies = c.trusted })
+			p.reset()
+			r.complete(ids(100, 600+i), c.header...)
 			legs := p.legs()
 			if len(legs) != 2 {
 				t.Fatalf("%d legs", len(legs))

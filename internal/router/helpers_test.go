@@ -22,11 +22,14 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -88,6 +91,19 @@ func startCold(t *testing.T, o loopback.Options, configure ...func(*settings.Con
 	})
 	return &rig{g, t}
 }
+
+// set changes the configuration from what the router was started with.
+func (r *rig) set(change func(*settings.Config)) {
+	r.t.Helper()
+	c := r.Config
+	change(&c)
+	if err := r.Router.Settings().Reload(c, nil); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// in is the rig for a subtest.
+func (r *rig) in(t *testing.T) *rig { return &rig{r.Rig, t} }
 
 func waitCtx(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -242,15 +258,63 @@ func (r *rig) complete(prompt []int, header ...string) (*answer, string) {
 	return a, a.completion(r.t).Choices[0].Text
 }
 
-// direct asks an engine itself.
-func direct(t *testing.T, base string, prompt []int) string {
+// right is what an engine alone says to the prompt of complete.
+func right(prompt []int) string {
+	oracle.Lock()
+	defer oracle.Unlock()
+	if oracle.engine == nil {
+		f, err := sim.ParseFleet("1a:profile=instant")
+		if err != nil {
+			panic(err) // the fleet is ours
+		}
+		oracle.words = vocab.New()
+		oracle.engine = reference.New(f.Groups[0], oracle.words)
+	}
+	tokens := make([]uint32, len(prompt))
+	for i, id := range prompt {
+		tokens[i] = uint32(id)
+	}
+	text := ""
+	for _, id := range oracle.engine.Answer(tokens, 12, true).Tokens {
+		text += oracle.words.Text(id)
+	}
+	return text
+}
+
+var oracle struct {
+	sync.Mutex
+	engine *reference.Engine
+	words  *vocab.Vocab
+}
+
+// engineAlone starts an engine that no router knows yet.
+func engineAlone(t *testing.T) *sim.Engine {
 	t.Helper()
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+"/v1/completions",
-		bytes.NewReader(encode(t, object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true})))
+	f, err := sim.ParseFleet("1a:profile=instant")
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, err := sim.Start(context.Background(), f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := running.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return running.Engine(0)
+}
+
+// askEngine has an engine itself answer a request.
+func askEngine(t *testing.T, base, path string, body object) *answer {
+	t.Helper()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+path, bytes.NewReader(encode(t, body)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	q.Close = true
+	q.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(q)
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +324,13 @@ func direct(t *testing.T, base string, prompt []int) string {
 	if err != nil || resp.StatusCode != 200 {
 		t.Fatalf("%d %s %v", resp.StatusCode, b, err)
 	}
-	a := answer{body: b}
+	return &answer{resp.StatusCode, resp.Header, b, nil}
+}
+
+// direct is complete at an engine itself.
+func direct(t *testing.T, base string, prompt []int) string {
+	t.Helper()
+	a := askEngine(t, base, "/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true})
 	return a.completion(t).Choices[0].Text
 }
 

@@ -106,10 +106,10 @@ const steering = `"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_
 // header of a client reaches an engine, on no path and on no endpoint.
 func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,model=vllm+1p1d:profile=instant,engine=sglang,model=sglang", func(c *settings.Config) { c.Routing.Threshold.Tokens = 64 })
 	for _, engine := range []string{"vllm", "sglang"} {
 		t.Run(engine, func(t *testing.T) {
-			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant,engine="+engine, func(c *settings.Config) { c.Routing.Threshold.Tokens = 64 })
+			r := r.in(t)
 			for _, n := range []int{16, 200} {
 				for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 					p.reset()
@@ -118,7 +118,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 						prompt = fmt.Sprintf(`"messages":[{"role":"user","content":%q}]`, strings.Repeat("one two three four five ", n/5))
 					}
 					// The escaped twin would be a duplicate, which is refused as such.
-					body := strings.Replace(`{`+steering+`"model":"sim","max_tokens":3,`+prompt+`}`, `"kv_transfer_param\u0073":{"do_remote_prefill":true,"remote_host":"10.9.9.9"},`, "", 1)
+					body := strings.Replace(`{`+steering+`"model":"`+engine+`","max_tokens":3,`+prompt+`}`, `"kv_transfer_param\u0073":{"do_remote_prefill":true,"remote_host":"10.9.9.9"},`, "", 1)
 					a := r.send(http.MethodPost, path, []byte(body),
 						"X-Dynctl-Worker", "decode-9", "X-Dynctl-Path", "local", "X-data-parallel-rank", "7", "X-Dynctl-Prefill-Worker", "nobody", "Endpoint-Load-Metrics-Format", "TEXT", "X-Dynctl-Hop", "evil")
 					if a.status != 200 {
@@ -149,16 +149,15 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 				}
 			}
 			// Twice the same member, in whatever spelling, is no way around.
-			a := r.send(http.MethodPost, "/v1/completions", []byte(`{`+steering+`"model":"sim","prompt":"x"}`))
+			a := r.send(http.MethodPost, "/v1/completions", []byte(`{`+steering+`"model":"`+engine+`","prompt":"x"}`))
 			a.refused(t, http.StatusBadRequest, "duplicate_key")
 		})
 	}
 }
 
-// TestInvariant02FormsAndQueriesCannotSteer: nor by a form, a query, or a body that an engine
+// invariant02FormsAndQueriesCannotSteer: nor by a form, a query, or a body that an engine
 // would read in another way than the router does, unless the operator lets clients steer.
-func TestInvariant02FormsAndQueriesCannotSteer(t *testing.T) {
-	t.Parallel()
+func invariant02FormsAndQueriesCannotSteer(t *testing.T, r *rig, p *tap) {
 	const multi = "multipart/form-data; boundary=b"
 	part := func(name, value string) string {
 		return "--b\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
@@ -167,7 +166,7 @@ func TestInvariant02FormsAndQueriesCannotSteer(t *testing.T) {
 	const evil, end = `{"kv_transfer_param\u0073":"x","mine":1}`, "--b--\r\n"
 	json := fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":1,"vllm_xargs":%s}`, encode(t, ids(8, 8)), evil)
 	for _, may := range []bool{false, true} {
-		r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.AllowTransferFields = may })
+		r.set(func(c *settings.Config) { c.Routing.AllowTransferFields = may })
 		p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 			if strings.HasPrefix(q.URL.Path, "/v1/audio/") {
 				_, _ = io.WriteString(w, `{"text":"hello"}`)
@@ -224,7 +223,7 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 			name := c.name
 			p.reset()
 			body := odd(c.prompt, stream)
-			a := r.send(http.MethodPost, "/v1/completions", []byte(body), "X-Custom", "kept as it is", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+			a := r.send(http.MethodPost, "/v1/completions", []byte(body), "X-Custom", "kept as it is", "Authorization", "Bearer tenant", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 			if a.status != 200 || a.header.Get("X-Dynctl-Path") != name {
 				t.Fatalf("%s: %s %v", name, a, a.header)
 			}
@@ -251,7 +250,7 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 				t.Errorf("%s, stream %v: answer %q, the engine said %q", name, stream, a.body, legs[0].answer)
 			}
 			for _, l := range p.legs() {
-				if l.header.Get("X-Custom") != "kept as it is" || l.header.Get("Traceparent") == "" {
+				if l.header.Get("X-Custom") != "kept as it is" || l.header.Get("Authorization") != "Bearer tenant" || !strings.HasPrefix(l.header.Get("Traceparent"), "00-0af7651916cd43dd8448eb211c80319c-") {
 					t.Errorf("%s lost a header: %v", l.engine, l.header)
 				}
 				if l.header.Get("X-Request-Id") != a.header.Get("X-Request-Id") {
@@ -277,6 +276,9 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 	if a.status != http.StatusAccepted || !bytes.Equal(a.body, strange) || len(a.header.Values("X-Engine")) != 2 {
 		t.Errorf("%s %v", a, a.header)
 	}
+	p.set(nil)
+	t.Run("forwarded headers", func(t *testing.T) { forwardedHeaders(t, r.in(t), p) })
+	t.Run("legs are bounded", func(t *testing.T) { legsAreBounded(t, r.in(t), p) })
 }
 
 // brokenPrefills are answers of a prefill worker that must not lead to a decode leg.
@@ -364,15 +366,15 @@ func edit(b []byte, path string, v any) []byte {
 // prefill engines died or hung on the request.
 func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []string{"error", "local"} {
+	r, p := tappedRig(t, "2p1d:profile=instant", func(c *settings.Config) {
+		c.Timeouts.Prefill = time.Minute
+		c.Retry = settings.Retry{Attempts: 4, Budget: 1}
+	})
+	for n, policy := range []string{"error", "local"} {
 		t.Run(policy, func(t *testing.T) {
-			t.Parallel()
-			r, p := tappedRig(t, "2p1d:profile=instant", func(c *settings.Config) {
-				c.Routing.PrefillFallback, c.Routing.MissingParams = policy, policy
-				c.Timeouts.Prefill = time.Minute
-				c.Retry = settings.Retry{Attempts: 4, Budget: 1}
-			})
-			oracle := start(t, "1a:profile=instant")
+			r := r.in(t)
+			r.Config.Routing.PrefillFallback, r.Config.Routing.MissingParams = policy, policy
+			r.set(func(*settings.Config) {})
 			var broken atomic.Value // name of the engine, "" for none, "*" for all
 			var how atomic.Pointer[func(http.ResponseWriter, *http.Request, []byte)]
 			broken.Store("")
@@ -404,8 +406,8 @@ func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 					}
 				}
 				within(300 * time.Millisecond)
-				prompt := ids(150, 31*i+7)
-				want := direct(t, oracle.Sim.Engine(0).URL(), prompt)
+				prompt := ids(150, 31*i+7+10000*n)
+				want := right(prompt)
 				body := encode(t, object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true})
 
 				// Both prefill workers are broken in this way.
@@ -469,7 +471,7 @@ func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 					r.heal()
 					broken.Store(bad)
 					p.reset()
-					a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(150, 5000+31*i), "max_tokens": 12, "ignore_eos": true}))
+					a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(150, 5000+31*i+10000*n), "max_tokens": 12, "ignore_eos": true}))
 					if a.status != 200 || a.header.Get("X-Dynctl-Path") != "remote" || strings.HasPrefix(a.header.Get("X-Dynctl-Prefill-Worker"), bad) {
 						t.Errorf("%s on %s: %s %v", c.name, bad, a, a.header)
 					}
@@ -678,15 +680,16 @@ func TestInvariant11SameDecisionTwice(t *testing.T) {
 		draw                          uint64
 		overlap                       int
 	}
-	for _, policy := range []string{"kv", "round_robin", "random", "session"} {
+	routers := [2]*rig{}
+	for i := range routers {
+		routers[i] = start(t, "2p2d:profile=instant,kv_blocks=256", func(c *settings.Config) { c.Routing.Seed, c.Routing.Threshold.Tokens = 4711, 100 })
+	}
+	for n, policy := range []string{"kv", "round_robin", "random", "session"} {
 		t.Run(policy, func(t *testing.T) {
-			t.Parallel()
-			run := func() (steps []step) {
-				r := start(t, "2p2d:profile=instant,kv_blocks=256", func(c *settings.Config) {
-					c.Routing.Policy, c.Routing.Seed, c.Routing.Threshold.Tokens = policy, 4711, 100
-				})
+			run := func(r *rig) (steps []step) {
+				r.set(func(c *settings.Config) { c.Routing.Policy = policy })
 				for i := range 24 {
-					prompt := append(ids(96, i%4), ids(32+i%3*64, i)...)
+					prompt := append(ids(96, 50*n+i%4), ids(32+i%3*64, 50*n+i)...)
 					before, err := r.Admin.Route(t.Context(), adminRoute(prompt, "s"+fmt.Sprint(i%3)))
 					if err != nil {
 						t.Fatal(err)
@@ -703,7 +706,7 @@ func TestInvariant11SameDecisionTwice(t *testing.T) {
 				}
 				return steps
 			}
-			one, two := run(), run()
+			one, two := run(routers[0].in(t)), run(routers[1].in(t))
 			if d := cmp.Diff(one, two, cmp.AllowUnexported(step{})); d != "" {
 				t.Errorf("the second run decided otherwise (-first +second):\n%s", d)
 			}

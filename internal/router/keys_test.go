@@ -5,12 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +23,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/settings"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // The keys of tests: what is shown, and the file of their hashes.
@@ -66,7 +64,7 @@ func bearer(secret string) []string { return []string{"Authorization", "Bearer "
 // TestAPIKeys: which key may do what at the data plane, and with what the others are refused.
 func TestAPIKeys(t *testing.T) {
 	path := keysFile(t)
-	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Keys.File = path })
+	r := start(t, "1a:profile=instant+1a:profile=instant,model=blue", func(c *settings.Config) { c.Keys.File = path })
 	body := encode(t, object{"model": "sim", "prompt": ids(40, 1), "max_tokens": 4})
 	ask := func(header ...string) *answer { return r.send(http.MethodPost, "/v1/completions", body, header...) }
 
@@ -137,19 +135,22 @@ func TestAPIKeys(t *testing.T) {
 		t.Errorf("no key where none is required: %s", a)
 	}
 	ask(bearer(userSecret)...).refused(t, 401, "unauthorized")
+	t.Run("models of a key", func(t *testing.T) { modelsOfAKey(t, r.in(t), path) })
+	t.Run("the default model of a key", func(t *testing.T) { defaultModelOfAKey(t, r.in(t), path) })
 }
 
-// TestModelsOfAKey: a key for some models is shown no others.
-func TestModelsOfAKey(t *testing.T) {
-	path := keysFile(t)
+// modelsOfAKey: a key for some models is shown no others.
+func modelsOfAKey(t *testing.T, r *rig, path string) {
 	putKeys(t, path, "name: some, models: [other]", otherSecret, "name: alias, models: [nice]", userSecret)
-	r := start(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Keys.File = path
-		c.Aliases = []settings.Alias{{Name: "nice", Model: "sim"}}
+	r.set(func(c *settings.Config) {
+		c.Aliases, c.Routing.DefaultModel = []settings.Alias{{Name: "nice", Model: "sim"}}, "sim"
 	})
-	if a := r.send(http.MethodGet, "/v1/models", nil, bearer(otherSecret)...); a.status != 200 || bytes.Contains(a.body, []byte(`"id"`)) {
-		t.Errorf("%s", a)
-	}
+	r.eventually("the keys", func() error {
+		if a := r.send(http.MethodGet, "/v1/models", nil, bearer(otherSecret)...); a.status != 200 || bytes.Contains(a.body, []byte(`"id"`)) {
+			return errors.New(a.String())
+		}
+		return nil
+	})
 	if a := r.send(http.MethodGet, "/v1/models/sim", nil, bearer(otherSecret)...); a.status != 403 {
 		t.Errorf("%s", a)
 	}
@@ -161,29 +162,125 @@ func TestModelsOfAKey(t *testing.T) {
 	r.send(http.MethodPost, "/v1/completions", encode(t, object{"prompt": "x"}), bearer(userSecret)...).refused(t, 403, "forbidden")
 }
 
-// TestRolesOfTheAdminAPI: each route with each role, and the log of who changed
-// what.
-func TestRolesOfTheAdminAPI(t *testing.T) {
-	path := keysFile(t)
-	token := filepath.Join(t.TempDir(), "admin.token")
-	if err := os.WriteFile(token, []byte(adminSecret+"-token"), 0o600); err != nil {
+// defaultModelOfAKey: a key counts for the model that really serves, whatever the client
+// calls it.
+func defaultModelOfAKey(t *testing.T, r *rig, path string) {
+	putKeys(t, path, "name: red, models: [sim, gpt-9, claude-3]", otherSecret, "name: pattern, models: [claude-*]", userSecret)
+	r.set(func(c *settings.Config) {
+		c.Routing.DefaultModel, c.Aliases = "blue", []settings.Alias{{Name: "claude-*", Model: "blue"}}
+	})
+	r.eventually("the keys", func() error {
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "hello", "max_tokens": 1}), bearer(otherSecret)...); a.status != 200 {
+			return errors.New(a.String())
+		}
+		return nil
+	})
+	for _, c := range []struct {
+		secret string
+		body   object
+		status int
+	}{
+		{otherSecret, object{"model": "sim"}, 200},
+		{otherSecret, object{"model": "gpt-9"}, 403}, // the key has the name, but blue would serve it
+		{otherSecret, object{"model": "claude-3"}, 403},
+		{otherSecret, object{}, 403},
+		{userSecret, object{"model": "claude-3"}, 200}, // an alias counts by its own name
+		{userSecret, object{"model": "gpt-9"}, 403},
+		{userSecret, object{}, 403},
+	} {
+		c.body["prompt"], c.body["max_tokens"] = "hello", 1
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, c.body), bearer(c.secret)...); a.status != c.status {
+			t.Errorf("%v: %s, want %d", c.body, a, c.status)
+		}
+	}
+}
+
+// rigToken is the admin token of tests.
+const rigToken = "a-token-of-the-rig-itself"
+
+// tokenFile is a file with a token.
+func tokenFile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(path, []byte(rigToken), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := startCold(t, loopback.Options{Fleet: "2a:profile=instant", Admin: router.AdminOptions{TokenFile: token}}, func(c *settings.Config) {
-		c.Keys.File, c.Keys.Admin = path, true
-	})
+	return path
+}
+
+// locked is a writer that several may use.
+type locked struct {
+	mu *sync.Mutex
+	w  io.Writer
+}
+
+func (l locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// watched is a router whose log, recording and engines are read along with.
+type watched struct {
+	*rig
+	p             *tap
+	mu            sync.Mutex
+	log, recorded bytes.Buffer
+}
+
+// TestWhoSeesWhat: what keys of each role may do and see at the admin API, and that neither
+// keys nor prompts stand where they should not.
+func TestWhoSeesWhat(t *testing.T) {
+	path := keysFile(t)
+	r := &watched{p: &tap{}}
+	r.rig = startCold(t, loopback.Options{
+		Fleet: "2a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)}, Specs: r.p.specs(t),
+		Logger: slog.New(slog.NewJSONHandler(locked{&r.mu, &r.log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Observer: router.Observer{
+			Decision: func(_ time.Time, d *trace.Decision) { fmt.Fprintf(locked{&r.mu, &r.recorded}, "%+v\n", *d) },
+			Outcome: func(c *receipt.Receipt) {
+				_ = json.NewEncoder(locked{&r.mu, &r.recorded}).Encode(c)
+				_ = c.Explain(locked{&r.mu, &r.recorded})
+			},
+		},
+	}, func(c *settings.Config) { c.Keys.File, c.Keys.Admin, c.Index.Preview = path, true, 24 })
 	if err := r.Ready(r.wait()); err != nil {
 		t.Fatal(err)
 	}
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *watched)
+	}{
+		{"words of prompts", indexPreview}, // the first: the index has no other runs yet
+		{"texts of engines", textsByRole},
+		{"roles", rolesOfTheAdminAPI},
+		{"secrets", secretsAreNowhere},
+		{"words without engines", indexPreviewWithoutEngines}, // the last: they die
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all := r.rig
+			defer func() { r.rig = all }()
+			r.rig = all.in(t)
+			for _, e := range r.Sim.Engines() {
+				r.Router.Heal(e.Name())
+			}
+			c.test(t, r)
+		})
+	}
+}
+
+// rolesOfTheAdminAPI: each route with each role, and the log of who changed
+// what.
+func rolesOfTheAdminAPI(t *testing.T, r *watched) {
 	worker := r.Sim.Engines()[0].Name()
-	ask := func(secret, method, path, body string) int {
+	shown := func(authorization, method, path, body string) int {
 		t.Helper()
 		q, err := http.NewRequestWithContext(t.Context(), method, r.AdminURL+path, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if secret != "" {
-			q.Header.Set("Authorization", "Bearer "+secret)
+		if authorization != "" {
+			q.Header.Set("Authorization", authorization)
 		}
 		resp, err := r.Client.Do(q)
 		if err != nil {
@@ -192,6 +289,20 @@ func TestRolesOfTheAdminAPI(t *testing.T) {
 		defer resp.Body.Close()
 		_, _ = io.Copy(io.Discard, resp.Body)
 		return resp.StatusCode
+	}
+	ask := func(secret, method, path, body string) int {
+		t.Helper()
+		if secret != "" {
+			secret = "Bearer " + secret
+		}
+		return shown(secret, method, path, body)
+	}
+	for _, path := range []string{"/admin/v1/status", "/admin/v1/config", "/metrics", "/debug/pprof/cmdline", "/admin/v1/decisions/x"} {
+		for _, h := range []string{"", rigToken, "Bearer wrong", "Bearer " + rigToken + "x", "bearer"} {
+			if got := shown(h, "GET", path, ""); got != http.StatusUnauthorized {
+				t.Errorf("%s with %q: %d", path, h, got)
+			}
+		}
 	}
 	// Roles in rising order; "-" needs none, and "token" is that of the file.
 	const none = "-"
@@ -211,7 +322,7 @@ func TestRolesOfTheAdminAPI(t *testing.T) {
 		{"GET", "/debug/pprof/cmdline", "", "admin"},
 		{"GET", "/healthz", "", none},
 	} {
-		for i, k := range []struct{ role, secret string }{{"", ""}, {"", wrongSecret}, {"use", userSecret}, {"read", readSecret}, {"operate", opsSecret}, {"admin", adminSecret}, {"token", adminSecret + "-token"}} {
+		for i, k := range []struct{ role, secret string }{{"", ""}, {"", wrongSecret}, {"use", userSecret}, {"read", readSecret}, {"operate", opsSecret}, {"admin", adminSecret}, {"token", rigToken}} {
 			got := ask(k.secret, c.method, c.path, c.body)
 			want := 200
 			switch {
@@ -248,17 +359,17 @@ func TestRolesOfTheAdminAPI(t *testing.T) {
 	}
 }
 
-// TestTextsByRole: who only reads is not shown what engines said, which may quote a
+// textsByRole: who only reads is not shown what engines said, which may quote a
 // prompt.
-func TestTextsByRole(t *testing.T) {
-	path := keysFile(t)
-	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)}, Specs: func(specs []workers.Spec) []workers.Spec {
-		specs[0].URL = broken(t, specs[0].URL)
-		return specs
-	}}, func(c *settings.Config) { c.Keys.File, c.Keys.Admin = path, true })
-	if err := r.Ready(r.wait()); err != nil {
-		t.Fatal(err)
-	}
+func textsByRole(t *testing.T, r *watched) {
+	r.p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}
+		return false
+	})
+	defer r.p.set(nil)
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "hello"}), bearer(userSecret)...)
 	id := a.header.Get("X-Dynctl-Decision")
 	for _, c := range []struct {
@@ -284,78 +395,9 @@ func TestTextsByRole(t *testing.T) {
 	}
 }
 
-// tokenFile is a file with a token.
-func tokenFile(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(path, []byte("a-token-of-the-rig-itself"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// broken is a front of an engine that answers completions with 500.
-func broken(t *testing.T, to *url.URL) *url.URL {
-	transport := &http.Transport{}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if q.URL.Path == "/v1/completions" {
-			w.WriteHeader(http.StatusInternalServerError)
-			return
-		}
-		proxyTo(to, transport).ServeHTTP(w, q)
-	}))
-	t.Cleanup(func() { s.CloseClientConnections(); s.Close(); transport.CloseIdleConnections() })
-	u, err := url.Parse(s.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
-}
-
-// locked is a writer that several may use.
-type locked struct {
-	mu *sync.Mutex
-	w  io.Writer
-}
-
-func (l locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
-}
-
-// TestSecretsAreNowhere: keys that were shown, right and wrong ones, are in no log,
+// secretsAreNowhere: keys that were shown, right and wrong ones, are in no log,
 // answer, receipt, event, metric, recording or configuration, and reach no engine.
-func TestSecretsAreNowhere(t *testing.T) {
-	path := keysFile(t)
-	var mu sync.Mutex
-	var log, engines, recorded bytes.Buffer
-	r := startCold(t, loopback.Options{
-		Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)},
-		Logger: slog.New(slog.NewJSONHandler(locked{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Observer: router.Observer{
-			Decision: func(_ time.Time, d *trace.Decision) { fmt.Fprintf(locked{&mu, &recorded}, "%+v\n", *d) },
-			Outcome: func(c *receipt.Receipt) {
-				_ = json.NewEncoder(locked{&mu, &recorded}).Encode(c)
-				_ = c.Explain(locked{&mu, &recorded})
-			},
-		},
-		Specs: func(specs []workers.Spec) []workers.Spec {
-			transport, to := &http.Transport{}, specs[0].URL
-			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-				mu.Lock()
-				_ = q.Header.Write(&engines)
-				mu.Unlock()
-				proxyTo(to, transport).ServeHTTP(w, q)
-			}))
-			t.Cleanup(func() { s.CloseClientConnections(); s.Close(); transport.CloseIdleConnections() })
-			specs[0].URL, _ = url.Parse(s.URL)
-			return specs
-		},
-	}, func(c *settings.Config) { c.Keys.File, c.Keys.Admin = path, true })
-	if err := r.Ready(r.wait()); err != nil {
-		t.Fatal(err)
-	}
+func secretsAreNowhere(t *testing.T, r *watched) {
 	var seen strings.Builder
 	for _, secret := range []string{userSecret, otherSecret, readSecret, wrongSecret} {
 		for _, name := range []string{"Authorization", "X-Api-Key"} {
@@ -391,12 +433,18 @@ func TestSecretsAreNowhere(t *testing.T) {
 	if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"routing.threshold": 5}); err != nil {
 		t.Fatal(err)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if engines.Len() == 0 || log.Len() == 0 || recorded.Len() == 0 || !strings.Contains(seen.String(), `"choices"`) {
+	var engines bytes.Buffer
+	r.p.mu.Lock()
+	for _, c := range r.p.calls {
+		_ = c.header.Write(&engines)
+	}
+	r.p.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if engines.Len() == 0 || r.log.Len() == 0 || r.recorded.Len() == 0 || !strings.Contains(seen.String(), `"choices"`) {
 		t.Fatal("nothing was looked at")
 	}
-	for what, text := range map[string]string{"the log": log.String(), "an engine": engines.String(), "an answer": seen.String(), "a recording": recorded.String()} {
+	for what, text := range map[string]string{"the log": r.log.String(), "an engine": engines.String(), "an answer": seen.String(), "a recording": r.recorded.String()} {
 		if i := strings.Index(text, "Planted"); i >= 0 {
 			t.Errorf("%s has a key: …%s…", what, text[max(0, i-200):min(len(text), i+60)])
 		}

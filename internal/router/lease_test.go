@@ -14,10 +14,11 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// TestHangBeyondTheLease: a decode engine that hangs until the prefill
+// TestLeases: a decode engine that hangs until the prefill
 // engine has given the blocks to other prompts, and then goes on, fetches what
-// these have put there. No client may get an answer made of that.
-func TestHangBeyondTheLease(t *testing.T) {
+// these have put there. No client may get an answer made of that. An engine that is slow, and
+// answers its probes, is waited for.
+func TestLeases(t *testing.T) {
 	t.Parallel()
 	// Only the engine that hangs may be late.
 	const lease = 3 * time.Second
@@ -75,28 +76,25 @@ func TestHangBeyondTheLease(t *testing.T) {
 	if stood == 0 {
 		t.Error("no receipt shows an engine without a sign of life")
 	}
-}
-
-// TestSlowWithinTheLease: an engine that answers its probes is waited for.
-func TestSlowWithinTheLease(t *testing.T) {
-	t.Parallel()
-	const lease = 3 * time.Second
-	r := start(t, "1p1d:profile=instant,kv_blocks=64", func(c *settings.Config) {
-		c.Routing.Threshold.Tokens = 1
-		c.Timeouts.KVLease, c.Health.Interval = lease, 50*time.Millisecond
+	r.Router.Heal("decode-0")
+	r.eventually("the engine that stood still", func() error {
+		if w := r.worker("decode-0"); !w.Usable {
+			return errors.New(w.Reason)
+		}
+		return nil
 	})
 	if err := r.Sim.Named("decode-0").SetFaults(fault.Set{Delay: fault.Duration(lease + lease/2)}); err != nil {
 		t.Fatal(err)
 	}
-	a, _ := r.complete(ids(200, 1))
+	a, _ := r.complete(ids(200, 50), "X-Dynctl-Worker", "decode-0")
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-	var err error
+	var failed error
 	for _, l := range c.Legs {
 		if l.Error != "" {
-			err = errors.Join(err, errors.New(l.Error))
+			failed = errors.Join(failed, errors.New(l.Error))
 		}
 	}
-	if len(c.Legs) != 2 || err != nil || a.header.Get("X-Dynctl-Path") != "remote" {
-		t.Errorf("%d legs, %v, %v", len(c.Legs), err, a.header)
+	if len(c.Legs) != 2 || failed != nil || a.header.Get("X-Dynctl-Path") != "remote" {
+		t.Errorf("%d legs, %v, %v", len(c.Legs), failed, a.header)
 	}
 }

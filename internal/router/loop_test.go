@@ -26,29 +26,6 @@ func (r *rig) add(name string, of *rig) {
 	})
 }
 
-// TestRouterIsItsOwnWorker: such a worker is never healthy, with the reason, and no request
-// goes to it.
-func TestRouterIsItsOwnWorker(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.Policy = string(selector.RoundRobin) })
-	r.add("me", r)
-	if w := r.worker("me"); w.Usable || w.Health != "unhealthy" || !strings.Contains(w.Reason, "the worker is this router itself") {
-		t.Errorf("%+v", w)
-	}
-	for i := range 4 {
-		if a, _ := r.complete(ids(20, i)); a.status != 200 {
-			t.Errorf("%s", a)
-		}
-	}
-	if n := r.metric(`dynctl_rejections_total{reason="loop"}`); n > 0 {
-		t.Errorf("%v requests came back", n)
-	}
-	// Nobody else's probe is refused, whatever it carries.
-	if a := r.send(http.MethodGet, "/health", nil, "X-Dynctl-Hop", strings.Repeat("A", 26)); a.status != 200 {
-		t.Errorf("%s", a)
-	}
-}
-
 // TestRoutersThatHaveEachOther: a request that comes back is refused with the cause and
 // answered by an engine where there is one; it counts against no worker. One router before
 // another is no loop.
@@ -56,6 +33,8 @@ func TestRoutersThatHaveEachOther(t *testing.T) {
 	t.Parallel()
 	a := start(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.AllowHeaders = true })
 	b := start(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = string(selector.RoundRobin), 0 })
+	b.add("me", b)
+	t.Run("a router is its own worker", func(t *testing.T) { ownWorker(t, b.in(t)) })
 	a.add("b", b)
 	for i := range 4 { // more of them than the least budget of retries
 		if got, _ := a.complete(ids(20, i), "X-Dynctl-Worker", "b"); got.status != 200 {
@@ -98,12 +77,34 @@ func TestRoutersThatHaveEachOther(t *testing.T) {
 	}
 }
 
-// TestLegsAreBounded: what is one too many is refused at once, with the reason, and what
+// ownWorker: a router that is its own worker, "me", is never healthy, with the reason, and no request
+// goes to it.
+func ownWorker(t *testing.T, r *rig) {
+	if w := r.worker("me"); w.Usable || w.Health != "unhealthy" || !strings.Contains(w.Reason, "the worker is this router itself") {
+		t.Errorf("%+v", w)
+	}
+	for i := range 4 {
+		if a, _ := r.complete(ids(20, 700+i)); a.status != 200 {
+			t.Errorf("%s", a)
+		}
+	}
+	if n := r.metric(`dynctl_rejections_total{reason="loop"}`); n > 0 {
+		t.Errorf("%v requests came back", n)
+	}
+	// Nobody else's probe is refused, whatever it carries.
+	if a := r.send(http.MethodGet, "/health", nil, "X-Dynctl-Hop", strings.Repeat("A", 26)); a.status != 200 {
+		t.Errorf("%s", a)
+	}
+	if err := r.Admin.RemoveWorker(t.Context(), "me"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// legsAreBounded: what is one too many is refused at once, with the reason, and what
 // ends makes room again, on both paths.
-func TestLegsAreBounded(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Limits.Legs, c.Routing.Threshold.Tokens = 2, 64 })
-	if a, _ := r.complete(ids(200, 1)); a.status != 200 || a.header.Get("X-Dynctl-Path") != "remote" {
+func legsAreBounded(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Limits.Legs = 2 })
+	if a, _ := r.complete(ids(200, 501)); a.status != 200 || a.header.Get("X-Dynctl-Path") != "remote" {
 		t.Fatalf("two legs of one request: %s", a)
 	}
 	hold := make(chan struct{})
@@ -116,7 +117,7 @@ func TestLegsAreBounded(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 2 {
 		wg.Go(func() {
-			if a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(20, i), "max_tokens": 2, "stream": i == 0})); err != nil || a.status != 200 {
+			if a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(20, 510+i), "max_tokens": 2, "stream": i == 0})); err != nil || a.status != 200 {
 				t.Errorf("%v, %v", a, err)
 			}
 		})
@@ -128,7 +129,7 @@ func TestLegsAreBounded(t *testing.T) {
 		return nil
 	})
 	for _, tokens := range []int{20, 200} {
-		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(tokens, 9), "max_tokens": 2}))
+		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(tokens, 509), "max_tokens": 2}))
 		a.refused(t, http.StatusServiceUnavailable, "overloaded")
 		if !strings.Contains(string(a.body), "limits.legs") || a.header.Get("Retry-After") != "1" {
 			t.Errorf("%s %v", a, a.header)
@@ -139,7 +140,7 @@ func TestLegsAreBounded(t *testing.T) {
 	}
 	close(hold)
 	wg.Wait()
-	if a, _ := r.complete(ids(200, 2)); a.status != 200 {
+	if a, _ := r.complete(ids(200, 502)); a.status != 200 {
 		t.Errorf("%s", a)
 	}
 }

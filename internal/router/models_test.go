@@ -95,11 +95,8 @@ func modelOf(t *testing.T, c *tapped) string {
 	return f.Value["model"][0]
 }
 
-// answering is a fleet whose engines answer everything, so that what they get is seen on
-// every path.
-func answering(t *testing.T, fleet string, configure ...func(*settings.Config)) (*rig, *tap) {
-	t.Helper()
-	r, p := tappedRig(t, fleet, configure...)
+// answering has engines answer everything, so that what they get is seen on every path.
+func (p *tap) answering() {
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		// Whether it is a leg or the router's own question, an answer like this does no harm.
 		c := tapped{path: q.URL.Path}
@@ -110,7 +107,22 @@ func answering(t *testing.T, fleet string, configure ...func(*settings.Config)) 
 		_, _ = w.Write([]byte(`{"ok":true}`))
 		return true
 	})
-	return r, p
+}
+
+// TestModelsOfRequests: what requests that name a model, another one or none are served by.
+func TestModelsOfRequests(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant,model=red,aliases=rouge,loras=navy|sky+1a:profile=instant,model=blue")
+	p.answering()
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{{"none of several", noModelOfSeveral}, {"the default", defaultModel}, {"none of one", noModelOfOne}} {
+		t.Run(c.name, func(t *testing.T) {
+			r.set(func(*settings.Config) {})
+			c.test(t, r.in(t), p)
+		})
+	}
 }
 
 // engineCall is the call that the newest request has become.
@@ -126,11 +138,9 @@ func engineCall(t *testing.T, p *tap, path string) *tapped {
 // noModel are the ways of naming none.
 var noModel = []string{"", "null", `""`}
 
-// TestNoModelOfSeveral: with several models a request that names none is refused on every
+// noModelOfSeveral: with several models a request that names none is refused on every
 // API, streamed or not, and no engine gets it; the error has the names.
-func TestNoModelOfSeveral(t *testing.T) {
-	t.Parallel()
-	r, p := answering(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue")
+func noModelOfSeveral(t *testing.T, r *rig, p *tap) {
 	p.reset()
 	for path := range everyAPI {
 		for _, value := range noModel {
@@ -161,11 +171,12 @@ func TestNoModelOfSeveral(t *testing.T) {
 	}
 }
 
-// TestNoModelOfOne: with one model a request that names none is for it, and its engine is
+// noModelOfOne: with one model a request that names none is for it, and its engine is
 // asked for it by name. Adapters are models of their own, which such a request does not mean.
-func TestNoModelOfOne(t *testing.T) {
-	t.Parallel()
-	r, p := answering(t, "1a:profile=instant,model=red,aliases=rouge,loras=navy|sky")
+func noModelOfOne(t *testing.T, r *rig, p *tap) {
+	if err := r.Admin.RemoveWorker(t.Context(), "aggregated-1"); err != nil { // that has blue
+		t.Fatal(err)
+	}
 	for path := range everyAPI {
 		for _, value := range noModel {
 			p.reset()
@@ -193,11 +204,10 @@ func TestNoModelOfOne(t *testing.T) {
 	}
 }
 
-// TestDefaultModel: it serves requests that name no model or an unknown one, on every API,
+// defaultModel: it serves requests that name no model or an unknown one, on every API,
 // and the engine is asked for it by its own name. So are those of aliases and patterns.
-func TestDefaultModel(t *testing.T) {
-	t.Parallel()
-	r, p := answering(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue", func(c *settings.Config) {
+func defaultModel(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) {
 		c.Routing.DefaultModel = "azure" // an alias
 		c.Aliases = []settings.Alias{{Name: "azure", Model: "blue"}, {Name: "claude-*", Model: "red"}, {Name: "claude-haiku-*", Model: "blue"}}
 	})
@@ -235,37 +245,8 @@ func TestDefaultModel(t *testing.T) {
 	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
 		names = append(names, m.String())
 	}
-	if slices.Sort(names); fmt.Sprint(names) != "[azure blue red]" {
+	if slices.Sort(names); fmt.Sprint(names) != "[azure blue navy red rouge sky]" {
 		t.Errorf("the models are %v", names)
-	}
-}
-
-// TestDefaultModelOfAKey: a key counts for the model that really serves, whatever the client
-// calls it.
-func TestDefaultModelOfAKey(t *testing.T) {
-	path := keysFile(t)
-	putKeys(t, path, "name: red, models: [red, gpt-9, claude-3]", otherSecret, "name: pattern, models: [claude-*]", userSecret)
-	r := start(t, "1a:profile=instant,model=red+1a:profile=instant,model=blue", func(c *settings.Config) {
-		c.Keys.File, c.Routing.DefaultModel = path, "blue"
-		c.Aliases = []settings.Alias{{Name: "claude-*", Model: "blue"}}
-	})
-	for _, c := range []struct {
-		secret string
-		body   object
-		status int
-	}{
-		{otherSecret, object{"model": "red"}, 200},
-		{otherSecret, object{"model": "gpt-9"}, 403}, // the key has the name, but blue would serve it
-		{otherSecret, object{"model": "claude-3"}, 403},
-		{otherSecret, object{}, 403},
-		{userSecret, object{"model": "claude-3"}, 200}, // an alias counts by its own name
-		{userSecret, object{"model": "gpt-9"}, 403},
-		{userSecret, object{}, 403},
-	} {
-		c.body["prompt"], c.body["max_tokens"] = "hello", 1
-		if a := r.send(http.MethodPost, "/v1/completions", encode(t, c.body), bearer(c.secret)...); a.status != c.status {
-			t.Errorf("%v: %s, want %d", c.body, a, c.status)
-		}
 	}
 }
 
@@ -273,10 +254,12 @@ func TestDefaultModelOfAKey(t *testing.T) {
 // worker drains or fails, each client gets the answer of its own model.
 func TestPairsServeOneModel(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,model=red+1p1d:profile=instant,model=blue", func(c *settings.Config) {
+	r, p := tappedRig(t, "1p1d:profile=instant,model=red+1p1d:profile=instant,model=blue,loras=navy|sky", func(c *settings.Config) {
 		c.Routing.Policy, c.Routing.DefaultModel, c.Routing.Seed = "random", "blue", 7
 		c.Aliases = []settings.Alias{{Name: "r*", Model: "red"}}
 	})
+	t.Run("aliases and adapters", func(t *testing.T) { aliasesAndAdapters(t, r.in(t), p) })
+	r.set(func(*settings.Config) {})
 	check := func(what string) {
 		t.Helper()
 		p.reset()
@@ -314,4 +297,49 @@ func TestPairsServeOneModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("prefill-1 fails")
+}
+
+// aliasesAndAdapters: several models behind one router, each on its own
+// workers, under its own names.
+func aliasesAndAdapters(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) {
+		c.Routing.DefaultModel, c.Aliases = "", []settings.Alias{{Name: "gpt-x", Model: "red"}}
+	})
+	ask := func(model string) *answer {
+		return r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(64, 901), "max_tokens": 2}))
+	}
+	for model, on := range map[string]string{"red": "decode-0", "gpt-x": "decode-0", "blue": "decode-1", "navy": "decode-1"} {
+		p.reset()
+		if a := ask(model); a.status != 200 || !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), on) {
+			t.Errorf("%s: %s on %s", model, a, a.header.Get("X-Dynctl-Worker"))
+		}
+		for _, l := range p.legs() {
+			if m := gjson.GetBytes(l.body, "model").String(); model == "gpt-x" && m != "red" {
+				t.Errorf("the alias went to the engine as %q", m)
+			}
+		}
+	}
+	ask("green").refused(t, http.StatusNotFound, "model_not_found")
+	var names []string
+	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
+		names = append(names, m.String())
+	}
+	slices.Sort(names)
+	if got := strings.Join(names, " "); got != "blue gpt-x navy red sky" {
+		t.Errorf("models: %s", got)
+	}
+	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || gjson.GetBytes(a.body, "id").String() != "navy" {
+		t.Errorf("%s", a)
+	}
+	r.send(http.MethodGet, "/v1/models/nobody", nil).refused(t, http.StatusNotFound, "model_not_found")
+	// An adapter's blocks are its own: the base model's cache is no use to it.
+	r.synced()
+	c := r.receipt(ask("blue").header.Get("X-Dynctl-Decision"))
+	if c.Predicted.CachedTokens == 0 {
+		t.Error("the base model finds nothing of its own prompt")
+	}
+	c = r.receipt(ask("sky").header.Get("X-Dynctl-Decision"))
+	if c.Predicted.CachedTokens != 0 {
+		t.Errorf("an adapter is promised %d tokens of another one's cache", c.Predicted.CachedTokens)
+	}
 }

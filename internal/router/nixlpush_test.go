@@ -13,21 +13,42 @@ import (
 )
 
 // moved wants the text of a single engine for a prompt, over a remote path.
-func moved(t *testing.T, r, oracle *rig, prompt []int, header ...string) {
+func moved(t *testing.T, r *rig, prompt []int, header ...string) {
 	t.Helper()
 	a, got := r.complete(prompt, header...)
-	if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+	if want := right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
 		t.Errorf("%q by %s, want %q by remote; %+v", got, a.header.Get("X-Dynctl-Path"), want, r.receipt(a.header.Get("X-Dynctl-Decision")))
 	}
 }
 
-// TestPushedLegsStartTogether: once it is known where a prefill rank is, the decode leg
-// does not wait for it: here neither leg goes on before the other has come.
-func TestPushedLegsStartTogether(t *testing.T) {
+// TestPushedPrompts: NIXL's push, whose prefill engine finds the decode engine that waits.
+func TestPushedPrompts(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
-	oracle := start(t, "1a:profile=instant")
-	moved(t, r, oracle, ids(200, 1))
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{
+		{"of one id", pushedPromptsOfOneID}, // the first, while nobody knows where the prefill rank is
+		{"legs start together", pushedLegsStartTogether},
+		{"the engine restarts", pushingEngineRestarts},
+		{"the engine fails", pushingEngineFails},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			for _, w := range []string{"prefill-0", "decode-0"} {
+				r.Router.Heal(w)
+			}
+			c.test(t, r.in(t), p)
+		})
+	}
+}
+
+// pushedLegsStartTogether: once it is known where a prefill rank is, the decode leg
+// does not wait for it: here neither leg goes on before the other has come.
+func pushedLegsStartTogether(t *testing.T, r *rig, p *tap) {
+	before, kept := r.counters("decode-0"), r.counters("prefill-0").Pinned
+	moved(t, r, ids(200, 11))
 	both := map[string]chan struct{}{"prefill-0": make(chan struct{}), "decode-0": make(chan struct{})}
 	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" {
@@ -42,20 +63,17 @@ func TestPushedLegsStartTogether(t *testing.T) {
 		}
 		return false
 	})
-	moved(t, r, oracle, ids(200, 2))
+	moved(t, r, ids(200, 12))
 	p.set(nil)
-	if d, pre := r.counters("decode-0"), r.counters("prefill-0"); d.External != 400 || d.Local != 0 || pre.Pinned != 0 {
-		t.Errorf("decode-0 got %d tokens and computed %d; prefill-0 keeps %d prompts", d.External, d.Local, pre.Pinned)
+	if d, pre := r.counters("decode-0"), r.counters("prefill-0"); d.External-before.External != 400 || d.Local != before.Local || pre.Pinned != kept {
+		t.Errorf("decode-0 got %d tokens and computed %d; prefill-0 keeps %d prompts, %d before", d.External-before.External, d.Local-before.Local, pre.Pinned, kept)
 	}
 }
 
-// TestPushedPromptsOfOneID: a prefill engine finds the decode engine that waits for a
+// pushedPromptsOfOneID: a prefill engine finds the decode engine that waits for a
 // prompt by X-Request-Id. A client that uses one twice gets the KV of the right prompt,
 // even where that of the other one was never fetched.
-func TestPushedPromptsOfOneID(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
-	oracle := start(t, "1a:profile=instant")
+func pushedPromptsOfOneID(t *testing.T, r *rig, p *tap) {
 	const same = "the-clients-own"
 	var failed atomic.Bool
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -67,7 +85,7 @@ func TestPushedPromptsOfOneID(t *testing.T) {
 		return true
 	})
 	for i := range 4 {
-		moved(t, r, oracle, ids(200, i), "X-Request-Id", same)
+		moved(t, r, ids(200, i), "X-Request-Id", same)
 	}
 	seen := map[string]int{}
 	for _, leg := range p.legs() {
@@ -85,12 +103,10 @@ func TestPushedPromptsOfOneID(t *testing.T) {
 	}
 }
 
-// TestPushingEngineRestarts: a decode leg names the prefill engine of before a restart
+// pushingEngineRestarts: a decode leg names the prefill engine of before a restart
 // once at most, and no request is lost by that.
-func TestPushingEngineRestarts(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
-	oracle := start(t, "1a:profile=instant")
+func pushingEngineRestarts(t *testing.T, r *rig, p *tap) {
+	p.reset()
 	engines := func() map[string]int { // that decode legs name
 		seen := map[string]int{}
 		for _, leg := range p.legsOf("decode-0") {
@@ -101,7 +117,7 @@ func TestPushingEngineRestarts(t *testing.T) {
 		p.reset()
 		return seen
 	}
-	moved(t, r, oracle, ids(200, 1))
+	moved(t, r, ids(200, 21))
 	before := engines()
 	if err := r.Sim.Named("prefill-0").Restart(); err != nil {
 		t.Fatal(err)
@@ -131,11 +147,11 @@ func TestPushingEngineRestarts(t *testing.T) {
 		<-q.Context().Done()
 		panic(http.ErrAbortHandler)
 	})
-	if _, got := r.complete(ids(200, 2)); got != direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)) {
+	if _, got := r.complete(ids(200, 22)); got != right(ids(200, 22)) {
 		t.Errorf("after the restart: %q", got)
 	}
-	moved(t, r, oracle, ids(200, 3))
-	moved(t, r, oracle, ids(200, 4))
+	moved(t, r, ids(200, 23))
+	moved(t, r, ids(200, 24))
 	for id, n := range engines() {
 		if before[id] > 0 && n > 1 {
 			t.Errorf("%d legs waited for the engine of before the restart", n)
@@ -143,13 +159,11 @@ func TestPushingEngineRestarts(t *testing.T) {
 	}
 }
 
-// TestPushingEngineFails: a decode engine waits in vain for a prefill that fails. Its
+// pushingEngineFails: a decode engine waits in vain for a prefill that fails. Its
 // leg is given up, and the request is served all the same.
-func TestPushingEngineFails(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push", func(c *settings.Config) { c.Retry.Attempts = 1 })
-	oracle := start(t, "1a:profile=instant")
-	moved(t, r, oracle, ids(200, 1))
+func pushingEngineFails(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Retry.Attempts = 1 })
+	moved(t, r, ids(200, 31))
 	arrived, left := make(chan struct{}), make(chan struct{})
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 		switch {
@@ -167,8 +181,8 @@ func TestPushingEngineFails(t *testing.T) {
 		}
 		return false
 	})
-	a, got := r.complete(ids(200, 2))
-	if want := direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
+	a, got := r.complete(ids(200, 32))
+	if want := right(ids(200, 32)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
 		t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
 	}
 	<-left

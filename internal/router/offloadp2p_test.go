@@ -3,6 +3,7 @@ package router_test
 import (
 	"context"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/tidwall/gjson"
@@ -10,47 +11,20 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestOffloadPrefillFails: without a prefill the decode leg names no transfer that its
-// engine would wait for, and the request is served all the same.
-func TestOffloadPrefillFails(t *testing.T) {
+// TestOffload: the connectors that offload move KV. Without a prefill the decode leg names no
+// transfer that its engine would wait for, and the request is served all the same. When the
+// client leaves, the leg that runs is ended, the prefill's as the decode's.
+func TestOffload(t *testing.T) {
 	t.Parallel()
 	for _, connector := range []string{"offload-p2p", "nixl-offload-p2p"} {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant,connector="+connector, func(c *settings.Config) { c.Retry.Attempts = 1 })
-			oracle := start(t, "1a:profile=instant")
-			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-				if engine != "prefill-0" || q.URL.Path != "/v1/completions" {
-					return false
-				}
-				w.WriteHeader(http.StatusInternalServerError)
-				return true
-			})
-			a, got := r.complete(ids(200, 2))
-			if want := direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
-				t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
-			}
-			for _, leg := range p.legsOf("decode-0") {
-				if gjson.GetBytes(leg.body, "kv_transfer_params").Exists() {
-					t.Errorf("the decode leg is %s", leg.body)
-				}
-			}
-		})
-	}
-}
-
-// TestOffloadClientLeaves: when the client leaves, the leg that runs is ended, the
-// prefill's as the decode's.
-func TestOffloadClientLeaves(t *testing.T) {
-	t.Parallel()
-	for _, connector := range []string{"offload-p2p", "nixl-offload-p2p"} {
-		for _, in := range []string{"prefill-0", "decode-0"} {
-			t.Run(connector+" in "+in, func(t *testing.T) {
-				t.Parallel()
-				r, p := tappedRig(t, "1p1d:profile=instant,connector="+connector)
+			r, p := tappedRig(t, "2p2d:profile=instant,connector="+connector)
+			carries(t, r)
+			for _, in := range []string{"prefill", "decode"} {
 				arrived, left := make(chan struct{}), make(chan struct{})
 				p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-					if engine != in || q.URL.Path != "/v1/completions" {
+					if !strings.HasPrefix(engine, in) || q.URL.Path != "/v1/completions" {
 						return false
 					}
 					close(arrived)
@@ -70,7 +44,25 @@ func TestOffloadClientLeaves(t *testing.T) {
 				leave()
 				<-left
 				<-gone
+			}
+			r.set(func(c *settings.Config) { c.Retry.Attempts = 1 })
+			p.reset()
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+				if !strings.HasPrefix(engine, "prefill") || q.URL.Path != "/v1/completions" {
+					return false
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+				return true
 			})
-		}
+			a, got := r.complete(ids(200, 2))
+			if want := right(ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
+				t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
+			}
+			for _, leg := range p.legsOf("decode") {
+				if gjson.GetBytes(leg.body, "kv_transfer_params").Exists() {
+					t.Errorf("the decode leg is %s", leg.body)
+				}
+			}
+		})
 	}
 }

@@ -14,7 +14,10 @@ import (
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // held is a fleet whose engines answer when the test lets them, one request at a time.
@@ -25,13 +28,14 @@ type held struct {
 	free    chan struct{}
 }
 
-func holding(t *testing.T, fleet string, configure func(*settings.Config)) *held {
-	t.Helper()
-	r, p := tappedRig(t, fleet, configure)
+// holding has the engines of a fleet do that.
+func holding(r *rig, p *tap, configure func(*settings.Config)) *held {
+	r.t.Helper()
+	r.set(configure)
 	h := &held{rig: r, p: p, arrived: make(chan string, 100), free: make(chan struct{})}
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, body []byte) bool {
 		if q.URL.Path == "/v1/completions" {
-			tag := decode[object](t, body)["user"]
+			tag := decode[object](r.t, body)["user"]
 			h.arrived <- fmt.Sprint(tag)
 			select {
 			case <-h.free:
@@ -69,14 +73,91 @@ func (h *held) inLine(n int) {
 	})
 }
 
-// TestRequestsWaitForARank: a rank takes no more than its limit. A request that comes
-// then waits, by priority and then in turn with other tenants, and its receipt shows that.
-func TestRequestsWaitForARank(t *testing.T) {
+// TestRequestsThatWait: requests wait for a place in progress, for memory or for a rank, and
+// leave the queue.
+func TestRequestsThatWait(t *testing.T) {
 	t.Parallel()
-	h := holding(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Routing.Busy.Requests = 1
-		c.Limits.QueueTimeout, c.Limits.TenantHeader = patience, "X-Team"
-	})
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Limits.QueueTimeout = patience })
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{
+		{"clients leave the queue", clientsThatLeaveTheQueue},
+		{"so do clients of others", foreignClientsThatLeave},
+		{"the body's time is not the queue's", bodyTimeIsNotQueueTime},
+		{"the memory of bodies", bodyMemory},
+		{"for a rank", requestsWaitForARank},
+		{"the line has an end", theLineHasAnEnd},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := r.in(t)
+			p.set(nil)
+			p.reset()
+			r.set(func(*settings.Config) {})
+			c.test(t, r, p)
+			r.eventually("an empty ledger", r.Router.Balanced)
+		})
+	}
+}
+
+// onDecision is called with each decision of a router.
+type onDecision struct {
+	f atomic.Pointer[func(*trace.Decision)]
+}
+
+func (o *onDecision) set(f func(*trace.Decision)) { o.f.Store(&f) }
+
+func (o *onDecision) decided(_ time.Time, d *trace.Decision) {
+	if f := o.f.Load(); f != nil {
+		(*f)(d)
+	}
+}
+
+// eject takes the worker that a decision chose out for an hour, after the decision.
+func eject(d *trace.Decision) {
+	at := slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.Rank == d.DecodeRank })
+	d.Input.DecodePeers[at].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+}
+
+// TestTwoEngines is what requests do that find one of two engines busy, ejected or broken.
+func TestTwoEngines(t *testing.T) {
+	t.Parallel()
+	p, hook := &tap{}, &onDecision{}
+	r := startWith(t, loopback.Options{Fleet: "2a:profile=instant", Specs: p.specs(t), Observer: router.Observer{Decision: hook.decided}}, func(c *settings.Config) { c.Limits.QueueTimeout = patience })
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap, *onDecision)
+	}{
+		{"a refused retry is no decision", refusedRetryIsNoDecision},
+		{"nobody waits for another rank", nobodyWaitsForAnotherRank},
+		{"busy thresholds", busyThresholds},
+		{"decisions are numbered", decisionsAreNumbered},
+		{"an answer outlives an ejection", answerOutlivesAnEjection},
+		{"the receipt keeps every attempt", receiptKeepsEveryAttempt},
+		{"passive ejection", passiveEjection}, // the last: an engine dies
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := r.in(t)
+			p.set(nil)
+			p.reset()
+			hook.f.Store(nil)
+			r.set(func(*settings.Config) {})
+			for _, e := range r.Sim.Engines() {
+				if err := e.SetFaults(fault.Set{}); err != nil {
+					t.Fatal(err)
+				}
+				r.Router.Heal(e.Name())
+			}
+			c.test(t, r, p, hook)
+			r.eventually("an empty ledger", r.Router.Balanced)
+		})
+	}
+}
+
+// requestsWaitForARank: a rank takes no more than its limit. A request that comes
+// then waits, by priority and then in turn with other tenants, and its receipt shows that.
+func requestsWaitForARank(t *testing.T, r *rig, p *tap) {
+	h := holding(r, p, func(c *settings.Config) { c.Routing.Busy.Requests, c.Limits.TenantHeader = 1, "X-Team" })
 	answers := []<-chan *answer{h.come("first")}
 	if got := <-h.arrived; got != "first" {
 		t.Fatalf("%s reached the engine", got)
@@ -130,13 +211,10 @@ func TestRequestsWaitForARank(t *testing.T) {
 	}
 }
 
-// TestTheLineHasAnEnd: a request that finds no room, waits too long, or would, is answered
+// theLineHasAnEnd: a request that finds no room, waits too long, or would, is answered
 // with when to come back, and why; one whose client leaves is forgotten.
-func TestTheLineHasAnEnd(t *testing.T) {
-	t.Parallel()
-	h := holding(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Routing.Busy.Requests, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, patience
-	})
+func theLineHasAnEnd(t *testing.T, r *rig, p *tap) {
+	h := holding(r, p, func(c *settings.Config) { c.Routing.Busy.Requests, c.Limits.Queue = 1, 1 })
 	first := h.come("first")
 	<-h.arrived
 	a := <-h.come("impatient", "X-Dynctl-Max-Wait", "0.05")
@@ -175,20 +253,22 @@ func TestTheLineHasAnEnd(t *testing.T) {
 	}
 }
 
-// TestRefusedRetryIsNoDecision: a retry that the line turns away before it could look for
+// refusedRetryIsNoDecision: a retry that the line turns away before it could look for
 // a rank has decided nothing. The receipt and an observer have the first decision once,
 // and the client gets what became of that.
-func TestRefusedRetryIsNoDecision(t *testing.T) {
-	t.Parallel()
-	h := &held{p: &tap{}, arrived: make(chan string, 10), free: make(chan struct{})}
+func refusedRetryIsNoDecision(t *testing.T, r *rig, p *tap, hook *onDecision) {
+	h := &held{rig: r, p: p, arrived: make(chan string, 10), free: make(chan struct{})}
 	var decisions sync.Map // how often, by the request's id
-	h.rig = startWith(t, loopback.Options{Fleet: "2a:profile=instant", Specs: h.p.specs(t), Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+	hook.set(func(d *trace.Decision) {
 		n, _ := decisions.LoadOrStore(d.RequestID, new(atomic.Int64))
 		n.(*atomic.Int64).Add(1)
-	}}}, func(c *settings.Config) {
-		c.Routing.Busy.Requests, c.Routing.AllowHeaders, c.Limits.Queue, c.Limits.QueueTimeout = 1, true, 1, patience
+	})
+	r.set(func(c *settings.Config) {
+		c.Routing.Busy.Requests, c.Routing.AllowHeaders, c.Limits.Queue = 1, true, 1
 		c.Retry = settings.Retry{Attempts: 3, Budget: 1}
 	})
+	const plans = `dynctl_stage_seconds_count{stage="plan"}`
+	planned := max(0, r.metric(plans))
 	fail := make(chan struct{})
 	h.p.set(func(_ string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 		if q.URL.Path != "/v1/completions" {
@@ -237,19 +317,16 @@ func TestRefusedRetryIsNoDecision(t *testing.T) {
 			t.Errorf("the receipt has attempt %d after %+v, legs %+v", c.Attempt, c.Earlier, c.Legs)
 		}
 	}
-	if n := h.metric(`dynctl_stage_seconds_count{stage="plan"}`); n != 3 {
+	if n := h.metric(plans) - planned; n != 3 {
 		t.Errorf("the stages of three requests are counted %v times", n)
 	}
 }
 
-// TestNobodyWaitsForAnotherRank: a request for a rank that has room goes, although
+// nobodyWaitsForAnotherRank: a request for a rank that has room goes, although
 // others wait for one that has none; a limit that is raised lets all go; and one that
 // looks at a metric which no engine has holds nothing up.
-func TestNobodyWaitsForAnotherRank(t *testing.T) {
-	t.Parallel()
-	h := holding(t, "2a:profile=instant", func(c *settings.Config) {
-		c.Routing.Busy.Requests, c.Routing.AllowHeaders, c.Limits.QueueTimeout = 1, true, patience
-	})
+func nobodyWaitsForAnotherRank(t *testing.T, r *rig, p *tap, _ *onDecision) {
+	h := holding(r, p, func(c *settings.Config) { c.Routing.Busy.Requests, c.Routing.AllowHeaders = 1, true })
 	fleet, err := h.Admin.Workers(t.Context())
 	if err != nil {
 		t.Fatal(err)

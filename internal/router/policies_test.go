@@ -13,11 +13,12 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// TestRoundRobinWithTwoAttempts: a request has one turn in each phase, however
+// TestTurnsOfRoundRobin: a request has one turn in each phase, however
 // many attempts it takes. With a turn for each attempt two attempts go round a
 // fleet of an even number of ranks in step with it, and half of the ranks get
-// all the work.
-func TestRoundRobinWithTwoAttempts(t *testing.T) {
+// all the work. A request that stays local takes no turn from the prefill ranks. If it did,
+// requests that are local and remote in turns would load half of them only.
+func TestTurnsOfRoundRobin(t *testing.T) {
 	t.Parallel()
 	r := start(t, "4p2d:profile=instant", func(c *settings.Config) {
 		c.Routing.Policy, c.Routing.MissingParams = "round_robin", "local"
@@ -27,52 +28,42 @@ func TestRoundRobinWithTwoAttempts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := map[string]int{}
-	for i := range 24 {
-		a, _ := r.complete(ids(100, i))
-		for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
-			n[l.Worker]++
+	check := func(requests int, prompt func(i int) []int, prefills, decodes int) {
+		t.Helper()
+		n := map[string]int{}
+		for i := range requests {
+			a, _ := r.complete(prompt(i))
+			for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
+				n[l.Worker]++
+			}
+		}
+		want := map[string]int{"prefill-0": prefills, "prefill-1": prefills, "prefill-2": prefills, "prefill-3": prefills, "decode-0": decodes, "decode-1": decodes}
+		if d := cmp.Diff(want, n); d != "" {
+			t.Errorf("legs by worker, -want +got:\n%s", d)
 		}
 	}
-	want := map[string]int{"prefill-0": 6, "prefill-1": 6, "prefill-2": 6, "prefill-3": 6, "decode-0": 12, "decode-1": 12}
-	if d := cmp.Diff(want, n); d != "" {
-		t.Errorf("legs by worker, -want +got:\n%s", d)
-	}
-}
-
-// TestRoundRobinOfSomeRequests: a request that stays local takes no turn from the
-// prefill ranks. If it did, requests that are local and remote in turns would
-// load half of them only.
-func TestRoundRobinOfSomeRequests(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2p2d:profile=instant", func(c *settings.Config) {
-		c.Routing.Policy, c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = "round_robin", 50, "isl"
-	})
-	n := map[string]int{}
-	for i := range 16 {
-		a, _ := r.complete(ids(20+80*(i%2), i))
-		for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
-			n[l.Worker]++
+	check(24, func(i int) []int { return ids(100, i) }, 6, 12)
+	for i := range 4 {
+		if err := r.Sim.Named(fmt.Sprint("prefill-", i)).SetFaults(fault.Set{}); err != nil {
+			t.Fatal(err)
 		}
 	}
-	want := map[string]int{"prefill-0": 4, "prefill-1": 4, "decode-0": 8, "decode-1": 8}
-	if d := cmp.Diff(want, n); d != "" {
-		t.Errorf("legs by worker, -want +got:\n%s", d)
-	}
+	r.set(func(c *settings.Config) { c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = 50, "isl" })
+	check(16, func(i int) []int { return ids(20+80*(i%2), 100+i) }, 2, 8)
 }
 
 // TestRanksOfOneWorkerHoldTheirOwn: with data-parallel ranks a prompt goes back
 // to the rank that holds it, and the engine says so too.
 func TestRanksOfOneWorkerHoldTheirOwn(t *testing.T) {
 	t.Parallel()
+	r := start(t, "1a:profile=instant,dp=4,model=vllm+1a:profile=instant,dp=4,engine=sglang,model=sglang")
 	for _, engine := range []string{"vllm", "sglang"} {
 		t.Run(engine, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, "1a:profile=instant,dp=4,engine="+engine)
+			r := r.in(t)
 			home := map[int]string{}
 			for round := range 3 {
 				for i := range 8 {
-					a, _ := r.complete(ids(320, i))
+					a := r.post("/v1/completions", object{"model": engine, "prompt": ids(320, i), "max_tokens": 12, "ignore_eos": true})
 					rank := a.header.Get("X-Dynctl-Worker")
 					cached := a.completion(t).Usage.PromptTokensDetails.CachedTokens
 					if round == 0 {
@@ -94,9 +85,9 @@ func TestRanksOfOneWorkerHoldTheirOwn(t *testing.T) {
 	}
 }
 
-// TestSessionPolicy: a session stays on its rank, by header or by body field,
-// and most sessions stay when a worker comes.
-func TestSessionPolicy(t *testing.T) {
+// TestSessionsAndSleepers: a session stays on its rank, by header or by body field.
+// Workers that sleep or are unhealthy are left out.
+func TestSessionsAndSleepers(t *testing.T) {
 	t.Parallel()
 	r := start(t, "4a:profile=instant", func(c *settings.Config) { c.Routing.Policy = "session" })
 	home := map[string]string{}
@@ -127,13 +118,38 @@ func TestSessionPolicy(t *testing.T) {
 	if len(used) < 3 {
 		t.Errorf("16 sessions live on %d of 4 workers", len(used))
 	}
+	// A worker that sleeps and one that does not answer its probes get nothing.
+	r.set(func(c *settings.Config) { c.Routing.Policy = "round_robin" })
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named("aggregated-0").URL()+"/sleep", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := r.Client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if err := r.Sim.Named("aggregated-1").SetFaults(fault.Set{Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the probes to see it", func() error {
+		a, b := r.worker("aggregated-0"), r.worker("aggregated-1")
+		if a.Usable || b.Usable {
+			return fmt.Errorf("%s and %s", a.Health, b.Health)
+		}
+		return nil
+	})
+	for i := range 6 {
+		if a, _ := r.complete(ids(20, i)); a.header.Get("X-Dynctl-Worker") != "aggregated-2/dp0" && a.header.Get("X-Dynctl-Worker") != "aggregated-3/dp0" {
+			t.Errorf("went to %s", a.header.Get("X-Dynctl-Worker"))
+		}
+	}
 }
 
-// TestBusyThresholds: ranks over a limit get nothing; when all are and no request
+// busyThresholds: ranks over a limit get nothing; when all are and no request
 // may wait, the client is refused with a time to come back.
-func TestBusyThresholds(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) {
+func busyThresholds(t *testing.T, r *rig, p *tap, _ *onDecision) {
+	r.set(func(c *settings.Config) {
 		c.Routing.Busy.PrefillTokens = 100
 		c.Routing.Policy, c.Limits.Queue = "round_robin", 0
 	})
@@ -199,4 +215,6 @@ func TestSteeringHeaders(t *testing.T) {
 	if a := r.send(http.MethodPost, "/v1/completions", body, "X-data-parallel-rank", "9"); a.status != 503 {
 		t.Errorf("a rank that is not there: %s", a)
 	}
+	r.set(func(c *settings.Config) { c.Routing.Threshold.Tokens = 0 })
+	carries(t, r)
 }

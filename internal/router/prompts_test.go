@@ -37,6 +37,7 @@ func TestTokenizers(t *testing.T) {
 			}
 			r.synced()
 		}
+		storedResponseOfAWorkerThatLeft(t, r)
 	})
 	t.Run("approximate without events", func(t *testing.T) {
 		t.Parallel()
@@ -49,10 +50,7 @@ func TestTokenizers(t *testing.T) {
 				t.Errorf("went to %s, the prefix is on %s; approximate %v, %d cached", a.header.Get("X-Dynctl-Worker"), first, c.Inputs.Approximate, c.Outcome.CachedTokens)
 			}
 		}
-	})
-	t.Run("ids without events", func(t *testing.T) {
-		t.Parallel()
-		r := start(t, "3a:profile=instant,events=off")
+		// So it does with ids.
 		a, _ := r.complete(append(ids(320, 1), 1, 2, 3))
 		for i := range 5 {
 			b, _ := r.complete(append(ids(320, 1), ids(30, 50+i)...))
@@ -201,11 +199,9 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestStoredResponseOfAWorkerThatLeft: a response whose worker is down or drains may be
+// storedResponseOfAWorkerThatLeft: a response whose worker is down or drains may be
 // there again; of one whose worker has left the client is told that it is gone.
-func TestStoredResponseOfAWorkerThatLeft(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:profile=instant")
+func storedResponseOfAWorkerThatLeft(t *testing.T, r *rig) {
 	first := r.post("/v1/responses", object{"model": "sim", "input": "a conversation", "max_output_tokens": 3, "store": true})
 	id := gjson.GetBytes(first.body, "id").String()
 	name, _, _ := strings.Cut(first.header.Get("X-Dynctl-Worker"), "/")

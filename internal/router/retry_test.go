@@ -27,7 +27,7 @@ import (
 func TestRetrySeesTheFleetOfNow(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
-	more := start(t, "1a:profile=instant")
+	more := engineAlone(t)
 	changed := make(chan error, 1)
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" || engine != "aggregated-0" {
@@ -36,7 +36,7 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 		ctx := q.Context()
 		err := r.Admin.RemoveWorker(ctx, "aggregated-1")
 		if err == nil {
-			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"})
 		}
 		if err == nil {
 			err = loopback.Wait(ctx, "the newcomer", func() error {
@@ -68,14 +68,116 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 	}
 }
 
-// TestRequestThatBreaksEngines: a request that every engine breaks on is tried on
+// TestFailingRequests: whether a request or its engines are at fault.
+func TestFailingRequests(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "5a:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Retry = "round_robin", settings.Retry{Attempts: 8, Budget: 1}
+		c.Health.Interval = time.Minute // faults are felt by requests only
+	})
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{
+		{"one engine alone", realFailuresCount}, // before any request was blamed
+		{"without a body", requestsWithoutBody}, // so is this
+		{"that breaks engines", requestThatBreaksEngines},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			r.set(func(*settings.Config) {})
+			for _, e := range r.Sim.Engines() {
+				r.Router.Heal(e.Name())
+			}
+			c.test(t, r.in(t), p)
+		})
+	}
+}
+
+// TestWhatBreaksEngines: an engine breaks on a request when it answers with an
+// error, and may be lost to it when it breaks off or gives no answer in time: of those
+// there are two at most. One that cannot be reached does not break, and the request is
+// retried while it has attempts.
+func TestWhatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	const attempts = 8
+	const counted = "dynctl_requests_blamed_total"
+	r := start(t, "5a:profile=instant,model=error+5a:profile=instant,model=reset+5a:profile=instant,model=timeout+5a:profile=instant,model=refused", func(k *settings.Config) {
+		k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", attempts, 1
+		k.Health.Interval, k.Timeouts.Response = time.Minute, 500*time.Millisecond
+	})
+	for i, c := range []struct {
+		name   string
+		faults fault.Set
+		legs   int
+	}{
+		{"error", fault.Set{ErrorRate: 1}, 3},
+		{"reset", fault.Set{DieRate: 1}, 2},
+		{"timeout", fault.Set{HangRate: 1}, 2},
+		{"refused", fault.Set{Refuse: true}, attempts},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := r.in(t)
+			before := max(0, r.metric(counted))
+			for _, e := range r.Sim.Engines()[5*i:][:5] {
+				if err := e.SetFaults(c.faults); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.name, "prompt": ids(100, i), "max_tokens": 2}))
+			got := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			blamed := r.metric(counted) == before+1 && strings.Contains(strings.Join(got.Notes, "\n"), "counts against none of them")
+			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.name != "refused") {
+				t.Errorf("%s: %d legs, want %d; the request is blamed: %v, %q", a, len(got.Legs), c.legs, blamed, got.Notes)
+			}
+		})
+	}
+}
+
+// realFailuresCount: while one engine alone has broken on a request, nothing says
+// that the request is at fault, and the failure counts.
+func realFailuresCount(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Retry.Attempts = 1 })
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}
+		return false
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 310), "max_tokens": 2}))
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); a.status < 500 || len(c.Legs) != 1 || strings.Contains(strings.Join(c.Notes, "\n"), "counts against none") {
+		t.Errorf("%s: %d legs, %q", a, len(c.Legs), c.Notes)
+	}
+	if n := len(r.events("request_blamed")); n != 0 {
+		t.Errorf("%d events blame the request", n)
+	}
+}
+
+// requestsWithoutBody: requests that have no body are not taken for the same request.
+func requestsWithoutBody(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Retry.Attempts = 1 })
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/version" {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	for range 3 {
+		if a := r.send(http.MethodGet, "/version", nil); a.status != http.StatusInternalServerError {
+			t.Errorf("%s", a)
+		}
+	}
+	for _, e := range r.events("request_blamed") {
+		t.Error(e.Text)
+	}
+}
+
+// requestThatBreaksEngines: a request that every engine breaks on is tried on
 // three of them and ejects none; two engines that are really broken do not keep a
 // request from a healthy third, and are ejected for it.
-func TestRequestThatBreaksEngines(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "4a:profile=instant", func(c *settings.Config) {
-		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
-	})
+func requestThatBreaksEngines(t *testing.T, r *rig, p *tap) {
 	var failing atomic.Value // engines that fail all requests
 	failing.Store("")
 	poison := ids(100, 66)
@@ -87,7 +189,7 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 		return true
 	})
 	body := encode(t, object{"model": "sim", "prompt": poison, "max_tokens": 2})
-	const requests = 9 // six failures of each engine at least, where five in a row eject
+	const requests = 10 // six failures of each engine at least, where five in a row eject
 	for range requests {
 		a := r.send(http.MethodPost, "/v1/completions", body)
 		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
@@ -115,7 +217,7 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 			t.Fatalf("request %d: %s", i, a)
 		}
 		if i == 100 {
-			t.Fatal("two failing engines beside two that are well are not ejected")
+			t.Fatal("two failing engines beside three that are well are not ejected")
 		}
 	}
 	for _, e := range r.events("outlier_ejected") {
@@ -125,57 +227,15 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 	}
 }
 
-// TestWhatBreaksEngines: an engine breaks on a request when it answers with an
-// error, and may be lost to it when it breaks off or gives no answer in time: of those
-// there are two at most. One that cannot be reached does not break, and the request is
-// retried while it has attempts.
-func TestWhatBreaksEngines(t *testing.T) {
-	t.Parallel()
-	const engines, attempts = 5, 8
-	for _, c := range []struct {
-		name   string
-		faults fault.Set
-		legs   int
-	}{
-		{"error", fault.Set{ErrorRate: 1}, 3},
-		{"reset", fault.Set{DieRate: 1}, 2},
-		{"timeout", fault.Set{HangRate: 1}, 2},
-		{"refused", fault.Set{Refuse: true}, attempts},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, fmt.Sprintf("%da:profile=instant", engines), func(k *settings.Config) {
-				k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", attempts, 1
-				k.Health.Interval, k.Timeouts.Response = time.Minute, 500*time.Millisecond
-			})
-			for _, e := range r.Sim.Engines() {
-				if err := e.SetFaults(c.faults); err != nil {
-					t.Fatal(err)
-				}
-			}
-			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
-			got := r.receipt(a.header.Get("X-Dynctl-Decision"))
-			blamed := len(r.events("request_blamed")) == 1 && strings.Contains(strings.Join(got.Notes, "\n"), "counts against none of them")
-			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.name != "refused") {
-				t.Errorf("%s: %d legs, want %d; the request is blamed: %v, %q", a, len(got.Legs), c.legs, blamed, got.Notes)
-			}
-		})
-	}
-}
-
 // TestTroubleThatMoves: an engine fails a request, then so does the only other
 // one, by when the first is well again.
 func TestTroubleThatMoves(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ fleet, fails string }{
-		{"2a:profile=instant", "aggregated"},
-		{"1p2d:profile=instant", "decode"},
-		{"2p1d:profile=instant,engine=sglang", "prefill"},
-		{"1p2d:profile=instant,engine=sglang", "decode"},
-	} {
-		t.Run(c.fleet, func(t *testing.T) {
-			t.Parallel()
-			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
+	r, p := tappedRig(t, "2a:profile=instant,model=one+1p2d:profile=instant,model=two+2p1d:profile=instant,engine=sglang,model=three+1p2d:profile=instant,engine=sglang,model=four",
+		func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
+	for _, c := range []struct{ model, fails string }{{"one", "aggregated"}, {"two", "decode"}, {"three", "prefill"}, {"four", "decode"}} {
+		t.Run(c.model, func(t *testing.T) {
+			r := r.in(t)
 			var mu sync.Mutex
 			var asked []string
 			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -190,7 +250,7 @@ func TestTroubleThatMoves(t *testing.T) {
 				w.WriteHeader(http.StatusInternalServerError)
 				return true
 			})
-			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.model, "prompt": ids(100, 1), "max_tokens": 2}))
 			mu.Lock()
 			defer mu.Unlock()
 			if a.status != http.StatusOK || len(asked) != 3 || asked[0] == asked[1] || asked[2] != asked[0] {
@@ -205,10 +265,11 @@ func TestTroubleThatMoves(t *testing.T) {
 // counted; an engine that breaks every request off is no such case.
 func TestConnectionClosedAsItIsUsed(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ fleet, path string }{{"1a:profile=instant", "local"}, {"1p1d:profile=instant", "remote"}, {"1p1d:profile=instant,engine=sglang", "remote"}} {
-		t.Run(c.fleet, func(t *testing.T) {
-			t.Parallel()
-			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
+	r, p := tappedRig(t, "1a:profile=instant,model=one+1p1d:profile=instant,model=two+1p1d:profile=instant,engine=sglang,model=three", func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
+	for _, c := range []struct{ model, path string }{{"one", "local"}, {"two", "remote"}, {"three", "remote"}} {
+		t.Run(c.model, func(t *testing.T) {
+			r := r.in(t)
+			before := len(r.events("worker_failing"))
 			var mu sync.Mutex
 			used, now, broken, always := map[string]int{}, 1, 0, false // connections, and the request that was their first
 			p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -230,7 +291,7 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 			})
 			// An answer may be out before its connection is there for the next one.
 			for i, begun, enough := 0, time.Now(), false; !enough; i++ {
-				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
+				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.model, "prompt": ids(100, i), "max_tokens": 2}))
 				if a.status != http.StatusOK || a.header.Get("X-Dynctl-Path") != c.path {
 					t.Fatalf("request %d: %s", i, a)
 				}
@@ -245,22 +306,21 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 			mu.Lock()
 			always = true
 			mu.Unlock()
-			if n := len(r.events("worker_failing")); n != 0 {
+			if n := len(r.events("worker_failing")) - before; n != 0 {
 				t.Errorf("%d events", n)
 			}
-			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 99), "max_tokens": 2}))
-			if a.status != http.StatusBadGateway || len(r.events("worker_failing")) == 0 {
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": c.model, "prompt": ids(100, 99), "max_tokens": 2}))
+			if a.status != http.StatusBadGateway || len(r.events("worker_failing")) == before {
 				t.Errorf("%s, events %v", a, r.events("worker_failing"))
 			}
 		})
 	}
 }
 
-// TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt shows what
+// receiptKeepsEveryAttempt: when all attempts fail, the receipt shows what
 // each of them was decided from, not only that no worker is left.
-func TestReceiptKeepsEveryAttempt(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:profile=instant", func(c *settings.Config) {
+func receiptKeepsEveryAttempt(t *testing.T, r *rig, _ *tap, _ *onDecision) {
+	r.set(func(c *settings.Config) {
 		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
 	})
 	for i := range 2 {
@@ -290,11 +350,11 @@ func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	}
 }
 
-// TestPassiveEjection: a worker whose probes are fine but whose answers fail is
+// passiveEjection: a worker whose probes are fine but whose answers fail is
 // taken out, visibly, and comes back by a trial.
-func TestPassiveEjection(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+func passiveEjection(t *testing.T, r *rig, _ *tap, _ *onDecision) {
+	r.set(func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+	ejected, reinstated := len(r.events("outlier_ejected")), len(r.events("outlier_reinstated"))
 	bad := r.Sim.Named("aggregated-0")
 	if err := bad.SetFaults(fault.Set{ErrorRate: 1}); err != nil {
 		t.Fatal(err)
@@ -305,7 +365,7 @@ func TestPassiveEjection(t *testing.T) {
 	if w := r.worker("aggregated-0"); w.Health != "ejected" || w.Usable {
 		t.Errorf("%s %s", w.Health, w.Reason)
 	}
-	if e := r.events("outlier_ejected"); len(e) != 1 || e[0].Worker != "aggregated-0" {
+	if e := r.events("outlier_ejected")[ejected:]; len(e) != 1 || e[0].Worker != "aggregated-0" {
 		t.Errorf("%+v", e)
 	}
 	before := r.touched("aggregated-1")
@@ -322,7 +382,7 @@ func TestPassiveEjection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := gjson.GetBytes(dry.Receipt, "decode.chosen").String(); got != "aggregated-0/dp0" || len(r.events("outlier_reinstated")) != 0 {
+	if got := gjson.GetBytes(dry.Receipt, "decode.chosen").String(); got != "aggregated-0/dp0" || len(r.events("outlier_reinstated")) != reinstated {
 		t.Errorf("a dry run chooses %q; brought back: %+v", got, r.events("outlier_reinstated"))
 	}
 	if _, err := r.Admin.ResumeWorker(t.Context(), "aggregated-1"); err != nil {
@@ -335,7 +395,7 @@ func TestPassiveEjection(t *testing.T) {
 	}
 	r.Sim.Named("aggregated-1").Kill()
 	r.complete(ids(20, 100))
-	if len(r.events("outlier_reinstated")) != 1 {
+	if len(r.events("outlier_reinstated")) != reinstated+1 {
 		t.Error("no event of the return")
 	}
 }
@@ -344,23 +404,39 @@ func TestPassiveEjection(t *testing.T) {
 // client nothing while another worker is there.
 func TestRetryBeforeTheFirstByte(t *testing.T) {
 	t.Parallel()
+	r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+	prompt := 0
 	for name, set := range map[string]fault.Set{
 		"refused": {Refuse: true}, "500": {ErrorRate: 1}, "503": {ErrorRate: 1, ErrorStatus: 503}, "429": {ErrorRate: 1, ErrorStatus: 429},
 		"cut before the first token": {DieRate: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+			r := r.in(t)
+			r.eventually("all engines", func() error {
+				for _, e := range r.Sim.Engines() {
+					r.Router.Heal(e.Name())
+					if w := r.worker(e.Name()); !w.Usable {
+						return fmt.Errorf("%s: %s", w.Name, w.Reason)
+					}
+				}
+				return nil
+			})
 			for _, e := range []string{"prefill-1", "decode-0"} {
 				if err := r.Sim.Named(e).SetFaults(set); err != nil {
 					t.Fatal(err)
 				}
 			}
 			for i := range 6 {
-				a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(100, i), "max_tokens": 3, "stream": i%2 == 0})
+				prompt++
+				a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(100, prompt), "max_tokens": 3, "stream": i%2 == 0})
 				if a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" || a.header.Get("X-Dynctl-Prefill-Worker") != "prefill-0/dp0" {
 					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
 					t.Errorf("answered by %q and %q because %s (%s), %q, legs %+v, prefill %+v", a.header.Get("X-Dynctl-Prefill-Worker"), a.header.Get("X-Dynctl-Worker"), c.Reason, c.ReasonText, c.Notes, c.Legs, c.Prefill.Candidates)
+				}
+			}
+			for _, e := range []string{"prefill-1", "decode-0"} {
+				if err := r.Sim.Named(e).SetFaults(fault.Set{}); err != nil {
+					t.Fatal(err)
 				}
 			}
 		})
@@ -371,30 +447,32 @@ func TestRetryBeforeTheFirstByte(t *testing.T) {
 // the answer to the next request, and connections that it closes while they are
 // idle cost no client anything, over TLS as over TCP.
 func TestIdleConnectionsOfEngines(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant,late_rate=.5,tls=on,model=late-tls+1p1d:profile=instant,late_rate=.5,model=late+2p2d:profile=instant,close_idle=30ms,tls=on,model=closed-tls+2p2d:profile=instant,close_idle=30ms,model=closed")
 	for _, c := range []struct {
-		fleet    string
+		model    string
 		attempts int
 	}{
-		{"1p1d:late_rate=.5", 1},
-		{"2p2d:close_idle=30ms", 4}, // it may come in the very moment of the next request: then another worker serves
+		{"late-tls", 1},
+		{"late", 1},
+		{"closed-tls", 4}, // it may come in the very moment of the next request: then another worker serves
+		{"closed", 4},
 	} {
-		for _, secure := range []string{"on", "off"} {
-			t.Run(c.fleet+",tls="+secure, func(t *testing.T) {
-				t.Parallel()
-				r := start(t, c.fleet+",profile=instant,tls="+secure, func(conf *settings.Config) { conf.Retry.Attempts = c.attempts })
-				for i := range 60 {
-					for _, stream := range []bool{true, false} {
-						a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(20+i, i), "max_tokens": 3, "ignore_eos": true, "stream": stream})
-						if stream != bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {
-							t.Errorf("request %d: %s", i, a)
-						}
+		t.Run(c.model, func(t *testing.T) {
+			r := r.in(t)
+			r.set(func(conf *settings.Config) { conf.Retry.Attempts = c.attempts })
+			for i := range 60 {
+				for _, stream := range []bool{true, false} {
+					a := r.post("/v1/completions", object{"model": c.model, "prompt": ids(20+i, i), "max_tokens": 3, "ignore_eos": true, "stream": stream})
+					if stream != bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {
+						t.Errorf("request %d: %s", i, a)
 					}
 				}
-				if n := len(r.events("outlier_ejected")); n > 0 {
-					t.Errorf("%d ejections", n)
-				}
-			})
-		}
+			}
+			if n := len(r.events("outlier_ejected")); n > 0 {
+				t.Errorf("%d ejections", n)
+			}
+		})
 	}
 }
 

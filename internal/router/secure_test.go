@@ -224,66 +224,57 @@ func TestAuthorityThatIsTakenOut(t *testing.T) {
 	}
 }
 
-// tlsFront is TLS before engines: it shows a certificate for engine.test, and asks
-// for one that routers have. It returns a function that puts it before a URL.
-func tlsFront(t *testing.T, engines, routers *certtest.Authority) func(*url.URL) *url.URL {
-	cert, key := engines.Leaf(t, "engine.test", time.Hour)
+// tlsFront is TLS before an engine: it shows a certificate for a name, and asks for one
+// that routers have.
+func tlsFront(t *testing.T, engines, routers *certtest.Authority, name string, to *url.URL) *url.URL {
+	cert, key := engines.Leaf(t, name, time.Hour)
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(to *url.URL) *url.URL {
-		transport := &http.Transport{}
-		s := httptest.NewUnstartedServer(proxyTo(to, transport))
-		s.Config.ErrorLog = quietLog
-		s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientCAs: routers.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
-		s.StartTLS()
-		t.Cleanup(func() { s.CloseClientConnections(); s.Close(); transport.CloseIdleConnections() })
-		u, err := url.Parse(s.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return u
+	transport := &http.Transport{}
+	s := httptest.NewUnstartedServer(proxyTo(to, transport))
+	s.Config.ErrorLog = quietLog
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientCAs: routers.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
+	s.StartTLS()
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close(); transport.CloseIdleConnections() })
+	u, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return u
 }
 
-// TestEngineTLS: engines behind a private authority are reached by the router's
-// settings, for requests, probes and tokens, and not without them.
+// TestEngineTLS: engines behind a private authority are reached by the router's settings, for
+// requests, probes and tokens. An engine of another authority or another name is not taken
+// for one of them, and one that lets other routers in does not let this one in.
 func TestEngineTLS(t *testing.T) {
-	ca, own := certtest.NewAuthority(t, "engines'"), certtest.NewAuthority(t, "routers'")
-	front := tlsFront(t, ca, own)
+	ca, own, other := certtest.NewAuthority(t, "engines'"), certtest.NewAuthority(t, "routers'"), certtest.NewAuthority(t, "others'")
 	cert, key := own.Pair(t, "router.test", time.Hour)
-	for _, c := range []struct {
-		what  string
-		tls   settings.EngineTLS
-		wants string
-	}{
-		{"all", settings.EngineTLS{CAFile: ca.File(t), CertFile: cert, KeyFile: key, ServerName: "engine.test"}, ""},
-		{"no authority", settings.EngineTLS{CertFile: cert, KeyFile: key, ServerName: "engine.test"}, "certificate"},
-		{"no certificate", settings.EngineTLS{CAFile: ca.File(t), ServerName: "engine.test"}, "certificate"},
-		{"another name", settings.EngineTLS{CAFile: ca.File(t), CertFile: cert, KeyFile: key, ServerName: "other.test"}, "other.test"},
-	} {
-		t.Run(c.what, func(t *testing.T) {
-			r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Specs: func(specs []workers.Spec) []workers.Spec {
-				specs[0].URL = front(specs[0].URL)
-				return specs
-			}}, func(s *settings.Config) { s.EngineTLS = c.tls })
-			if err := loopback.Wait(r.wait(), "the engine's answer", func() error {
-				l, err := r.Admin.Workers(t.Context())
-				switch {
-				case err != nil:
-					return err
-				case c.wants == "" && !l.Workers[0].Usable, c.wants != "" && !strings.Contains(l.Workers[0].Reason, c.wants):
-					return fmt.Errorf("usable %v: %s", l.Workers[0].Usable, l.Workers[0].Reason)
-				}
-				return nil
-			}); err != nil {
-				t.Fatal(err)
+	reasons := []string{"", "certificate", "certificate", "other.test"}
+	r := startCold(t, loopback.Options{Fleet: "4a:profile=instant", Specs: func(specs []workers.Spec) []workers.Spec {
+		for i, f := range []struct {
+			engines, routers *certtest.Authority
+			name             string
+		}{{ca, own, "engine.test"}, {other, own, "engine.test"}, {ca, other, "engine.test"}, {ca, own, "other.test"}} {
+			specs[i].URL = tlsFront(t, f.engines, f.routers, f.name, specs[i].URL)
+		}
+		return specs
+	}}, func(s *settings.Config) {
+		s.EngineTLS = settings.EngineTLS{CAFile: ca.File(t), CertFile: cert, KeyFile: key, ServerName: "engine.test"}
+	})
+	r.eventually("the engines' answers", func() error {
+		for i, reason := range reasons {
+			w := r.worker(fmt.Sprint("aggregated-", i))
+			if reason == "" && !w.Usable || reason != "" && (w.Usable || !strings.Contains(w.Reason, reason)) {
+				return fmt.Errorf("%s: usable %v: %s", w.Name, w.Usable, w.Reason)
 			}
-			if c.wants == "" {
-				r.complete(ids(40, 1))
-			}
-		})
+		}
+		return nil
+	})
+	a := r.post("/v1/completions", object{"model": "sim", "prompt": strings.Repeat("words ", 40), "max_tokens": 2})
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Inputs.ISLSource != "engine" || a.header.Get("X-Dynctl-Worker") != "aggregated-0/dp0" {
+		t.Errorf("%v, tokens by %s", a.header, c.Inputs.ISLSource)
 	}
 }
 

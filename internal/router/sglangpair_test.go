@@ -16,11 +16,11 @@ import (
 // that everything goes to a pair or is refused before an engine is asked.
 func TestSGLangPairs(t *testing.T) {
 	t.Parallel()
-	for _, dp := range []int{1, 3} {
-		t.Run(fmt.Sprintf("dp=%d", dp), func(t *testing.T) {
+	for dp, fleet := range map[int]string{1: "2p2d:profile=instant,engine=sglang", 3: "1p:profile=instant,engine=sglang,dp=3+1d:profile=instant,engine=sglang"} {
+		t.Run(fleet, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, fmt.Sprintf("1p:profile=instant,engine=sglang,dp=%d+1d:profile=instant,engine=sglang", dp))
-			oracle := start(t, "1a:profile=instant,engine=sglang")
+			r, p := tappedRig(t, fleet)
+			carries(t, r)
 			prompts := [][]int{ids(90, 1), ids(130, 2), ids(40, 3)}
 			for _, stream := range []bool{false, true} {
 				p.reset()
@@ -33,7 +33,7 @@ func TestSGLangPairs(t *testing.T) {
 				}
 				if !stream {
 					for i, prompt := range prompts {
-						if got, want := gjson.GetBytes(a.body, fmt.Sprintf("choices.%d.text", i)).String(), direct(t, oracle.Sim.Engine(0).Worker().URL.String(), prompt); got == "" || !strings.HasPrefix(want, got) {
+						if got, want := gjson.GetBytes(a.body, fmt.Sprintf("choices.%d.text", i)).String(), right(prompt); got == "" || !strings.HasPrefix(want, got) {
 							t.Errorf("answer %d: %q, want the beginning of %q", i, got, want)
 						}
 					}

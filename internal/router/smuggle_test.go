@@ -9,15 +9,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestSmuggling: bytes that a gateway may take for the body of one client's request
+// smuggling: bytes that a gateway may take for the body of one client's request
 // never become a request of their own, nor part of the next one's: they reach no
 // engine, and there is one answer at most.
-func TestSmuggling(t *testing.T) {
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond })
+func smuggling(t *testing.T, r *rig, p *tap) {
 	const body = `{"model":"sim","prompt":"first","max_tokens":1}`
 	hidden := "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 49\r\n\r\n" + `{"model":"sim","prompt":"smuggled","max_tokens":1}`
 	chunked := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(body), body)

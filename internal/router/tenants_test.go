@@ -44,15 +44,28 @@ func TestBlocksOfTenantsAreApart(t *testing.T) {
 	})
 }
 
-// TestTenantsDoNotHitEachOthersCache: prompts of tenants who send the same, and try
+// TestTenants: what a tenant has at engines is its own.
+func TestTenants(t *testing.T) {
+	path := keysFile(t)
+	putKeys(t, path, "name: user, tenant: web", userSecret, "name: second, tenant: web", readSecret, "name: other, tenant: batch", otherSecret, "name: operator", opsSecret)
+	r, p := tappedRig(t, "1a:profile=instant+1a:engine=sglang,profile=instant,model=other", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true, Salt: true} })
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{{"caches", tenantsDoNotHitEachOthersCache}, {"salts", saltReachesEveryEndpointThatTakesIt}, {"stored responses", storedResponsesAreTheirTenants}} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			p.reset()
+			c.test(t, r.in(t), p)
+		})
+	}
+}
+
+// tenantsDoNotHitEachOthersCache: prompts of tenants who send the same, and try
 // each other's salts, count as cached, by the engine's own account and by the
 // router's, for those only whose tenant has sent them with the same salt before.
-func TestTenantsDoNotHitEachOthersCache(t *testing.T) {
-	path := keysFile(t)
-	tenants := map[string]string{userSecret: "web", otherSecret: "batch", opsSecret: "operator"}
-	putKeys(t, path, "name: user, tenant: web", userSecret, "name: second, tenant: web", readSecret, "name: other, tenant: batch", otherSecret, "name: operator", opsSecret)
-	tenants[readSecret] = "web"
-	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true, Salt: true} })
+func tenantsDoNotHitEachOthersCache(t *testing.T, r *rig, _ *tap) {
+	tenants := map[string]string{userSecret: "web", readSecret: "web", otherSecret: "batch", opsSecret: "operator"}
 	secrets := []string{userSecret, readSecret, otherSecret, opsSecret}
 	salts := []string{"", "mine", "", access.Salt("web", ""), access.Salt("batch", "")}
 	rng := rand.New(rand.NewPCG(1, 13))
@@ -92,13 +105,10 @@ func TestTenantsDoNotHitEachOthersCache(t *testing.T) {
 	}
 }
 
-// TestSaltReachesEveryEndpointThatTakesIt: where a worker is known to be vLLM 0.32, the
+// saltReachesEveryEndpointThatTakesIt: where a worker is known to be vLLM 0.32, the
 // bodies of Messages and of pooling endpoints get the tenant's salt; of other engines they
 // are refused.
-func TestSaltReachesEveryEndpointThatTakesIt(t *testing.T) {
-	path := keysFile(t)
-	putKeys(t, path, "name: user, tenant: web", userSecret)
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true, Salt: true} })
+func saltReachesEveryEndpointThatTakesIt(t *testing.T, r *rig, p *tap) {
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.Method == http.MethodPost {
 			_, _ = w.Write([]byte(`{"id":"x","object":"list","data":[]}`))
@@ -122,18 +132,15 @@ func TestSaltReachesEveryEndpointThatTakesIt(t *testing.T) {
 			t.Errorf("%s reached the engine with the salt %v", path, got)
 		}
 	}
-	other := start(t, "1a:engine=sglang,profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true, Salt: true} })
 	for path, body := range bodies {
-		other.send(http.MethodPost, path, encode(t, body), bearer(userSecret)...).refused(t, 403, "forbidden")
+		body["model"] = "other"
+		r.send(http.MethodPost, path, encode(t, body), bearer(userSecret)...).refused(t, 403, "forbidden")
 	}
 }
 
-// TestStoredResponsesAreTheirTenants: no tenant continues, reads or ends what an engine
+// storedResponsesAreTheirTenants: no tenant continues, reads or ends what an engine
 // keeps for another one, nor what the router does not know.
-func TestStoredResponsesAreTheirTenants(t *testing.T) {
-	path := keysFile(t)
-	putKeys(t, path, "name: user, tenant: web", userSecret, "name: second, tenant: web", readSecret, "name: other, tenant: batch", otherSecret)
-	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true} })
+func storedResponsesAreTheirTenants(t *testing.T, r *rig, _ *tap) {
 	first := r.post("/v1/responses", object{"model": "sim", "input": "a secret", "max_output_tokens": 3, "store": true}, bearer(userSecret)...)
 	id := gjson.GetBytes(first.body, "id").String()
 	next := encode(t, object{"model": "sim", "input": "repeat", "max_output_tokens": 3, "previous_response_id": id})

@@ -18,72 +18,66 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// TestConnectorsEndToEnd: with every connector, streamed and not, the text is
-// that of a single engine, and the engines' counters show that KV moved.
+// TestConnectorsEndToEnd: every connector moves KV. Those that other tests have a fleet
+// for are checked there: NIXL (TestEnginesProveReuseTransferAndRestraint, and with ranks
+// TestSteeringHeaders), NIXL's push (TestPushedPrompts), offload (TestOffload), SGLang
+// (TestSGLangPairs), LMCache (TestAcceptanceDecoderSpecs).
 func TestConnectorsEndToEnd(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name, fleet string
-		moved       bool // the decode side counts tokens from outside
-	}{
-		{"nixl", "2p2d:profile=instant", true},
-		{"nixl with ranks", "1p1d:profile=instant,dp=2", true},
-		{"nixl push", "2p2d:profile=instant,connector=nixl-push", true},
-		{"nixl push with ranks", "1p1d:profile=instant,dp=2,connector=nixl-push", true},
-		{"offload p2p", "2p2d:profile=instant,connector=offload-p2p", true},
-		{"nixl and offload p2p", "2p2d:profile=instant,connector=nixl-offload-p2p", true},
-		{"sglang", "2p2d:profile=instant,engine=sglang", true},
-		{"sglang with prefill ranks", "1p:profile=instant,engine=sglang,dp=2+1d:profile=instant,engine=sglang", true},
-		{"lmcache", "1p1d:profile=instant,connector=lmcache", true},
-		{"shared storage", "1p1d:profile=instant,connector=shared-storage", true},
+	for name, fleet := range map[string]string{
+		"nixl push with ranks": "2p2d:profile=instant,dp=2,connector=nixl-push",
+		"shared storage":       "1p1d:profile=instant,connector=shared-storage",
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, c.fleet)
-			engine := "vllm"
-			if strings.Contains(c.fleet, "sglang") {
-				engine = "sglang"
-			}
-			oracle := start(t, "1a:profile=instant,engine="+engine)
-			for i := range 10 {
-				prompt := ids(150+i, i)
-				want := direct(t, oracle.Sim.Engine(0).URL(), prompt)
-				a, got := r.complete(prompt)
-				if got != want || a.header.Get("X-Dynctl-Path") != "remote" {
-					t.Errorf("prompt %d: %q by %s, want %q", i, got, a.header.Get("X-Dynctl-Path"), want)
-				}
-				s := r.post("/v1/completions", object{"model": "sim", "prompt": ids(150+i, 100+i), "max_tokens": 12, "ignore_eos": true, "stream": true})
-				if got, want := streamed(t, s.body), direct(t, oracle.Sim.Engine(0).URL(), ids(150+i, 100+i)); got != want {
-					t.Errorf("prompt %d, streamed: %q, want %q", i, got, want)
-				}
-				chat := object{"model": "sim", "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
-				got = r.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content
-				if want := oracle.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content; got != want {
-					t.Errorf("chat %d: %q, want %q", i, got, want)
-				}
-			}
-			var moved, computed uint64
-			for _, e := range r.Sim.Engines() {
-				s, err := e.Counters()
-				if err != nil {
-					t.Fatal(err)
-				}
-				for i := range s {
-					if e.Group().Role == workers.Decode {
-						moved += s[i].ExternalHits
-						computed += s[i].Local
-					}
-					if s[i].FailedTransfers+s[i].Expired != 0 || s[i].Pinned != 0 {
-						t.Errorf("%s: %d failed transfers, %d expired, %d still pinned", e.Name(), s[i].FailedTransfers, s[i].Expired, s[i].Pinned)
-					}
-				}
-			}
-			if c.moved && moved < 30*100 {
-				t.Errorf("%d tokens came from outside, %d were computed by decode engines", moved, computed)
-			}
-			r.synced()
+			carries(t, start(t, fleet))
 		})
 	}
+}
+
+// carries has a fleet answer prompts of its own, streamed and not, by two legs: each text
+// is that of an engine alone, and the engines' counters show that KV moved.
+func carries(t *testing.T, r *rig) {
+	t.Helper()
+	counters := func() (moved, bad uint64, pinned int) {
+		for _, e := range r.Sim.Engines() {
+			s, err := e.Counters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range s {
+				if e.Group().Role == workers.Decode {
+					moved += s[i].ExternalHits
+				}
+				bad, pinned = bad+s[i].FailedTransfers+s[i].Expired, pinned+s[i].Pinned
+			}
+		}
+		return moved, bad, pinned
+	}
+	before, badBefore, _ := counters()
+	alone := engineAlone(t)
+	for i := range 10 {
+		prompt := ids(150+i, 9000+i)
+		a, got := r.complete(prompt)
+		if want := right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+			t.Errorf("prompt %d: %q by %s, want %q", i, got, a.header.Get("X-Dynctl-Path"), want)
+		}
+		prompt = ids(150+i, 9100+i)
+		s := r.post("/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": true})
+		if got, want := streamed(t, s.body), right(prompt); got != want {
+			t.Errorf("prompt %d, streamed: %q, want %q", i, got, want)
+		}
+		chat := object{"model": "sim", "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
+		got = r.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content
+		if want := askEngine(t, alone.URL(), "/v1/chat/completions", chat).completion(t).Choices[0].Message.Content; got != want {
+			t.Errorf("chat %d: %q, want %q", i, got, want)
+		}
+	}
+	moved, bad, pinned := counters()
+	if moved-before < 30*100 || bad != badBefore || pinned != 0 {
+		t.Errorf("%d tokens came from outside; %d transfers failed or expired, %d requests are still pinned", moved-before, bad-badBefore, pinned)
+	}
+	r.synced()
 }
 
 // TestPairIsChosen: of decode workers of two connectors only one has a prefill
@@ -91,15 +85,19 @@ func TestConnectorsEndToEnd(t *testing.T) {
 // and explain says why not there; without the prefill worker both answer.
 func TestPairIsChosen(t *testing.T) {
 	t.Parallel()
-	for _, policy := range selector.Policies() {
+	r := start(t, "1p:profile=instant+1d:profile=instant,connector=lmcache+1d:profile=instant")
+	for n, policy := range selector.Policies() {
 		t.Run(string(policy), func(t *testing.T) {
-			t.Parallel()
-			r := start(t, "1p:profile=instant+1d:profile=instant,connector=lmcache+1d:profile=instant", func(c *settings.Config) { c.Routing.Policy = string(policy) })
-			oracle := start(t, "1a:profile=instant")
+			r := r.in(t)
+			r.set(func(c *settings.Config) { c.Routing.Policy = string(policy) })
+			if _, err := r.Admin.ResumeWorker(t.Context(), "prefill-0"); err != nil {
+				t.Fatal(err)
+			}
 			vetoed := 0
 			for i := range 6 {
-				a, got := r.complete(ids(150+i, i))
-				if want := direct(t, oracle.Sim.Engine(0).URL(), ids(150+i, i)); got != want {
+				i += 1000 * n // no prompt comes twice
+				a, got := r.complete(ids(150+i%1000, i))
+				if want := right(ids(150+i%1000, i)); got != want {
 					t.Errorf("prompt %d: %q, want %q", i, got, want)
 				}
 				if a.header.Get("X-Dynctl-Path") != "remote" || a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" {
@@ -118,7 +116,7 @@ func TestPairIsChosen(t *testing.T) {
 			r.drainWorker("prefill-0")
 			used := map[string]bool{}
 			for i := range 12 {
-				a, _ := r.complete(ids(150, 100+i))
+				a, _ := r.complete(ids(150, 100+1000*n+i))
 				used[a.header.Get("X-Dynctl-Worker")] = true
 				if d := r.receipt(a.header.Get("X-Dynctl-Decision")); d.Path != "local" || d.Reason != "prefill_all_excluded" {
 					t.Errorf("without the prefill worker: %s because %s", d.Path, d.Reason)
@@ -182,7 +180,6 @@ func TestPrefillThatEndsTheAnswer(t *testing.T) {
 		c.Retry.Attempts = 1
 		c.Routing.PrefillFallback = "error"
 	})
-	oracle := start(t, "1a:profile=instant")
 	set := func(f fault.Set) {
 		t.Helper()
 		if err := r.Sim.Named("prefill-0").SetFaults(f); err != nil {
@@ -201,7 +198,7 @@ func TestPrefillThatEndsTheAnswer(t *testing.T) {
 			} else {
 				got = a.completion(t).Choices[0].Text
 			}
-			if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want {
+			if want := right(prompt); got != want {
 				t.Errorf("%s: %q, want %q", reason, got, want)
 			}
 			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
@@ -283,7 +280,7 @@ func TestSilentRecomputeIsDetected(t *testing.T) {
 func TestMessagesAndResponsesGoRemote(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer = "engine" })
-	oracle := start(t, "1a:profile=instant")
+	alone := engineAlone(t)
 	words := strings.Repeat("a good many words of context ", 30)
 	schema := object{"properties": object{"city": object{"type": "string"}}}
 	for name, c := range map[string]struct {
@@ -336,7 +333,7 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 				}
 				return gjson.GetBytes(b, "content.0.text").String() + gjson.GetBytes(b, "output.0.content.0.text").String()
 			}
-			if got, want := text(a.body), text(oracle.post(c.path, c.body).body); got != want || got == "" && c.body["stop_sequences"] == nil {
+			if got, want := text(a.body), text(askEngine(t, alone.URL(), c.path, c.body).body); got != want || got == "" && c.body["stop_sequences"] == nil {
 				t.Errorf("%q, one engine alone %q", got, want)
 			}
 			leg := p.legsOf("prefill")[0].body
@@ -377,64 +374,68 @@ func TestTransferCheck(t *testing.T) {
 	if err := lax.Validate(); err == nil || !strings.Contains(err.Error(), `routing.transfer_check`) {
 		t.Errorf("a word that says nothing: %v", err)
 	}
-	for _, c := range []struct {
+	p := &tap{}
+	tapped := p.specs(t)
+	r := startWith(t, loopback.Options{Fleet: "3p1d:profile=instant", Specs: func(list []workers.Spec) []workers.Spec {
+		list = tapped(list)
+		for i := range list {
+			list[i].TransferCheck = map[string]workers.TransferCheck{"prefill-1": workers.TransferReport, "prefill-2": workers.TransferStrict}[list[i].Name]
+		}
+		return list
+	}}, func(c *settings.Config) { c.Routing.AllowHeaders = true })
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if !strings.HasPrefix(engine, "prefill") || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		good := &recorder{ResponseWriter: &nowhere{}}
+		leg, err := http.NewRequest(http.MethodPost, r.Sim.Named(engine).URL()+q.URL.Path, bytes.NewReader(body))
+		if err != nil {
+			return false
+		}
+		leg.Header, leg.Close = q.Header.Clone(), true
+		resp, err := http.DefaultClient.Do(leg)
+		if err != nil {
+			return false
+		}
+		_, _ = io.Copy(good, resp.Body)
+		resp.Body.Close()
+		writeJSON(w, edit(good.body.Bytes(), "kv_transfer_params.remote_num_tokens", object{"prompt": 200}))
+		return true
+	})
+	for n, c := range []struct {
 		name   string
 		config string // "" leaves what the router does by itself
-		worker workers.TransferCheck
+		worker string
 		used   bool
 	}{
-		{"nothing said", "", "", false},
-		{"strict", "strict", "", false},
-		{"report", "report", "", true},
-		{"report for this worker", "strict", workers.TransferReport, true},
-		{"strict for this worker", "report", workers.TransferStrict, false},
+		{"nothing said", "", "prefill-0", false},
+		{"strict", "strict", "prefill-0", false},
+		{"strict for this worker", "report", "prefill-2", false},
+		{"report", "report", "prefill-0", true},
+		{"report for this worker", "strict", "prefill-1", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			p := &tap{}
-			tapped := p.specs(t)
-			r := startWith(t, loopback.Options{Fleet: "1p1d:profile=instant", Specs: func(list []workers.Spec) []workers.Spec {
-				list = tapped(list)
-				for i := range list {
-					if list[i].Role == workers.Prefill {
-						list[i].TransferCheck = c.worker
-					}
-				}
-				return list
-			}}, func(to *settings.Config) {
+			r := r.in(t)
+			r.set(func(to *settings.Config) {
 				if c.config != "" {
 					to.Routing.TransferCheck = c.config
 				}
 			})
-			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
-				if !strings.HasPrefix(engine, "prefill") || q.URL.Path != "/v1/completions" {
-					return false
-				}
-				good := &recorder{ResponseWriter: &nowhere{}}
-				leg, err := http.NewRequest(http.MethodPost, r.Sim.Named(engine).URL()+q.URL.Path, bytes.NewReader(body))
-				if err != nil {
-					return false
-				}
-				leg.Header, leg.Close = q.Header.Clone(), true
-				resp, err := http.DefaultClient.Do(leg)
-				if err != nil {
-					return false
-				}
-				_, _ = io.Copy(good, resp.Body)
-				resp.Body.Close()
-				writeJSON(w, edit(good.body.Bytes(), "kv_transfer_params.remote_num_tokens", object{"prompt": 200}))
-				return true
-			})
+			series := fmt.Sprintf(`dynctl_transfer_params_odd_total{worker=%q}`, c.worker)
+			before, counted := len(r.events("prefill_odd_params")), max(0, r.metric(series))
 			for i := range 3 {
-				a, _ := r.complete(ids(200, 40+i))
+				for _, w := range []string{"prefill-0", "prefill-1", "prefill-2", "decode-0"} {
+					r.Router.Heal(w)
+				}
+				a, _ := r.complete(ids(200, 40+10*n+i), "X-Dynctl-Prefill-Worker", c.worker)
 				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
 				noted := strings.Contains(strings.Join(rec.Notes, " "), "remote_num_tokens")
 				if c.used && (rec.Path != "remote" || !noted) || !c.used && rec.Path != "local" {
 					t.Errorf("%s (%s), notes %q", rec.Path, rec.ReasonText, rec.Notes)
 				}
 			}
-			events, n := r.events("prefill_odd_params"), r.metric(`dynctl_transfer_params_odd_total{worker="prefill-0"}`)
-			if c.used && (len(events) != 1 || n != 3 || !strings.Contains(events[0].Text, "remote_num_tokens")) || !c.used && (len(events) != 0 || n > 0) {
+			events, n := r.events("prefill_odd_params")[before:], max(0, r.metric(series))-counted
+			if c.used && (len(events) != 1 || n != 3 || events[0].Worker != c.worker || !strings.Contains(events[0].Text, "remote_num_tokens")) || !c.used && (len(events) != 0 || n != 0) {
 				t.Errorf("events %+v, %v counted", events, n)
 			}
 		})
@@ -445,8 +446,8 @@ func TestTransferCheck(t *testing.T) {
 // than the client sent; that is no fault of the prefill.
 func TestTruncatedPromptsGoRemote(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant")
-	oracle := start(t, "1a:profile=instant")
+	r := start(t, "1p1d:profile=instant+1p1d:profile=instant,model=small,max_model_len=200")
+	alone := engineAlone(t)
 	for _, limit := range []int{100, -1} {
 		body := object{"model": "sim", "prompt": ids(400, 1), "truncate_prompt_tokens": limit, "max_tokens": 12, "ignore_eos": true}
 		a := r.post("/v1/completions", body)
@@ -454,7 +455,7 @@ func TestTruncatedPromptsGoRemote(t *testing.T) {
 		if c.Path != "remote" || len(c.Legs) != 2 || c.Legs[0].PromptTokens != c.Outcome.PromptTokens || c.Inputs.ISL != c.Outcome.PromptTokens {
 			t.Errorf("%d: %s (%s), isl %d, legs %+v", limit, c.Path, c.ReasonText, c.Inputs.ISL, c.Legs)
 		}
-		if got, want := a.completion(t).Choices[0].Text, oracle.post("/v1/completions", body).completion(t).Choices[0].Text; got != want {
+		if got, want := a.completion(t).Choices[0].Text, askEngine(t, alone.URL(), "/v1/completions", body).completion(t).Choices[0].Text; got != want {
 			t.Errorf("%d: %q, one engine alone %q", limit, got, want)
 		}
 	}
@@ -462,9 +463,8 @@ func TestTruncatedPromptsGoRemote(t *testing.T) {
 		t.Errorf("events %+v", e)
 	}
 	// To its own limit an engine cuts a prompt of which the router has every id.
-	small := start(t, "1p1d:profile=instant,max_model_len=200")
-	a := small.post("/v1/completions", object{"model": "sim", "prompt": ids(400, 2), "truncate_prompt_tokens": -1, "max_tokens": 12, "ignore_eos": true})
-	if c := small.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "remote" || c.Inputs.ISL != 400 || c.Outcome.PromptTokens >= 200 || c.Legs[0].PromptTokens >= 200 {
+	a := r.post("/v1/completions", object{"model": "small", "prompt": ids(400, 2), "truncate_prompt_tokens": -1, "max_tokens": 12, "ignore_eos": true})
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "remote" || c.Inputs.ISL != 400 || c.Outcome.PromptTokens >= 200 || c.Legs[0].PromptTokens >= 200 {
 		t.Errorf("%s (%s), isl %d, prompt %d, legs %+v", c.Path, c.ReasonText, c.Inputs.ISL, c.Outcome.PromptTokens, c.Legs)
 	}
 }

@@ -102,6 +102,10 @@ func TestA1PrefillBody(t *testing.T) {
 			`{"prompt":"a","stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
 		},
 		{
+			"the newer name alone", `{"prompt":"a","max_completion_tokens":7}`,
+			`{"prompt":"a","stream":false,"max_tokens":1,"max_completion_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
+		},
+		{
 			"the client's own transfer fields", `{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"}}`,
 			`{"prompt":"a","stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
 		},

@@ -327,7 +327,11 @@ func TestEstimateTokens(t *testing.T) {
 		{Completion, `{"prompt":"abcdefg"}`, 1},
 		{Completion, `{"prompt":"日本語の"}`, 1},
 		{Completion, `{"prompt":"\n\u00e9\ud83d\ude00😀"}`, 1},
+		{Completion, `{"prompt":"日本語テスト文字"}`, 2},
+		{Completion, fmt.Sprintf(`{"prompt":%q}`, strings.Repeat("😀", 8)), 2},
 		{Completion, `{"prompt":["abc","d"]}`, 1},
+		{Completion, `{"prompt":[[` + strings.Repeat("1,", 29) + `1],[` + strings.Repeat("2,", 29) + `2]]}`, 60},
+		{Chat, fmt.Sprintf(`{"prompt":null,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("a", 80)), 20},
 		{Chat, `{"messages":[{"content":"abc"},{"content":"d"}]}`, 1},
 	} {
 		if got := parse(t, c.kind, c.body).EstimateTokens(); got != c.want {
