@@ -3,6 +3,7 @@ package router
 import (
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/serving/resumed"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -31,6 +32,10 @@ func (r *Router) ForgetLoad(name string) {
 		}
 	}
 }
+
+// WithoutResumed makes the router one whose streams end with their engine, as if there were
+// no package resumed.
+func (r *Router) WithoutResumed() { r.answers = r.answers.(*resumed.Engine).Next }
 
 // BodyMemory is how many bytes of limits.body_memory are taken.
 func (r *Router) BodyMemory() int64 { return r.bodies.Used() }
