@@ -296,6 +296,32 @@ func TestBrokenPrefills(t *testing.T) {
 	}
 }
 
+// TestPredictions: ranks are predicted to have the prompts that they were sent, but for those
+// that they had no room for. A prompt has four blocks.
+func TestPredictions(t *testing.T) {
+	for _, c := range []struct {
+		fleet, worker string
+		answer        fakeengine.Answer
+		blocks        int
+	}{
+		{"2a", "", fakeengine.Answer{}, 4},
+		{"2a", "aggregated-0", fakeengine.JSON(429, words), 4},
+		{"2a", "aggregated-0", fakeengine.JSON(500, words), 8},
+		{"1p1d", "", fakeengine.Answer{}, 8},
+		{"2p1d", "prefill-0", fakeengine.JSON(429, words), 8},
+		{"1p2d", "decode-0", fakeengine.JSON(429, words), 8},
+		{"1p2d sglang", "decode-0", fakeengine.JSON(500, words), 12},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := fakeengine.New(t, c.fleet)
+			r.Next(c.worker, c.answer)
+			if got := r.Send(t.Context(), ask(false, "")); !whole(got, false) || r.Predicted.Blocks() != c.blocks {
+				t.Errorf("%+v: %d blocks are predicted: %s", c, r.Predicted.Blocks(), got)
+			}
+		})
+	}
+}
+
 // TestAttemptsSeeTheFleetOfNow: what follows a failure is decided from the workers of then.
 func TestAttemptsSeeTheFleetOfNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -130,6 +130,9 @@ func TestEngineDiesAfterAnyToken(t *testing.T) {
 	} {
 		for _, fleet := range []string{"2a", "1p2d"} {
 			for kind, q := range map[string]fakeengine.Ask{"ids": completion(usage), "words": words(usage), "chat": chat(usage), "limit": limited} {
+				if end.name != "reset" && end.name != "error event" && fleet+kind != "2aids" {
+					continue // what differs is below
+				}
 				var want seen
 				events := 0
 				run(t, "whole/"+fleet+"/"+kind, fleet, plain, func(t *testing.T, r *fakeengine.Router) {
