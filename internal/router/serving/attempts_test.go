@@ -399,6 +399,30 @@ func TestSmallRules(t *testing.T) {
 			t.Errorf("%s", got)
 		}
 	})
+	for _, alive := range []bool{true, false} {
+		run(fmt.Sprint("an idle close of an engine that is alive: ", alive), "3a", func(s *settings.Config) { s.Retry.Attempts = 8 }, func(t *testing.T, r *fakeengine.Router) {
+			r.Alive = func(*workers.Worker) bool { return alive }
+			r.Next("aggregated-0", fakeengine.Stale(), fakeengine.Fails(upstream.Connect, false))
+			r.Next("aggregated-1", fakeengine.Fails(upstream.Reset, true))
+			if got := r.Send(t.Context(), ask(false, "")); whole(got, false) != alive || strings.Contains(notes(got), attempt.NoMoreLost) == alive {
+				t.Errorf("%s: %q", got, got.Receipt.Notes)
+			}
+		})
+	}
+	run("a request that was served between its failures", "2a", func(s *settings.Config) { s.Retry.Attempts = 1 }, func(t *testing.T, r *fakeengine.Router) {
+		r.Next("aggregated-0", fakeengine.JSON(500, words))
+		for i, want := range []int{500, 200, 200, 500} {
+			if i == 2 {
+				r.Next("aggregated-1", fakeengine.JSON(500, words))
+			}
+			if got := r.Send(t.Context(), ask(false, "")); got.Status != want {
+				t.Errorf("%d: %s", i, got)
+			}
+		}
+		if e := r.Events("request_blamed"); len(e) > 0 {
+			t.Error(e)
+		}
+	})
 	run("failures of a rank", "1a", func(*settings.Config) {}, func(t *testing.T, r *fakeengine.Router) {
 		for _, c := range []struct {
 			status int
