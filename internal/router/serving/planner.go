@@ -151,6 +151,7 @@ func (l *plan) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		}
 		defer c.Turns.Leave()
 	}
+	c.begun.Store(mayBegin)
 	if !g.Open.Take(1) {
 		c.giveUpPlace()
 		return nil, g.noLeg()
