@@ -56,10 +56,12 @@ type Router struct {
 	Moves    admission.Moves
 	Line     *admission.Line
 	Outliers *health.Outliers
-	Stored   *stored.Responses
-	Traffic  traffic.Traffic
-	Metrics  *telemetry.Metrics
-	Engine   serving.Engine
+	// Predicted is what ranks are predicted to hold.
+	Predicted *approx.Index
+	Stored    *stored.Responses
+	Traffic   traffic.Traffic
+	Metrics   *telemetry.Metrics
+	Engine    serving.Engine
 	// Decided, where it is set, is called after each decision, before a leg is sent.
 	Decided func(c *serving.Call)
 	// Alive says whether a worker gives a sign of life when the router asks for one.
@@ -102,9 +104,9 @@ func New(t *testing.T, fleet string, configure ...func(*settings.Config)) *Route
 	}
 	r.Serves = r.Model.Answer
 	r.Registry = workers.NewRegistry(r.event)
-	r.join(fleet)
 	r.Ledger.OnEase(r.Line.Wake)
 	r.build()
+	r.Apply(Specs(t, fleet))
 	return r
 }
 
@@ -143,9 +145,6 @@ func Specs(t *testing.T, fleet string) (specs []workers.Spec) {
 	return specs
 }
 
-// join brings a fleet in place of the one before.
-func (r *Router) join(fleet string) { r.Apply(Specs(r.t, fleet)) }
-
 // Apply makes specs the fleet. Newcomers are healthy, and serve the model.
 func (r *Router) Apply(specs []workers.Spec) {
 	r.t.Helper()
@@ -155,7 +154,11 @@ func (r *Router) Apply(specs []workers.Spec) {
 	for _, w := range r.Registry.Snapshot().Workers {
 		if w.State.Probed().Health != workers.Healthy {
 			w.State.SetCondition(workers.Condition{Health: workers.Healthy})
-			if _, err := r.Registry.Update(w, workers.Learned{Models: []string{"m"}}); err != nil {
+			_, err := r.Registry.Update(w, workers.Learned{Models: []string{"m"}})
+			if k := w.Ranks[0]; err == nil {
+				err = r.Predicted.AddRank(kvindex.Rank(k.Slot), k.Number, k.Label)
+			}
+			if err != nil {
 				r.t.Fatal(err)
 			}
 		}
@@ -166,6 +169,7 @@ func (r *Router) Apply(specs []workers.Spec) {
 func (r *Router) build() {
 	r.Metrics = telemetry.New("test", "", func(string) bool { return true })
 	index, predicted := kvindex.New(kvindex.Options{MaxRanks: 64}), approx.New(approx.Options{MaxRanks: 64})
+	r.Predicted = predicted
 	block := func(w *workers.Worker) int { return r.Settings.BlockOf(w) }
 	fleet, err := follower.New(follower.Options{
 		Registry: r.Registry, Index: index, Predicted: predicted, Ledger: r.Ledger, BlockOf: block, Event: r.event,

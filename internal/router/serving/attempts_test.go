@@ -296,6 +296,32 @@ func TestBrokenPrefills(t *testing.T) {
 	}
 }
 
+// TestPredictions: ranks are predicted to have the prompts that they were sent, but for those
+// that they had no room for. A prompt has four blocks.
+func TestPredictions(t *testing.T) {
+	for _, c := range []struct {
+		fleet, worker string
+		answer        fakeengine.Answer
+		blocks        int
+	}{
+		{"2a", "", fakeengine.Answer{}, 4},
+		{"2a", "aggregated-0", fakeengine.JSON(429, words), 4},
+		{"2a", "aggregated-0", fakeengine.JSON(500, words), 8},
+		{"1p1d", "", fakeengine.Answer{}, 8},
+		{"2p1d", "prefill-0", fakeengine.JSON(429, words), 8},
+		{"1p2d", "decode-0", fakeengine.JSON(429, words), 8},
+		{"1p2d sglang", "decode-0", fakeengine.JSON(500, words), 12},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := fakeengine.New(t, c.fleet)
+			r.Next(c.worker, c.answer)
+			if got := r.Send(t.Context(), ask(false, "")); !whole(got, false) || r.Predicted.Blocks() != c.blocks {
+				t.Errorf("%+v: %d blocks are predicted: %s", c, r.Predicted.Blocks(), got)
+			}
+		})
+	}
+}
+
 // TestAttemptsSeeTheFleetOfNow: what follows a failure is decided from the workers of then.
 func TestAttemptsSeeTheFleetOfNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -371,6 +397,30 @@ func TestSmallRules(t *testing.T) {
 		})
 		if got := r.Send(t.Context(), ask(false, "")); got.Status != 429 || got.Body != words {
 			t.Errorf("%s", got)
+		}
+	})
+	for _, alive := range []bool{true, false} {
+		run(fmt.Sprint("an idle close of an engine that is alive: ", alive), "3a", func(s *settings.Config) { s.Retry.Attempts = 8 }, func(t *testing.T, r *fakeengine.Router) {
+			r.Alive = func(*workers.Worker) bool { return alive }
+			r.Next("aggregated-0", fakeengine.Stale(), fakeengine.Fails(upstream.Connect, false))
+			r.Next("aggregated-1", fakeengine.Fails(upstream.Reset, true))
+			if got := r.Send(t.Context(), ask(false, "")); whole(got, false) != alive || strings.Contains(notes(got), attempt.NoMoreLost) == alive {
+				t.Errorf("%s: %q", got, got.Receipt.Notes)
+			}
+		})
+	}
+	run("a request that was served between its failures", "2a", func(s *settings.Config) { s.Retry.Attempts = 1 }, func(t *testing.T, r *fakeengine.Router) {
+		r.Next("aggregated-0", fakeengine.JSON(500, words))
+		for i, want := range []int{500, 200, 200, 500} {
+			if i == 2 {
+				r.Next("aggregated-1", fakeengine.JSON(500, words))
+			}
+			if got := r.Send(t.Context(), ask(false, "")); got.Status != want {
+				t.Errorf("%d: %s", i, got)
+			}
+		}
+		if e := r.Events("request_blamed"); len(e) > 0 {
+			t.Error(e)
 		}
 	})
 	run("failures of a rank", "1a", func(*settings.Config) {}, func(t *testing.T, r *fakeengine.Router) {

@@ -107,13 +107,18 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 	return &b.answer, nil
 }
 
-// good reports that the head of the answer is good.
-func (b *decoding) good() {
-	b.c.begun.Store(true)
+// good reports that the head of the answer is good. The error is that the prefill leg beside
+// it failed a moment before, for which this leg ends.
+func (b *decoding) good(ctx context.Context) error {
+	if !b.c.begun.CompareAndSwap(mayBegin, hasBegun) {
+		<-ctx.Done()
+		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, &upstream.Failure{Kind: upstream.Canceled, Addr: b.answer.Addr, Op: "read the answer of", Sent: true, Started: true, Err: ctx.Err()})
+	}
 	if body := b.c.Body; body != nil && b.g.Repeats.Watches(len(body.B), time.Now()) {
 		b.g.Repeats.Served(b.c.key())
 	}
 	b.g.report(b.c, selector.Decode, health.Success)
+	return nil
 }
 
 // stream holds the head of an event stream until its first token or error: what fails before
@@ -138,7 +143,9 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	if verdict == sse.Failed {
 		return b.failed(w, head.Scanner.Summary().Error)
 	}
-	b.good()
+	if err := b.good(ctx); err != nil {
+		return err
+	}
 	first := time.Now()
 	tokens := head.Scanner.Tokens()
 	b.record.Streams(first, tokens > 0)
@@ -176,7 +183,9 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	json := strings.HasPrefix(a.Header.Get("Content-Type"), "application/json")
 	// An answer to HEAD has the length of a body that does not come.
 	if b.c.From.Method == http.MethodHead || a.ContentLength > maxWholeAnswer || a.ContentLength < 0 && !json {
-		b.good()
+		if err := b.good(ctx); err != nil {
+			return err
+		}
 		b.c.held.FirstToken()
 		return nil
 	}
@@ -184,7 +193,9 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	if err != nil {
 		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, err)
 	}
-	b.good()
+	if err := b.good(ctx); err != nil {
+		return err
+	}
 	b.c.held.FirstToken()
 	if json {
 		b.c.Book.Answer.Learn(sse.Inspect(body))

@@ -107,24 +107,35 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// TestTrialIsGivenBack: a request that was to try an ejected worker, and whose client left or
-// which panicked, leaves the trial to the next one.
+// TestTrialIsGivenBack: a request that was to try an ejected worker leaves the trial to the
+// next one, where its client left, it panicked, or the other leg failed before.
 func TestTrialIsGivenBack(t *testing.T) {
-	for _, a := range []fakeengine.Answer{fakeengine.Hangs(), {Panic: true}} {
-		for _, c := range []struct{ fleet, worker string }{{"2a", "aggregated-0"}, {"2p2d", "prefill-0"}, {"2p2d", "decode-0"}, {"2p2d sglang", "prefill-0"}} {
+	for _, c := range []struct {
+		fleet, worker string
+		fails         string // the worker that does
+		answers       []fakeengine.Answer
+	}{
+		{"2a", "aggregated-0", "aggregated-0", []fakeengine.Answer{fakeengine.Hangs(), {Panic: true}}},
+		{"2p2d", "prefill-0", "prefill-0", []fakeengine.Answer{fakeengine.Hangs(), {Panic: true}}},
+		{"2p2d", "decode-0", "decode-0", []fakeengine.Answer{fakeengine.Hangs(), {Panic: true}}},
+		{"2p2d", "decode-0", "prefill-0", []fakeengine.Answer{fakeengine.Hangs(), fakeengine.JSON(400, words)}},
+		{"2p2d sglang", "prefill-0", "prefill-0", []fakeengine.Answer{fakeengine.Hangs(), {Panic: true}}},
+		{"2p2d sglang", "decode-0", "prefill-0", []fakeengine.Answer{fakeengine.Hangs(), fakeengine.JSON(400, words)}},
+	} {
+		for _, a := range c.answers {
 			synctest.Test(t, func(t *testing.T) {
 				r := fakeengine.New(t, c.fleet)
 				e := &workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"}
 				r.Worker(c.worker).State.SetEjection(e)
 				e.OfferTrial()
-				r.Next(c.worker, a)
+				r.Next(c.fails, a)
 				ctx, leave := context.WithTimeout(t.Context(), 500*ms)
 				defer leave()
-				if got := r.Send(ctx, ask(true, "")); len(r.Requests(c.worker)) != 1 {
+				if got := r.Send(ctx, ask(true, "")); len(r.Requests(c.fails)) != 1 {
 					t.Fatalf("%s by %s", got, got.Legs())
 				}
 				if !e.TakeTrial() {
-					t.Errorf("%v: nobody may try %s any more", a, c.worker)
+					t.Errorf("%+v: nobody may try %s any more", a, c.worker)
 				}
 			})
 		}
@@ -193,7 +204,7 @@ func TestReaders(t *testing.T) {
 						}
 						time.Sleep(wait)
 						synctest.Wait() // until a prefill leg beside has ended
-						if legs := r.Open.Used(); legs != 1 || r.Ledger.Total().Requests != 1 || r.Bodies.Used() != 0 && !strings.Contains(fleet, "sglang") {
+						if legs := r.Open.Used(); legs != 1 || r.Ledger.Total().Requests != 1 || r.Ledger.Total().Answering != 1 || r.Bodies.Used() != 0 && !strings.Contains(fleet, "sglang") {
 							t.Errorf("%d legs, %d requests, %d bytes while nobody reads", legs, r.Ledger.Total().Requests, r.Bodies.Used())
 						}
 						return gone

@@ -106,3 +106,23 @@ func TestLegsOfAPair(t *testing.T) {
 		})
 	}
 }
+
+// TestLegsAtTheSameMoment: of two answers that come at the same time one counts, and the client
+// gets that one: a prefill's 400 is final, whatever the decode engine makes of its end.
+func TestLegsAtTheSameMoment(t *testing.T) {
+	for range 100 {
+		for _, decodes := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				r := fakeengine.New(t, "1p1d sglang", func(s *settings.Config) { s.Retry.Attempts, s.Routing.PrefillFallback = 2, "error" })
+				r.Always("prefill-0", always(fakeengine.JSON(400, words).After(20*ms)))
+				if r.Always("decode-0", free(r, 20*ms)); !decodes {
+					r.Always("decode-0", always(fakeengine.JSON(500, words).After(20*ms)))
+				}
+				got := r.Send(t.Context(), ask(true, ""))
+				if first := len(got.Receipt.Earlier) > 0; !first && got.Status != 400 && !(decodes && whole(got, true)) {
+					t.Errorf("%s by %s", got, got.Legs())
+				}
+			})
+		}
+	}
+}

@@ -173,6 +173,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		}
 		defer c.Turns.Leave()
 	}
+	c.begun.Store(mayBegin)
 	if !g.Open.Take(1) {
 		c.giveUpPlace()
 		return nil, c.noLeg()

@@ -53,6 +53,7 @@ func (p *two) Decode(ctx context.Context) error {
 	return p.decode.run(ctx)
 }
 func (p *two) Begun() bool         { return p.begins > 0 && time.Since(p.start) >= p.begins }
+func (p *two) Stop() bool          { return !p.Begun() }
 func (p *two) Both(err error) bool { return p.both != nil && errors.Is(err, p.both) }
 func (p *two) Panicked(v any)      { p.panics = append(p.panics, v) }
 
