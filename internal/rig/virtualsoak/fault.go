@@ -126,7 +126,7 @@ func (l *leg) dies() {
 // of them have shown it.
 func (q *request) acquitted() {
 	for _, n := range q.s.nodes {
-		if len(n.poisoned) != 1 || !n.poisoned[q.key()] || n.faulted || !n.member || n.worker.State.Draining() || n.worker.State.Probed().Health != workers.Healthy {
+		if len(n.poisoned) != 1 || !n.poisoned[q.body] || n.faulted || !n.member || n.worker.State.Draining() || n.worker.State.Probed().Health != workers.Healthy {
 			continue
 		}
 		if ok, why := n.worker.State.Usable(); !ok {
@@ -255,7 +255,11 @@ func (s *stage) restartRouter() {
 	s.out.Restarts++
 	s.note("the router restarts with its snapshot")
 	for _, q := range s.inOrder() {
-		q.cut("the router was restarted")
+		q.leave("the router was restarted")
+	}
+	s.settle()
+	if len(s.open)+len(s.tasks) > 0 {
+		s.violate("after a drain: %d requests and %d tasks are left", len(s.open), len(s.tasks))
 	}
 	if err := s.ledger.Balanced(); err != nil {
 		s.violate("after a drain: %v", err)
@@ -263,14 +267,13 @@ func (s *stage) restartRouter() {
 	if !s.moves.places.Idle() {
 		s.violate("after a drain: places of rests of streams were not given back")
 	}
-	_ = s.index.Close() // nothing is mapped that could fail to be given back
-	_ = s.approx.Close()
+	s.closeRouter()
+	s.openLedger()
 	s.openRouter()
 	for _, n := range s.nodes { // their health is learned again
 		n.worker.State.SetEjection(nil)
 		n.worker.State.SetGeneration(0)
 	}
-	s.openLedger()
 	restored := map[string]*kept{}
 	if err := s.index.Restore(bytes.NewReader(s.file), func(r kvindex.Rank, name string, note []byte) error {
 		restored[name] = &kept{slot: r}

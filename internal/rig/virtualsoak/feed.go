@@ -9,7 +9,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -31,7 +30,7 @@ type node struct {
 	up          bool
 	member      bool // of the fleet
 	missed      int
-	holds       int           // reservations of requests
+	holds, legs int           // reservations of requests, and their legs in progress
 	readySince  time.Duration // when it was usable first since the line looked; -1 for not
 	since       time.Duration // nothing was done to it since
 	hang        bool
@@ -40,7 +39,7 @@ type node struct {
 	// faulted says that it failed a request that does not break every engine; poisoned are
 	// the requests that do and which it failed.
 	faulted  bool
-	poisoned map[attempt.RequestKey]bool
+	poisoned map[string]bool
 
 	// The publisher.
 	drop, late, spoil float64
@@ -82,11 +81,12 @@ func (s *stage) join(role workers.Role) {
 	g := &s.group
 	spec := workers.Spec{
 		Name: n.name, URL: &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", 1+i)}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
-		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, DP: 1,
+		Models: []string{model}, Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, DP: 1,
 	}
 	s.changeRegistry(func(list []workers.Spec) []workers.Spec { return append(list, spec) })
 	n.worker, _ = s.registry.Snapshot().Worker(n.name)
 	n.rank = n.worker.Ranks[0]
+	s.byHost[spec.URL.Host] = n
 	n.probed(workers.Healthy)
 	s.note("%s joins in slot %d (silent %v, replay of %d)", n.name, n.rank.Slot, n.silent, n.ring)
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {
