@@ -79,6 +79,7 @@ func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
 		}
 	}()
 	var failed error // of the prefill leg; to be read after broke or done
+	var broken error // of the decode leg; to be read after decoded
 	run.Go(func() {
 		defer close(p.done)
 		if failed = prefill(pctx, legs); failed != nil && !legs.Begun() {
@@ -86,10 +87,13 @@ func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
 			if legs.Both(failed) {
 				run.Wait(pctx, decoded, Grace)
 			}
-			stopDecode(failed)
+			if answered := ended(decoded) && broken == nil; !answered {
+				stopDecode(failed)
+			}
 		}
 	})
 	err := legs.Decode(dctx)
+	broken = err
 	close(decoded)
 	if err == nil {
 		begun = true

@@ -96,6 +96,34 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestAnswerOutlivesPrefill: a decode leg that begins to answer while it is awaited whether
+// it breaks as the prefill leg did is not cancelled.
+func TestAnswerOutlivesPrefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		legs := &answering{two: two{prefill: leg{takes: time.Second, err: errPrefill}, decode: leg{takes: time.Second + Grace/2}, both: errPrefill, start: time.Now()}}
+		p, end := Begin(t.Context(), nil, legs)
+		if end.Err != nil {
+			t.Fatalf("%+v", end)
+		}
+		time.Sleep(time.Minute)
+		if err := legs.ctx.Err(); err != nil {
+			t.Errorf("the answer was ended: %v, %v", err, context.Cause(legs.ctx))
+		}
+		p.End(true)
+	})
+}
+
+// answering keeps the context of the answer.
+type answering struct {
+	two
+	ctx context.Context //nolint:containedctx // to see whether it ends
+}
+
+func (p *answering) Decode(ctx context.Context) error {
+	p.ctx = ctx
+	return p.two.Decode(ctx)
+}
+
 // TestLeavingIsNoFailureOfALeg: with a context that ends both legs end, and nobody blames
 // the prefill leg.
 func TestLeavingIsNoFailureOfALeg(t *testing.T) {
