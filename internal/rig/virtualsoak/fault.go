@@ -113,7 +113,11 @@ func (l *leg) dies() {
 	}
 	s.out.Faults++
 	s.note("%s dies of %s", n.name, q.id)
-	if len(q.killed) > attempt.MaxLost {
+	most := attempt.MaxLost
+	if s.group.Connector == workers.ConnectorNIXLPush {
+		most++ // one has died, and the next attempt reaches two at once
+	}
+	if len(q.killed) > most {
 		s.violate("%d engines died of %s", len(q.killed), q.id)
 		return
 	}
@@ -166,16 +170,7 @@ func (s *stage) changeFleet() {
 		s.out.Faults++
 		s.join([]workers.Role{workers.Prefill, workers.Decode, workers.Aggregated}[s.rng.IntN(3)])
 	case s.chance(0.5):
-		s.out.Faults++
-		s.note("%s drains", n.name)
-		n.worker.State.SetDraining(true)
-		n.hurt()
-		s.w.At(s.w.Now()+s.between(10*time.Millisecond, 300*time.Millisecond), func() {
-			if n.worker.State.Draining() {
-				s.note("%s takes requests again", n.name)
-				n.worker.State.SetDraining(false)
-			}
-		})
+		s.drain(n, s.chance(0.5))
 	case !n.worker.Role.CanDecode() || decode >= 3:
 		s.out.Faults++
 		if s.going == nil && s.chance(0.7) {
@@ -185,6 +180,23 @@ func (s *stage) changeFleet() {
 		s.note("%s is taken away", n.name)
 		s.leave(n)
 	}
+}
+
+// drain has a worker take no requests for a while; moving says that its streams go on
+// elsewhere, those that can.
+func (s *stage) drain(n *node, moving bool) {
+	s.out.Faults++
+	s.note("%s drains, its streams go on elsewhere: %v", n.name, moving)
+	if n.worker.State.SetDraining(true); moving {
+		n.worker.State.SetMoving()
+	}
+	n.hurt()
+	s.w.At(s.w.Now()+s.between(10*time.Millisecond, 300*time.Millisecond), func() {
+		if n.worker.State.Draining() {
+			s.note("%s takes requests again", n.name)
+			n.worker.State.SetDraining(false)
+		}
+	})
 }
 
 // replaceLate takes a worker away, and puts another one in its slot, between the

@@ -51,6 +51,8 @@ type node struct {
 	recorded          recorded // nil for an engine that is simulated
 
 	feed *feed
+	// onKill is called when its process ends.
+	onKill []func()
 }
 
 type batch struct {
@@ -156,6 +158,10 @@ func (n *node) kill(why string) {
 	n.inc++ // what is on the wire from the old process is lost with it
 	n.held, n.log = nil, nil
 	n.v.Kill(why)
+	for _, f := range n.onKill {
+		f()
+	}
+	n.onKill = nil
 	n.feed.disconnected()
 }
 

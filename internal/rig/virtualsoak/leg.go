@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/serving"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
@@ -54,8 +55,8 @@ type leg struct {
 	before int
 	// diesAt is after how many tokens its engine dies, -1 for never.
 	diesAt int
-	// pull names the transfer whose KV it fetches.
-	pull string
+	// pull names the transfer whose KV it fetches, push the one whose KV is pushed.
+	pull, push, pushedBy string
 	// struck says that it is cut for nobody's fault.
 	struck bool
 	// cutShort says that the router closed it before its end.
@@ -91,7 +92,7 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 			l.id = fmt.Sprintf("cmpl-%s-%d", h.Value, len(q.legs))
 		}
 	}
-	if gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
+	if s.running.beside || gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
 		l.phase = selector.Prefill
 	} else {
 		q.decoding = l
@@ -166,6 +167,9 @@ func (l *leg) read(path string, body []byte) engine.Request {
 	}
 	r := engine.Request{ID: l.id, Tokens: l.tokens, MaxTokens: int(limit.Int()), IgnoreEOS: s.script != nil && s.script.on}
 	run := &q.call.Question.Run
+	if s.group.Connector == workers.ConnectorNIXLPush {
+		l.push = gjson.GetBytes(body, "kv_transfer_params.transfer_id").String()
+	}
 	if l.phase == selector.Prefill {
 		r.MaxTokens, r.Pin = 1, true
 		return r
@@ -194,7 +198,11 @@ func (l *leg) read(path string, body []byte) engine.Request {
 		if run.Plan.Path != decide.Local {
 			l.from = s.nodeOf(run.In.PrefillPeers[run.Plan.PrefillIndex].Worker)
 		}
-		l.fetch(&r, params.Raw)
+		if l.push == "" {
+			l.fetch(&r, params.Raw)
+		} else {
+			l.pushedBy = params.Get("remote_engine_id").String()
+		}
 	}
 	return r
 }
@@ -294,10 +302,9 @@ func (l *leg) arrives(r engine.Request) {
 		l.struck = true
 		l.cutAt = 1 + s.rng.IntN(max(1, len(q.want.Tokens)-l.before)) // before the first token it would be tried again
 	}
-	l.inc, l.life = n.inc, n.v.EngineID()
-	r.Sink = func(o engine.Output) { l.later(func() { l.output(o) }) }
-	if err := n.v.Submit(r); err != nil {
-		l.later(func() { l.refuses(http.StatusInternalServerError, err.Error()) })
+	if l.inc, l.life = n.inc, n.v.EngineID(); l.pushedBy != "" {
+		l.registers(r, l.pushedBy)
+	} else if !l.submit(r) {
 		return
 	}
 	if l.phase == selector.Decode && q.stream != nil && s.chance(0.3) { // the head of a stream need not wait for a token
@@ -306,6 +313,21 @@ func (l *leg) arrives(r engine.Request) {
 	if l.diesAt == 0 {
 		s.w.At(s.w.Now()+s.between(0, time.Millisecond), l.dies)
 	}
+}
+
+// submit has the engine take the request up.
+func (l *leg) submit(r engine.Request) bool {
+	r.Sink = func(o engine.Output) {
+		if l.push != "" && l.phase == selector.Prefill && len(o.Pinned) > 0 {
+			l.computed(o)
+		}
+		l.later(func() { l.output(o) })
+	}
+	err := l.n.v.Submit(r)
+	if err != nil {
+		l.later(func() { l.refuses(http.StatusInternalServerError, err.Error()) })
+	}
+	return err == nil
 }
 
 // stale is a connection that was closed as idle while the request was sent.
@@ -499,7 +521,7 @@ func (l *leg) right() {
 // prefilled is the answer to a prefill.
 func (l *leg) prefilled(o engine.Output) {
 	s := l.s
-	l.whole(http.StatusOK, voice.PrefillAnswer(l.id, l.id, l.life, len(l.tokens), o))
+	l.whole(http.StatusOK, voice.PrefillAnswer(l.id, l.id, l.life, len(l.tokens), l.push != "", o))
 	if s.doomed > 0 && l.n.up && l.n.well() {
 		s.w.At(s.w.Now(), func() {
 			if s.doomed > 0 && l.n.up && l.n.well() {

@@ -32,7 +32,7 @@ func (s *stage) pace(atOnce int) {
 }
 
 // crowd draws how many rests a rank takes at once, and in some seeds many streams at one
-// time, most of which one engine has when it is killed. It has numbers of its own: the
+// time, most of which one engine has when it is killed or drained. It has numbers of its own: the
 // rest of the seed does not depend on it.
 func (s *stage) crowd() {
 	rng := rand.New(rand.NewPCG(s.out.Seed, 0x6d6f7665))
@@ -45,12 +45,13 @@ func (s *stage) crowd() {
 		s.total++
 		s.w.At(at+time.Duration(rng.Int64N(int64(10*time.Millisecond))), s.request)
 	}
-	s.w.At(at, func() { s.killMost(s.w.Now() + 100*time.Millisecond) })
+	drains := rng.IntN(2) == 0
+	s.w.At(at, func() { s.strikeMost(drains, s.w.Now()+100*time.Millisecond) })
 }
 
-// killMost kills an engine as soon as it has some streams in the middle, if that is
-// before a time.
-func (s *stage) killMost(until time.Duration) {
+// strikeMost kills an engine as soon as it has some streams in the middle, if that is
+// before a time, or drains it and has the streams go on elsewhere.
+func (s *stage) strikeMost(drains bool, until time.Duration) {
 	var most *node
 	streams := map[*node]int{}
 	for _, q := range s.inOrder() {
@@ -64,6 +65,8 @@ func (s *stage) killMost(until time.Duration) {
 		}
 	}
 	switch {
+	case streams[most] >= 3 && drains:
+		s.drain(most, true)
 	case streams[most] >= 3:
 		s.out.Faults++
 		s.note("%s is killed with %d streams", most.name, streams[most])
@@ -71,7 +74,7 @@ func (s *stage) killMost(until time.Duration) {
 		most.kill("killed")
 		s.w.At(s.w.Now()+s.between(20*time.Millisecond, 800*time.Millisecond), most.boot)
 	case s.w.Now() < until:
-		s.w.At(s.w.Now()+time.Millisecond, func() { s.killMost(until) })
+		s.w.At(s.w.Now()+time.Millisecond, func() { s.strikeMost(drains, until) })
 	}
 }
 

@@ -119,6 +119,8 @@ type Outcome struct {
 	// Continued is how often a stream whose engine died went on elsewhere, Closed how
 	// often one was ended by the router because its last token had come.
 	Continued, Closed int
+	// Moved is how often a stream went on elsewhere because its worker was drained.
+	Moved int
 	// Stopped is how often the router ended one for a stop string that no engine saw, CutFor
 	// why those that were cut did not go on.
 	Stopped int
@@ -170,29 +172,30 @@ var tokenizer = sync.OnceValue(vocab.New)
 
 // stage is one run.
 type stage struct {
-	out      *Outcome
-	plant    plant
-	keep     bool // history
-	rng      *rand.Rand
-	w        *virtual.World
-	group    sim.Group
-	ref      *reference.Engine
-	nodes    []*node // the fleet, those that left included
-	registry *workers.Registry
-	limits   health.OutlierOptions
-	start0   time.Time     // of the world, by the bubble's clock
-	slept    time.Duration // how far that clock is
-	due      time.Duration // when the outliers' next step is to be taken, if after now
-	judge    bool          // they may have been told something since the last one
-	index    *kvindex.Index
-	approx   *approx.Index
-	ledger   *ledger.Ledger
-	router   *router
-	line     line
-	moves    moves
-	settings *effective.Settings
-	budget   attempt.Budget // of retries
-	byHost   map[string]*node
+	out       *Outcome
+	plant     plant
+	keep      bool // history
+	rng       *rand.Rand
+	w         *virtual.World
+	group     sim.Group
+	ref       *reference.Engine
+	nodes     []*node // the fleet, those that left included
+	registry  *workers.Registry
+	limits    health.OutlierOptions
+	began     time.Time     // of the world, by the bubble's clock
+	slept     time.Duration // how far that clock is
+	due       time.Duration // when the outliers' next step is to be taken, if after now
+	judge     bool          // they may have been told something since the last one
+	index     *kvindex.Index
+	approx    *approx.Index
+	ledger    *ledger.Ledger
+	router    *router
+	line      line
+	moves     moves
+	settings  *effective.Settings
+	budget    attempt.Budget // of retries
+	byHost    map[string]*node
+	transfers map[string]*transfer // that are pushed, by their names
 	// The router's goroutines: all, those that may go on, and the one that does.
 	tasks, ready []*task
 	running      *task
@@ -248,7 +251,7 @@ func play(seed uint64, p plant, history bool) *Outcome {
 func newStage(seed uint64, p plant, history bool) *stage {
 	s := &stage{
 		out: &Outcome{Seed: seed}, plant: p, keep: history, rng: rand.New(rand.NewPCG(seed, 0x736f616b)), w: virtual.NewWorld(),
-		open: map[*request]bool{}, used: map[string]string{}, byHost: map[string]*node{}, start0: time.Now(),
+		open: map[*request]bool{}, used: map[string]string{}, byHost: map[string]*node{}, transfers: map[string]*transfer{}, began: time.Now(),
 	}
 	s.openLedger()
 	s.build()
@@ -279,7 +282,7 @@ func (s *stage) violate(format string, a ...any) {
 	s.out.Violations = append(s.out.Violations, fmt.Sprintf(format, a...)+fmt.Sprintf(" (at %v)", s.w.Now()))
 }
 
-func (s *stage) now() time.Time { return s.start0.Add(s.w.Now()) }
+func (s *stage) now() time.Time { return s.began.Add(s.w.Now()) }
 
 // between draws a time.
 func (s *stage) between(low, high time.Duration) time.Duration {
@@ -300,6 +303,7 @@ func (s *stage) build() {
 	g.Lease = s.between(200*time.Millisecond, 2*time.Second)
 	s.group = g
 	s.spill()
+	s.pushes()
 	s.w.Patience = 100 * time.Millisecond
 	s.ref = reference.New(g, tokenizer())
 	s.limits = health.OutlierOptions{

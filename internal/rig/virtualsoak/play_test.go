@@ -64,6 +64,7 @@ func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (s
 				sum.Refused += o.Refused
 				sum.Excused += o.Excused
 				sum.Continued += o.Continued
+				sum.Moved += o.Moved
 				sum.Closed += o.Closed
 				sum.MovesWaited += o.MovesWaited
 				sum.Stopped += o.Stopped
@@ -127,9 +128,9 @@ func TestVirtual(t *testing.T) {
 	sum, bad := seeds(t, from, n, nothing, func(*Outcome) bool { return false })
 	took := time.Since(began)
 	t.Logf("%d seeds from %d in %v (%.0f/s): %d requests: %d completed, %d left by their client, %d cut, %d given up; %d attempts, %d of them remote, %d fallbacks; "+
-		"%d faults, %d engines died of a request, %d prefills handed over to another decode rank, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d streams went on elsewhere, %d of which waited for a place, %d were ended for their engine, %d for a stop string at the seam; cut: %v; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
+		"%d faults, %d engines died of a request, %d prefills handed over to another decode rank, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d streams went on elsewhere, %d of which waited for a place and %d left a drained worker, %d were ended for their engine, %d for a stop string at the seam; cut: %v; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
 		n, from, took.Round(time.Millisecond), float64(n)/took.Seconds(), sum.Requests, sum.Completed, sum.Left, sum.Cut, sum.Hopeless, sum.Attempts, sum.Remote, sum.Fallbacks,
-		sum.Faults, sum.Died, sum.HandedOver, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Continued, sum.MovesWaited, sum.Closed, sum.Stopped, sum.CutFor, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
+		sum.Faults, sum.Died, sum.HandedOver, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Continued, sum.MovesWaited, sum.Moved, sum.Closed, sum.Stopped, sum.CutFor, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
 	for i, o := range bad {
 		if i == 3 {
 			t.Errorf("and %d seeds more", len(bad)-i)
@@ -141,7 +142,7 @@ func TestVirtual(t *testing.T) {
 			t.Errorf("seed %d has another history when it is run again", o.Seed)
 		}
 	}
-	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.MovesWaited == 0 || sum.Stopped == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 || sum.Outside == 0 || sum.Died == 0 || sum.HandedOver == 0 || sum.Excused == 0 {
+	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.MovesWaited == 0 || sum.Moved == 0 || sum.Stopped == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 || sum.Outside == 0 || sum.Died == 0 || sum.HandedOver == 0 || sum.Excused == 0 {
 		t.Errorf("the seeds did too little: %+v", sum)
 	}
 }

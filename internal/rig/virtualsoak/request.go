@@ -65,6 +65,7 @@ type request struct {
 	noChoice    bool         // the newest decision found nobody
 	lost, moves int          // how many engines it has lost then, and how often it had gone on elsewhere
 	holding     *node        // on which it has a place
+	ahead       bool         // it was given that before its plan
 	legs        []*leg
 	decoding    *leg // the newest decode leg
 	// broke is the newest leg that broke off when the client had a part of the answer,
@@ -80,14 +81,13 @@ type request struct {
 	struck []*node
 
 	// What its account says.
-	began        []*workers.Rank
-	left, took   int
-	outcomes     int
-	audited      bool
-	notes        []string
-	notContinued string
-	continued    int
-	decided      int
+	began            []*workers.Rank
+	left, took       int
+	outcomes         int
+	audited          bool
+	notes            []string
+	notContinued     string
+	continued, moved int
 }
 
 // request begins a request.
@@ -303,6 +303,11 @@ func (q *request) balanced() {
 func (q *request) audit(r *receipt.Receipt) {
 	s := q.s
 	q.audited, q.notes, q.notContinued, q.continued = true, slices.Clone(r.Notes), r.Outcome.NotContinued, len(r.Continued)
+	for _, c := range r.Continued {
+		if c.Reason == string(attempt.Moved) {
+			q.moved++
+		}
+	}
 	if len(r.Legs)+r.LegsOmitted != len(q.legs) {
 		s.violate("account: the receipt of %s has %d legs, there were %d", q.id, len(r.Legs)+r.LegsOmitted, len(q.legs))
 		return
@@ -341,7 +346,7 @@ func (q *request) complete() {
 			s.out.Closed++
 		}
 	}
-	s.out.Continued += q.continued
+	s.out.Continued, s.out.Moved = s.out.Continued+q.continued, s.out.Moved+q.moved
 	if q.stream != nil {
 		q.heard(true)
 	} else {
@@ -362,10 +367,10 @@ func (q *request) prefix() {
 // does not come from elsewhere.
 func (q *request) cut(err error) {
 	s, l := q.s, q.broke
-	s.out.Continued += q.continued
+	s.out.Continued, s.out.Moved = s.out.Continued+q.continued, s.out.Moved+q.moved
 	words := q.notContinued
 	switch {
-	case l == nil:
+	case l == nil && !strings.HasPrefix(words, "no other engine could continue it"):
 		s.violate("%s was cut, and no leg broke: %v", q.id, err)
 		return
 	case q.stream == nil:

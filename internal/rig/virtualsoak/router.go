@@ -64,8 +64,10 @@ func (s *stage) drawSettings() {
 	if s.settings, err = effective.New(c, nil, 1); err != nil {
 		panic(err) // the defaults are good
 	}
-	if s.settings.Connectors[workers.ConnectorNIXL], err = disagg.NewConnector(workers.ConnectorNIXL, disagg.Options{Rand: s.rng.Uint64}); err != nil {
-		panic(err) // a connector that exists
+	for _, k := range []workers.Connector{workers.ConnectorNIXL, workers.ConnectorNIXLPush} {
+		if s.settings.Connectors[k], err = disagg.NewConnector(k, disagg.Options{Rand: s.rng.Uint64}); err != nil {
+			panic(err) // a connector that exists
+		}
 	}
 	policy := func() selector.Policy { return selector.Policies()[s.rng.IntN(len(selector.Policies()))] }
 	d := &s.settings.Decisions
@@ -132,7 +134,7 @@ func (s *stage) openRouter() {
 		excused = health.NewOutliers(s.registry, s.limits, func(eventlog.Event) {})
 	}
 	r.legs = &serving.Legs{
-		Transport: engines{s}, Open: admission.NewMemory(1000, nil), Ledger: s.ledger, Outliers: r.outliers,
+		Transport: engines{s}, Beside: beside{s}, Open: admission.NewMemory(1000, nil), Ledger: s.ledger, Outliers: r.outliers,
 		Answers: func(_ context.Context, w *workers.Worker) bool { n := s.nodeOf(w); return n.up && !n.hang },
 		Costs:   costs, Repeats: &r.repeats, Stored: stored.New(1), Rejected: func(string) {},
 		Panicked: func(_ *serving.Call, p any) { s.violate("a leg panics: %v", p) },
@@ -147,12 +149,8 @@ func (s *stage) openRouter() {
 		s.running.q.hold(c)
 		retried.Sends(c)
 	}
-	type next struct {
-		*serving.Retried
-		*serving.Decider
-	}
 	r.answers = &resumed.Engine{
-		Next: next{retried, planner}, Asker: r.asker, Tokens: tokens{s}, Fleet: s.registry.Snapshot, Bodies: r.bodies, Moves: &s.moves, Metrics: metrics(),
+		Next: moving{retried, planner, s}, Asker: r.asker, Tokens: tokens{s}, Fleet: s.registry.Snapshot, Bodies: r.bodies, Moves: &s.moves, Metrics: metrics(),
 	}
 }
 
@@ -260,11 +258,26 @@ func (p watched) Plan(ctx context.Context, c *serving.Call) (serving.Engine, err
 		}
 		return nil, err
 	}
-	if s.settings.Bounded {
+	if s.settings.Bounded || q.ahead {
 		q.hold(c)
 	}
+	q.ahead = false
 	q.resent()
 	return planned{s, q, e}, nil
+}
+
+// moving is what serves the parts of streams.
+type moving struct {
+	*serving.Retried
+	*serving.Decider
+	s *stage
+}
+
+// Hold is for resumed.Next.
+func (m moving) Hold(c *serving.Call, take func(*decide.Run) bool) bool {
+	ok := m.Decider.Hold(c, take)
+	m.s.running.q.ahead = ok
+	return ok
 }
 
 // planned is an engine that is watched.
@@ -365,7 +378,7 @@ func (s *stage) step() {
 
 func (s *stage) endPenalties() {
 	next, ok := s.router.outliers.Step()
-	if at := next.Sub(s.start0); ok && (s.due <= s.w.Now() || at < s.due) {
+	if at := next.Sub(s.began); ok && (s.due <= s.w.Now() || at < s.due) {
 		s.due = at
 		s.w.At(at, s.endPenalties)
 	}

@@ -15,6 +15,10 @@ type task struct {
 	yield func(struct{}) bool
 	ctx   context.Context //nolint:containedctx // with which it waits; nil while it does not
 	woken bool
+	// done is what the task waits for, if that is the end of another; beside says that it
+	// runs a prefill leg beside its decode leg.
+	done   <-chan struct{}
+	beside bool
 }
 
 // abandoned ends a task that waits for what never comes.
@@ -70,7 +74,7 @@ func (s *stage) settle() {
 		s.turn()
 		if len(s.ready) == 0 {
 			for _, t := range s.tasks {
-				if t.ctx != nil && t.ctx.Err() != nil {
+				if t.ctx != nil && (t.ctx.Err() != nil || t.joined()) {
 					s.wake(t)
 				}
 			}
