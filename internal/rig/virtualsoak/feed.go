@@ -27,15 +27,16 @@ type node struct {
 	v      *virtual.Rank
 	inc    int // incarnation
 
-	up          bool
-	member      bool // of the fleet
-	missed      int
-	holds, legs int           // reservations of requests, and their legs in progress
-	readySince  time.Duration // when it was usable first since the line looked; -1 for not
-	since       time.Duration // nothing was done to it since
-	hang        bool
-	errors, die float64
-	full        float64 // share of requests that it refuses
+	up     bool
+	member bool // of the fleet
+	missed int
+	// Of requests: who has a place there to decode, and the prefill legs in progress.
+	decodes, prefills int
+	readySince        time.Duration // when it was usable first since the line looked; -1 for not
+	since             time.Duration // nothing was done to it since
+	hang              bool
+	errors, die       float64
+	full              float64 // share of requests that it refuses
 	// faulted says that it failed a request that does not break every engine; poisoned are
 	// the requests that do and which it failed.
 	faulted  bool

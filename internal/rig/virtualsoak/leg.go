@@ -98,10 +98,9 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 		q.decoding = l
 	}
 	q.legs = append(q.legs, l)
-	l.n.legs++
 	r := l.read(u.Path, body)
 	if l.phase == selector.Prefill {
-		l.n.holds++
+		l.n.prefills++
 	}
 	sent := s.now()
 	s.w.At(s.w.Now()+u.HeadTimeout, func() { l.timeout() })
@@ -131,9 +130,8 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 
 // ended takes the leg out of those in progress.
 func (l *leg) ended() {
-	l.n.legs--
 	if l.phase == selector.Prefill {
-		l.n.holds--
+		l.n.prefills--
 	}
 	l.s.judge = true
 }

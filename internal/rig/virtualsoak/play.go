@@ -1,7 +1,7 @@
-// Package virtualsoak is the endurance test under a virtual clock: the stages of the
-// router and simulated engines in one goroutine, a schedule of requests and
-// faults for every seed, and the same history whenever a seed is run again.
-// Package soak is the same with real sockets in real time.
+// Package virtualsoak is the endurance test under a virtual clock: the router's request
+// path and simulated engines, a schedule of requests and faults for every seed, and the same
+// history whenever a seed is run again. Package soak is the same with real sockets in real
+// time.
 package virtualsoak
 
 import (
@@ -208,7 +208,7 @@ type stage struct {
 	hashed       []hashed // those, once they are
 	digest       uint64
 	buf          []byte
-	closing      bool
+	closing      bool                         // what is under way is abandoned
 	away         bool                         // the router is being restarted
 	file         []byte                       // the latest snapshot of the index
 	promises     map[string]*kept             // what it should be good for, by worker

@@ -66,6 +66,7 @@ type request struct {
 	lost, moves int          // how many engines it has lost then, and how often it had gone on elsewhere
 	holding     *node        // on which it has a place
 	ahead       bool         // it was given that before its plan
+	sent        bool         // a leg of its newest plan was sent, and that has not ended
 	legs        []*leg
 	decoding    *leg // the newest decode leg
 	// broke is the newest leg that broke off when the client had a part of the answer,

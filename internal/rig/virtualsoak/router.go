@@ -146,7 +146,9 @@ func (s *stage) openRouter() {
 		Planner: watched{s, planner}, Budget: &s.budget, Repeats: &r.repeats, Outliers: excused, Failures: &r.failures, Metrics: metrics(), Traffic: &r.traffic,
 	}
 	planner.Sends = func(c *serving.Call) {
-		s.running.q.hold(c)
+		q := s.running.q
+		q.hold(c)
+		q.sent = true
 		retried.Sends(c)
 	}
 	r.answers = &resumed.Engine{
@@ -385,18 +387,24 @@ func (s *stage) endPenalties() {
 }
 
 // accounts wants every rank of the fleet to be booked with exactly the requests
-// that hold a reservation on it, and so many legs to be in progress as there are.
+// that hold a reservation on it, and so many legs to count as in progress as are: the decode
+// leg of a plan from when that begins, a prefill leg while it lasts.
 func (s *stage) accounts() {
-	open := 0
+	legs := int64(0)
 	for _, n := range s.nodes {
-		open += n.legs
-		if got := s.ledger.Load(n.rank).Requests; n.member && got != n.holds {
-			s.violate("ledger: %s is booked with %d requests and has %d", n.name, got, n.holds)
+		legs += int64(n.prefills)
+		if got := s.ledger.Load(n.rank).Requests; n.member && got != n.decodes+n.prefills {
+			s.violate("ledger: %s is booked with %d requests and has %d", n.name, got, n.decodes+n.prefills)
 			return
 		}
 	}
-	if n := s.router.legs.Open.Used(); len(s.tasks) == 0 && n != 0 || n < int64(open) {
-		s.violate("%d legs count as in progress, there are %d", n, open)
+	for q := range s.open {
+		if q.sent {
+			legs++
+		}
+	}
+	if n := s.router.legs.Open.Used(); n != legs {
+		s.violate("%d legs count as in progress, there are %d", n, legs)
 	}
 }
 
@@ -405,13 +413,13 @@ func (q *request) hold(c *serving.Call) {
 	if q.holding == nil {
 		run := &c.Question.Run
 		q.holding = q.s.nodeOf(run.In.DecodePeers[run.Plan.DecodeIndex].Worker)
-		q.holding.holds++
+		q.holding.decodes++
 	}
 }
 
 func (q *request) letGo() {
-	if q.holding != nil {
-		q.holding.holds--
+	if q.sent = false; q.holding != nil {
+		q.holding.decodes--
 		q.holding = nil
 	}
 }
