@@ -141,7 +141,7 @@ var allowed = map[string][]string{
 	// The endurance run drives a whole router, and nothing but a test asks for it.
 	"internal/rig/soak": {"internal/bench/...", "internal/rig/indexcheck", "internal/loopback", "internal/table", "internal/router", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
 	// Its virtual form ejects workers as the router does.
-	"internal/rig/virtualsoak":           {"internal/eventlog", "internal/rig/virtualsoak/...", "internal/router/...", "internal/workers", "internal/workers/health", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/rig/virtualsoak":           {"internal/eventlog", "internal/rig/virtualsoak/...", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/health", "internal/workers/sim", "internal/workers/sim/..."},
 	"internal/rig/virtualsoak/voice":     {"internal/router/request/api", "internal/workers/sim/..."},
 	"internal/rig/virtualsoak/reference": {"internal/workers/sim", "internal/workers/sim/..."},
 	"internal/bench":                     {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},

@@ -2,11 +2,11 @@ package virtualsoak
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
-	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -21,14 +21,15 @@ func kill(seed uint64, p plant, c script, remote bool) (*stage, reference.Answer
 // run is kill with other settings.
 func run(seed uint64, p plant, c script, remote bool, change func(s *stage)) (*stage, reference.Answer) {
 	s := newStage(seed, p, true)
-	s.line.limited, s.settings.Busy.Requests = false, 0
-	s.settings.Attempts, s.settings.Continuations, s.budget = 8, 4, 1000
+	s.unlimited()
+	d := &s.settings.Decisions
+	d.Attempts, d.Continuations = 8, 4
+	s.allow(plenty)
+	d.Rule.Threshold = 0
 	if change(s); !remote {
-		s.settings.Rule.Threshold = 1 << 20
-	} else {
-		s.settings.Rule.Threshold = 0
+		d.Rule.Threshold = 1 << 20
 	}
-	s.moves = moves{atOnce: 1, waits: map[*admission.Wish]*request{}, on: map[uint32]int{}}
+	s.pace(1)
 	s.script = &c
 	s.w.At(probeEvery, s.probe)
 	var want reference.Answer
@@ -43,6 +44,7 @@ func run(seed uint64, p plant, c script, remote bool, change func(s *stage)) (*s
 			s.violate("the stream never ended")
 		}
 		s.w.Step()
+		s.settle()
 	}
 	return s, want
 }
@@ -51,7 +53,9 @@ func run(seed uint64, p plant, c script, remote bool, change func(s *stage)) (*s
 // token, in either phase, streamed or not, with one attempt or many, with and without a
 // retry budget and continuation, it takes down two of them at most; and a request that
 // every engine answers with an error leaves none of them out.
-func TestDeadlyAtEveryMoment(t *testing.T) {
+func TestDeadlyAtEveryMoment(t *testing.T) { synctest.Test(t, deadlyAtEveryMoment) }
+
+func deadlyAtEveryMoment(t *testing.T) {
 	died, seeds := map[int]int{}, uint64(2)
 	if testing.Short() {
 		seeds = 1
@@ -60,12 +64,13 @@ func TestDeadlyAtEveryMoment(t *testing.T) {
 		for _, remote := range []bool{false, true} {
 			for _, whole := range []bool{false, true} {
 				for _, attempts := range []int{1, 2, 8} {
-					for _, budget := range []int{0, 1000} {
+					for _, budget := range []int{0, plenty} {
 						for _, continuations := range []int{0, 4} {
 							for at := range 4 {
 								for seed := uint64(1); seed <= seeds; seed++ {
 									s, _ := run(seed, nothing, script{kind: api.Completion, on: true, limit: 5, cut: at, does: does, whole: whole}, remote, func(s *stage) {
-										s.settings.Attempts, s.settings.Continuations, s.budget = attempts, continuations, budget
+										s.settings.Decisions.Attempts, s.settings.Decisions.Continuations = attempts, continuations
+										s.allow(budget)
 									})
 									o := s.out
 									s.close()
@@ -109,61 +114,63 @@ func TestKilledAtEveryToken(t *testing.T) {
 		{"SGLang's own with stop strings", api.SGLangGenerate, false, true, []resume.Refusal{resume.SentIDs, resume.Seam}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			continued, stopped, closed, ended, remotes, cut := 0, 0, 0, 0, 0, map[string]int{}
-			for _, remote := range []bool{false, true} {
-				for _, limit := range []int{5, 48} {
-					fleets := 2
-					if c.stops {
-						fleets = 6 // each with stop strings elsewhere
-					}
-					if testing.Short() {
-						fleets /= 2
-					}
-					for seed := uint64(1); fleets > 0; seed++ {
-						if s := newStage(seed, nothing, false); !s.group.Letters || !hasRole(s, workers.Prefill) {
-							s.close()
-							continue
+			synctest.Test(t, func(t *testing.T) {
+				continued, stopped, closed, ended, remotes, cut := 0, 0, 0, 0, 0, map[string]int{}
+				for _, remote := range []bool{false, true} {
+					for _, limit := range []int{5, 48} {
+						fleets := 2
+						if c.stops {
+							fleets = 6 // each with stop strings elsewhere
 						}
-						fleets--
-						for at := range limit + 1 {
-							s, want := kill(seed, nothing, script{kind: c.kind, ids: c.ids, stops: c.stops, on: true, limit: limit, cut: at}, remote)
-							o := s.out
-							if o.Err() != nil {
-								t.Fatalf("remote %v, killed after %d of %d tokens: %v\n%s", remote, at, limit, o.Err(), tail(o, 30))
+						if testing.Short() {
+							fleets /= 2
+						}
+						for seed := uint64(1); fleets > 0; seed++ {
+							if s := newStage(seed, nothing, false); !s.group.Letters || !hasRole(s, workers.Prefill) {
+								s.close()
+								continue
 							}
-							if remotes += o.Remote; !remote && o.Remote > 0 {
-								t.Fatalf("seed %d went to a prefill worker", seed)
-							}
-							continued, stopped, closed = continued+o.Continued, stopped+o.Stopped, closed+o.Closed
-							if o.Continued == 1 && want.Finish == engine.FinishStop {
-								ended++
-							}
-							for why, n := range o.CutFor {
-								cut[why] += n
-							}
-							s.close()
-							// A stop string may have come before.
-							if moved := o.Continued+o.Cut == 1; moved != (at > 0 && at < limit) && !c.stops || o.Completed+o.Cut != 1 {
-								t.Fatalf("remote %v, killed after %d of %d tokens: %+v", remote, at, limit, o)
+							fleets--
+							for at := range limit + 1 {
+								s, want := kill(seed, nothing, script{kind: c.kind, ids: c.ids, stops: c.stops, on: true, limit: limit, cut: at}, remote)
+								o := s.out
+								if o.Err() != nil {
+									t.Fatalf("remote %v, killed after %d of %d tokens: %v\n%s", remote, at, limit, o.Err(), tail(o, 30))
+								}
+								if remotes += o.Remote; !remote && o.Remote > 0 {
+									t.Fatalf("seed %d went to a prefill worker", seed)
+								}
+								continued, stopped, closed = continued+o.Continued, stopped+o.Stopped, closed+o.Closed
+								if o.Continued == 1 && want.Finish == engine.FinishStop {
+									ended++
+								}
+								for why, n := range o.CutFor {
+									cut[why] += n
+								}
+								s.close()
+								// A stop string may have come before.
+								if moved := o.Continued+o.Cut == 1; moved != (at > 0 && at < limit) && !c.stops || o.Completed+o.Cut != 1 {
+									t.Fatalf("remote %v, killed after %d of %d tokens: %+v", remote, at, limit, o)
+								}
 							}
 						}
 					}
 				}
-			}
-			allowed := 0
-			for _, r := range c.refused {
-				allowed += cut[string(r)]
-				if cut[string(r)] == 0 {
-					t.Errorf("none was refused as %s", string(r))
+				allowed := 0
+				for _, r := range c.refused {
+					allowed += cut[string(r)]
+					if cut[string(r)] == 0 {
+						t.Errorf("none was refused as %s", string(r))
+					}
+					delete(cut, string(r))
 				}
-				delete(cut, string(r))
-			}
-			// Across the seam SGLang has no stop string, so that its engines see each.
-			if len(cut) > 0 || continued < 50 || remotes < 50 || closed == 0 || c.stops != (ended > 0) || (c.stops && c.kind != api.SGLangGenerate) != (stopped > 0) {
-				t.Errorf("%d went on, %d remote legs, %d closed, %d ended by a stop string, %d of them by the router; cut: %v", continued, remotes, closed, ended, stopped, cut)
-			}
-			t.Logf("%d went on (%d to a stop string, %d of them across the seam), %d refused by name", continued, ended, stopped, allowed)
-			total += continued
+				// SGLang's endpoint is not split over vLLM's connectors, and across the seam it has no stop string, so that its engines see each.
+				if len(cut) > 0 || continued < 50 || (c.kind != api.SGLangGenerate) != (remotes >= 50) || closed == 0 || c.stops != (ended > 0) || (c.stops && c.kind != api.SGLangGenerate) != (stopped > 0) {
+					t.Errorf("%d went on, %d remote legs, %d closed, %d ended by a stop string, %d of them by the router; cut: %v", continued, remotes, closed, ended, stopped, cut)
+				}
+				t.Logf("%d went on (%d to a stop string, %d of them across the seam), %d refused by name", continued, ended, stopped, allowed)
+				total += continued
+			})
 		})
 	}
 	t.Logf("%d streams went on", total)
@@ -171,7 +178,9 @@ func TestKilledAtEveryToken(t *testing.T) {
 
 // TestKilledBeforeItEnds: an answer that ends by itself ends at the same token, whichever
 // was the last of the first engine.
-func TestKilledBeforeItEnds(t *testing.T) {
+func TestKilledBeforeItEnds(t *testing.T) { synctest.Test(t, killedBeforeItEnds) }
+
+func killedBeforeItEnds(t *testing.T) {
 	continued := 0
 	for seed := uint64(1); seed < 12; seed++ {
 		for at, rest := 1, 1; rest > 0; at++ {
@@ -198,7 +207,9 @@ func hasRole(s *stage, r workers.Role) bool {
 }
 
 // TestKilledAtEveryTokenFindsBugs plants bugs in it.
-func TestKilledAtEveryTokenFindsBugs(t *testing.T) {
+func TestKilledAtEveryTokenFindsBugs(t *testing.T) { synctest.Test(t, killedAtEveryTokenFindsBugs) }
+
+func killedAtEveryTokenFindsBugs(t *testing.T) {
 	for _, p := range []plant{seamTwice, wholeLimit, aheadOfText} {
 		found := false
 		for seed := uint64(1); seed < 6 && !found; seed++ {

@@ -113,7 +113,11 @@ func (l *leg) dies() {
 	}
 	s.out.Faults++
 	s.note("%s dies of %s", n.name, q.id)
-	if len(q.killed) > attempt.MaxLost {
+	most := attempt.MaxLost
+	if s.group.Connector == workers.ConnectorNIXLPush {
+		most++ // one has died, and the next attempt reaches two at once
+	}
+	if len(q.killed) > most {
 		s.violate("%d engines died of %s", len(q.killed), q.id)
 		return
 	}
@@ -126,7 +130,7 @@ func (l *leg) dies() {
 // of them have shown it.
 func (q *request) acquitted() {
 	for _, n := range q.s.nodes {
-		if len(n.poisoned) != 1 || !n.poisoned[q.key()] || n.faulted || !n.member || n.worker.State.Draining() || n.worker.State.Probed().Health != workers.Healthy {
+		if len(n.poisoned) != 1 || !n.poisoned[q.body] || n.faulted || !n.member || n.worker.State.Draining() || n.worker.State.Probed().Health != workers.Healthy {
 			continue
 		}
 		if ok, why := n.worker.State.Usable(); !ok {
@@ -166,16 +170,7 @@ func (s *stage) changeFleet() {
 		s.out.Faults++
 		s.join([]workers.Role{workers.Prefill, workers.Decode, workers.Aggregated}[s.rng.IntN(3)])
 	case s.chance(0.5):
-		s.out.Faults++
-		s.note("%s drains", n.name)
-		n.worker.State.SetDraining(true)
-		n.hurt()
-		s.w.At(s.w.Now()+s.between(10*time.Millisecond, 300*time.Millisecond), func() {
-			if n.worker.State.Draining() {
-				s.note("%s takes requests again", n.name)
-				n.worker.State.SetDraining(false)
-			}
-		})
+		s.drain(n, s.chance(0.5))
 	case !n.worker.Role.CanDecode() || decode >= 3:
 		s.out.Faults++
 		if s.going == nil && s.chance(0.7) {
@@ -185,6 +180,23 @@ func (s *stage) changeFleet() {
 		s.note("%s is taken away", n.name)
 		s.leave(n)
 	}
+}
+
+// drain has a worker take no requests for a while; moving says that its streams go on
+// elsewhere, those that can.
+func (s *stage) drain(n *node, moving bool) {
+	s.out.Faults++
+	s.note("%s drains, its streams go on elsewhere: %v", n.name, moving)
+	if n.worker.State.SetDraining(true); moving {
+		n.worker.State.SetMoving()
+	}
+	n.hurt()
+	s.w.At(s.w.Now()+s.between(10*time.Millisecond, 300*time.Millisecond), func() {
+		if n.worker.State.Draining() {
+			s.note("%s takes requests again", n.name)
+			n.worker.State.SetDraining(false)
+		}
+	})
 }
 
 // replaceLate takes a worker away, and puts another one in its slot, between the
@@ -255,7 +267,11 @@ func (s *stage) restartRouter() {
 	s.out.Restarts++
 	s.note("the router restarts with its snapshot")
 	for _, q := range s.inOrder() {
-		q.cut("the router was restarted")
+		q.leave("the router was restarted")
+	}
+	s.settle()
+	if len(s.open)+len(s.tasks) > 0 {
+		s.violate("after a drain: %d requests and %d tasks are left", len(s.open), len(s.tasks))
 	}
 	if err := s.ledger.Balanced(); err != nil {
 		s.violate("after a drain: %v", err)
@@ -263,14 +279,13 @@ func (s *stage) restartRouter() {
 	if !s.moves.places.Idle() {
 		s.violate("after a drain: places of rests of streams were not given back")
 	}
-	_ = s.index.Close() // nothing is mapped that could fail to be given back
-	_ = s.approx.Close()
+	s.closeRouter()
+	s.openLedger()
 	s.openRouter()
 	for _, n := range s.nodes { // their health is learned again
 		n.worker.State.SetEjection(nil)
 		n.worker.State.SetGeneration(0)
 	}
-	s.openLedger()
 	restored := map[string]*kept{}
 	if err := s.index.Restore(bytes.NewReader(s.file), func(r kvindex.Rank, name string, note []byte) error {
 		restored[name] = &kept{slot: r}

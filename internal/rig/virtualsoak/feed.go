@@ -9,7 +9,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -28,19 +27,20 @@ type node struct {
 	v      *virtual.Rank
 	inc    int // incarnation
 
-	up          bool
-	member      bool // of the fleet
-	missed      int
-	holds       int           // reservations of requests
-	readySince  time.Duration // when it was usable first since the line looked; -1 for not
-	since       time.Duration // nothing was done to it since
-	hang        bool
-	errors, die float64
-	full        float64 // share of requests that it refuses
+	up     bool
+	member bool // of the fleet
+	missed int
+	// Of requests: who has a place there to decode, and the prefill legs in progress.
+	decodes, prefills int
+	readySince        time.Duration // when it was usable first since the line looked; -1 for not
+	since             time.Duration // nothing was done to it since
+	hang              bool
+	errors, die       float64
+	full              float64 // share of requests that it refuses
 	// faulted says that it failed a request that does not break every engine; poisoned are
 	// the requests that do and which it failed.
 	faulted  bool
-	poisoned map[attempt.RequestKey]bool
+	poisoned map[string]bool
 
 	// The publisher.
 	drop, late, spoil float64
@@ -52,6 +52,8 @@ type node struct {
 	recorded          recorded // nil for an engine that is simulated
 
 	feed *feed
+	// onKill is called when its process ends.
+	onKill []func()
 }
 
 type batch struct {
@@ -82,11 +84,12 @@ func (s *stage) join(role workers.Role) {
 	g := &s.group
 	spec := workers.Spec{
 		Name: n.name, URL: &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", 1+i)}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
-		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, DP: 1,
+		Models: []string{model}, Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, DP: 1,
 	}
 	s.changeRegistry(func(list []workers.Spec) []workers.Spec { return append(list, spec) })
 	n.worker, _ = s.registry.Snapshot().Worker(n.name)
 	n.rank = n.worker.Ranks[0]
+	s.byHost[spec.URL.Host] = n
 	n.probed(workers.Healthy)
 	s.note("%s joins in slot %d (silent %v, replay of %d)", n.name, n.rank.Slot, n.silent, n.ring)
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {
@@ -156,6 +159,10 @@ func (n *node) kill(why string) {
 	n.inc++ // what is on the wire from the old process is lost with it
 	n.held, n.log = nil, nil
 	n.v.Kill(why)
+	for _, f := range n.onKill {
+		f()
+	}
+	n.onKill = nil
 	n.feed.disconnected()
 }
 

@@ -147,7 +147,7 @@ func (h *hybrid) look(f *feed, seq uint64) {
 func playGroups(all []*hybrid, seed uint64, p plant) *Outcome {
 	s := &stage{
 		out: &Outcome{Seed: seed}, plant: p, rng: rand.New(rand.NewPCG(seed, 0x67726f757073)), w: virtual.NewWorld(),
-		open: map[*request]bool{}, used: map[string]string{},
+		open: map[*request]bool{}, used: map[string]string{}, byHost: map[string]*node{}, began: time.Now(),
 	}
 	s.openLedger()
 	first := all[s.rng.IntN(len(all))]
@@ -155,6 +155,8 @@ func playGroups(all []*hybrid, seed uint64, p plant) *Outcome {
 	s.group.BlockSize, s.group.Blocks = first.size, 64
 	s.limits = health.OutlierOptions{Now: s.now}
 	s.registry = workers.NewRegistry(nil)
+	s.drawSettings()
+	s.pace(1)
 	s.openRouter()
 	defer s.close()
 	s.join(workers.Aggregated)

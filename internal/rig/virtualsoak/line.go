@@ -1,6 +1,7 @@
 package virtualsoak
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 
@@ -17,11 +18,12 @@ const (
 )
 
 // line is where requests wait for a rank that is under its limit, in seeds that have
-// one.
+// one: [admission.Line] without its goroutines and timers.
 type line struct {
-	limited bool
+	s       *stage
 	turns   admission.Turns
-	waiting map[*admission.Waiter]*request
+	waiting map[*admission.Waiter]*task
+	trying  *admission.Waiter
 	polled  bool
 }
 
@@ -29,11 +31,14 @@ type line struct {
 // has the history that it had before there were any.
 func (s *stage) limit() {
 	rng := rand.New(rand.NewPCG(s.out.Seed, 0x6c696e65))
-	s.line = line{turns: admission.Turns{Limit: 1000}, waiting: map[*admission.Waiter]*request{}}
-	if s.line.limited = rng.IntN(3) == 0; s.line.limited {
-		s.settings.Busy.Requests = 1 + rng.IntN(2)
+	s.line = line{s: s, turns: admission.Turns{Limit: 1000}, waiting: map[*admission.Waiter]*task{}}
+	if s.settings.Bounded = rng.IntN(3) == 0; s.settings.Bounded {
+		s.settings.Decisions.Busy.Requests = 1 + rng.IntN(2)
 	}
 }
+
+// unlimited takes the limit back.
+func (s *stage) unlimited() { s.settings.Bounded, s.settings.Decisions.Busy = false, selector.Busy{} }
 
 // ease notifies the line that work has left a rank, as the ledger does.
 func (s *stage) ease() {
@@ -42,87 +47,91 @@ func (s *stage) ease() {
 	}
 }
 
-// wait lets a request take its turn for a rank.
-func (q *request) wait() {
-	s := q.s
-	w := &admission.Waiter{Claim: admission.Claim{
-		Tenant: []string{"a", "b", "c"}[q.no%3], Band: admission.Band(q.no%5%3) - 1, Tokens: len(q.tokens) + q.limit,
-	}}
-	if _, ok := s.line.turns.Push(w, s.now()); !ok {
-		s.violate("%s finds no room in a line of %d", q.id, s.line.turns.Waiting())
-		return
+// Enter is for serving.Line.
+func (l *line) Enter(ctx context.Context, c admission.Claim, try func() (needs string, ok bool)) (admission.Waited, error) {
+	s, t := l.s, l.s.running
+	w := &admission.Waiter{Claim: c}
+	since := s.w.Now()
+	if _, ok := l.turns.Push(w, s.now()); !ok {
+		s.violate("%s finds no room in a line of %d", t.q.id, l.turns.Waiting())
+		return admission.Waited{}, admission.ErrFull
 	}
-	q.waiter = w
-	s.line.waiting[w] = q
-	s.w.At(s.w.Now()+patience, func() {
-		if q.waiter == w {
-			s.out.Hopeless++
-			q.end("it waited too long for a rank")
+	l.waiting[w], t.q.inLine = t, true
+	defer func() {
+		l.turns.Remove(w)
+		delete(l.waiting, w)
+		if l.trying == w {
+			l.trying = nil
 		}
-	})
-	if !s.line.polled {
-		s.line.polled = true
-		s.w.At(s.w.Now()+lookInterval, s.poll)
+		t.q.inLine = false
+	}()
+	s.w.At(since+patience, func() { s.wake(t) })
+	if !l.polled {
+		l.polled = true
+		s.w.At(since+lookInterval, l.poll)
+	}
+	tried := false
+	for {
+		switch {
+		case ctx.Err() != nil:
+			return admission.Waited{}, ctx.Err()
+		case l.trying == w:
+			change := l.turns.Change()
+			needs, ok := try()
+			if l.trying = nil; ok {
+				l.turns.Admit(w, s.now())
+				l.within(t.q)
+				if tried {
+					s.out.Waited++
+				}
+				return admission.Waited{For: s.w.Now() - since, Ahead: w.Ahead}, nil
+			}
+			tried = true
+			l.turns.Failed(w, needs, change)
+		case s.w.Now() >= since+patience:
+			return admission.Waited{}, admission.ErrTimeout
+		default:
+			s.block(ctx)
+		}
 	}
 }
 
-// outOfLine takes a request out of the line.
-func (q *request) outOfLine() {
-	if q.waiter != nil {
-		q.s.line.turns.Remove(q.waiter)
-		delete(q.s.line.waiting, q.waiter)
-		q.waiter = nil
+// within wants the place that a request was just given to be one.
+func (l *line) within(q *request) {
+	s, run := l.s, &q.call.Question.Run
+	if run.Plan.Err != nil {
+		return
 	}
+	k := run.In.DecodePeers[run.Plan.DecodeIndex].Rank
+	if n := s.ledger.Load(k).Requests; n > s.settings.Decisions.Busy.Requests {
+		s.violate("%s has %d requests, its limit is %d", k.Label, n, s.settings.Decisions.Busy.Requests)
+	}
+}
+
+// Try is for serving.Line.
+func (l *line) Try(try func() bool) bool { return len(l.waiting) == 0 && try() }
+
+// Wait is for serving.Line.
+func (l *line) Wait(queue string) (time.Duration, bool) {
+	return l.turns.Wait(queue, admission.Low, l.s.now())
 }
 
 // poll lets all try again.
-func (s *stage) poll() {
-	if s.line.polled = len(s.line.waiting) > 0; s.line.polled {
-		s.line.turns.Changed()
-		s.w.At(s.w.Now()+lookInterval, s.poll)
+func (l *line) poll() {
+	if l.polled = len(l.waiting) > 0; l.polled {
+		l.turns.Changed()
+		l.s.w.At(l.s.w.Now()+lookInterval, l.poll)
 	}
 }
 
-// turn lets those whose turn it is try, until nobody else can go.
+// turn gives the turn to the next who waits.
 func (s *stage) turn() {
-	for w := s.line.turns.Next(); w != nil; w = s.line.turns.Next() {
-		q := s.line.waiting[w]
-		change := s.line.turns.Change()
-		if q.asked {
-			q.run.Again()
+	if l := &s.line; l.trying == nil && len(l.waiting) > 0 {
+		if w := l.turns.Next(); w != nil {
+			l.trying = w
+			s.wake(l.waiting[w])
 		}
-		e := q.choose()
-		if phase, busy := q.run.Busy(); busy {
-			q.asked = true
-			s.line.turns.Failed(w, q.needs(phase), change)
-			continue
-		}
-		if q.asked {
-			s.out.Waited++
-		}
-		q.asked, q.waiter = false, nil
-		s.line.turns.Admit(w, s.now())
-		delete(s.line.waiting, w)
-		q.apply(e)
-		if p := &q.run.Plan; p.Err == nil {
-			claim, _ := q.run.Claims()
-			d := q.node(q.run.In.DecodePeers[p.DecodeIndex])
-			q.placed = q.reserve(d, claim)
-			if n := s.ledger.Load(d.rank).Requests; n > s.settings.Busy.Requests {
-				s.violate("%s has %d requests, its limit is %d", d.name, n, s.settings.Busy.Requests)
-			}
-		}
-		q.decided()
 	}
-	s.idle()
-}
-
-// needs are those of the router: what a request found nothing of.
-func (q *request) needs(p selector.Phase) string {
-	if q.run.Apart() {
-		return q.id
-	}
-	return string(p)
 }
 
 // idle is the invariant: nobody waits while a rank that could serve it is under its
@@ -137,12 +146,16 @@ func (s *stage) idle() {
 		if n.readySince < 0 {
 			n.readySince = s.w.Now()
 		}
-		if s.w.Now()-n.readySince <= lookInterval || s.ledger.Load(n.rank).Requests >= s.settings.Busy.Requests {
+		if s.w.Now()-n.readySince <= lookInterval || s.ledger.Load(n.rank).Requests >= s.settings.Decisions.Busy.Requests {
 			continue
 		}
 		for _, q := range s.inOrder() {
-			if _, banned := q.run.History.Banned(n.worker.State, selector.Decode); q.waiter != nil && !banned && q.run.History.Elsewhere(n.worker.State, selector.Decode) == "" {
-				s.violate("%s waits although %s has %d requests of %d", q.id, n.name, s.ledger.Load(n.rank).Requests, s.settings.Busy.Requests)
+			if !q.inLine {
+				continue
+			}
+			h := &q.call.Question.Run.History
+			if _, banned := h.Banned(n.worker.State, selector.Decode); !banned && h.Elsewhere(n.worker.State, selector.Decode) == "" {
+				s.violate("%s waits although %s has %d requests of %d", q.id, n.name, s.ledger.Load(n.rank).Requests, s.settings.Decisions.Busy.Requests)
 				return
 			}
 		}

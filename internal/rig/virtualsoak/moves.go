@@ -1,30 +1,42 @@
 package virtualsoak
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 )
 
 // moves are the places on each rank that the rests of streams have their prompt computed
-// on, and the soak's own books of them.
+// on, and the soak's own books of them: [admission.Moves] without its goroutines and timers.
 type moves struct {
+	s      *stage
 	places admission.Places
-	atOnce int
-	waits  map[*admission.Wish]*request
-	line   []*request     // who waits, oldest first
+	line   []*wish        // who waits, oldest first
 	on     map[uint32]int // who has a place, by slot
 }
 
+// wish is a task that waits for places.
+type wish struct {
+	admission.Wish
+	t   *task
+	has bool
+}
+
+// pace has so many rests begin on a rank at once.
+func (s *stage) pace(atOnce int) {
+	s.settings.Continue.AtOnce = atOnce
+	s.moves = moves{s: s, on: map[uint32]int{}}
+}
+
 // crowd draws how many rests a rank takes at once, and in some seeds many streams at one
-// time, most of which one engine has when it is killed. It has numbers of its own: the
+// time, most of which one engine has when it is killed or drained. It has numbers of its own: the
 // rest of the seed does not depend on it.
 func (s *stage) crowd() {
 	rng := rand.New(rand.NewPCG(s.out.Seed, 0x6d6f7665))
-	s.moves = moves{atOnce: 1 + rng.IntN(3), waits: map[*admission.Wish]*request{}, on: map[uint32]int{}}
+	s.pace(1 + rng.IntN(3))
 	if rng.IntN(4) > 0 {
 		return
 	}
@@ -33,24 +45,28 @@ func (s *stage) crowd() {
 		s.total++
 		s.w.At(at+time.Duration(rng.Int64N(int64(10*time.Millisecond))), s.request)
 	}
-	s.w.At(at, func() { s.killMost(s.w.Now() + 100*time.Millisecond) })
+	drains := rng.IntN(2) == 0
+	s.w.At(at, func() { s.strikeMost(drains, s.w.Now()+100*time.Millisecond) })
 }
 
-// killMost kills an engine as soon as it has some streams in the middle, if that is
-// before a time.
-func (s *stage) killMost(until time.Duration) {
+// strikeMost kills an engine as soon as it has some streams in the middle, if that is
+// before a time, or drains it and has the streams go on elsewhere.
+func (s *stage) strikeMost(drains bool, until time.Duration) {
 	var most *node
 	streams := map[*node]int{}
 	for _, q := range s.inOrder() {
-		if len(q.current) == 0 || q.stream == nil || len(q.got) == 0 {
+		l := q.decoding
+		if l == nil || l.over || !l.begun || q.stream == nil {
 			continue
 		}
-		n := q.current[len(q.current)-1].n
+		n := l.n
 		if streams[n]++; n.well() && n.member && (most == nil || streams[n] > streams[most]) {
 			most = n
 		}
 	}
 	switch {
+	case streams[most] >= 3 && drains:
+		s.drain(most, true)
 	case streams[most] >= 3:
 		s.out.Faults++
 		s.note("%s is killed with %d streams", most.name, streams[most])
@@ -58,117 +74,140 @@ func (s *stage) killMost(until time.Duration) {
 		most.kill("killed")
 		s.w.At(s.w.Now()+s.between(20*time.Millisecond, 800*time.Millisecond), most.boot)
 	case s.w.Now() < until:
-		s.w.At(s.w.Now()+time.Millisecond, func() { s.killMost(until) })
+		s.w.At(s.w.Now()+time.Millisecond, func() { s.strikeMost(drains, until) })
 	}
 }
 
-// enterMove takes a place on each rank of the plan, or lets the request wait for them.
-func (q *request) enterMove() (ok bool) {
-	s, in, p := q.s, &q.run.In, &q.run.Plan
-	slots := []uint32{in.DecodePeers[p.DecodeIndex].Rank.Slot}
-	if p.Path == decide.Remote {
-		slots = append(slots, in.PrefillPeers[p.PrefillIndex].Rank.Slot)
+// limit is how many places a rank has, as the bug that may be planted has it.
+func (m *moves) limit(n int) int {
+	if m.s.plant == oneTooMany {
+		n++
 	}
-	limit := s.moves.atOnce
-	if s.plant == oneTooMany {
-		limit++
+	return n
+}
+
+// Enter is for resumed.Moves.
+func (m *moves) Enter(ctx context.Context, slots []uint32, limit int, every time.Duration, beat func() error) error {
+	s, t := m.s, m.s.running
+	if m.Try(slots, limit) {
+		return nil
 	}
-	if s.moves.places.Take(slots, limit) {
-		q.place(slots, 0)
-		return true
-	}
-	s.note("%s waits for a place on %v", q.id, slots)
+	s.note("%s waits for a place on %v", t.q.id, slots)
 	s.out.MovesWaited++
-	q.wish = &admission.Wish{Slots: slots, Limit: limit}
-	s.moves.places.Wait(q.wish)
-	s.moves.waits[q.wish] = q
-	s.moves.line = append(s.moves.line, q)
-	return false
+	t.q.late = true
+	w := &wish{Wish: admission.Wish{Slots: slots, Limit: m.limit(limit)}, t: t}
+	m.places.Wait(&w.Wish)
+	m.line = append(m.line, w)
+	m.next()
+	give := func(err error) error {
+		m.line = slices.DeleteFunc(m.line, func(o *wish) bool { return o == w })
+		if w.has {
+			m.leave(slots)
+		} else {
+			m.places.Drop(&w.Wish)
+			m.next()
+		}
+		return err
+	}
+	for next := s.w.Now() + every; !w.has; {
+		if err := ctx.Err(); err != nil {
+			return give(err)
+		}
+		if s.w.Now() >= next {
+			if err := beat(); err != nil {
+				return give(err)
+			}
+			next += every
+		}
+		s.w.At(next, func() {
+			if !w.has {
+				s.wake(t)
+			}
+		})
+		s.block(ctx)
+	}
+	return nil
+}
+
+// Try is for resumed.Moves.
+func (m *moves) Try(slots []uint32, limit int) bool {
+	if !m.places.Take(slots, m.limit(limit)) {
+		return false
+	}
+	m.place(slots, 0)
+	return true
+}
+
+// Free is for resumed.Moves.
+func (m *moves) Free(slot uint32, limit int) bool { return m.places.Free(slot, m.limit(limit)) }
+
+// Leave is for resumed.Moves.
+func (m *moves) Leave(slots []uint32) {
+	if s := m.s; s.plant == keepPlace && s.chance(0.2) {
+		s.note("PLANTED: %s does not give its places back", s.running.q.id)
+		for _, slot := range slots {
+			m.on[slot]--
+		}
+		return
+	}
+	m.leave(slots)
+}
+
+func (m *moves) leave(slots []uint32) {
+	for _, slot := range slots {
+		m.on[slot]--
+	}
+	m.places.Leave(slots)
+	if m.s.plant != forgetNext {
+		m.next()
+	}
 }
 
 // place books the places that a request has got, before which so many wait.
-func (q *request) place(slots []uint32, before int) {
-	s := q.s
-	for _, o := range s.moves.line[:before] {
-		if slices.ContainsFunc(slots, func(slot uint32) bool { return slices.Contains(o.wish.Slots, slot) }) {
-			s.violate("%s gets its places on %v before %s, which waits longer", q.id, slots, o.id)
+func (m *moves) place(slots []uint32, before int) {
+	s := m.s
+	for _, o := range m.line[:before] {
+		if slices.ContainsFunc(slots, func(slot uint32) bool { return slices.Contains(o.Slots, slot) }) {
+			s.violate("somebody gets its places on %v before %s, which waits longer", slots, o.t.q.id)
 		}
 	}
-	q.places = slots
 	for _, slot := range slots {
-		if s.moves.on[slot]++; s.moves.on[slot] > s.moves.atOnce {
-			s.violate("%d rests of streams at once on the rank of slot %d, the limit is %d", s.moves.on[slot], slot, s.moves.atOnce)
+		if m.on[slot]++; m.on[slot] > s.settings.Continue.AtOnce {
+			s.violate("%d rests of streams at once on the rank of slot %d, the limit is %d", m.on[slot], slot, s.settings.Continue.AtOnce)
 		}
 	}
 }
 
-// leaveMove gives the places of a request back, or its place in line.
-func (q *request) leaveMove() {
-	s := q.s
-	switch {
-	case q.wish != nil:
-		w := q.wish
-		q.outOfMoves()
-		s.moves.places.Drop(w)
-	case len(q.places) > 0:
-		slots := q.places
-		q.places = nil
-		for _, slot := range slots {
-			s.moves.on[slot]--
-		}
-		if s.plant == keepPlace && s.chance(0.2) {
-			s.note("PLANTED: %s does not give its places back", q.id)
-			slots = nil
-		}
-		s.moves.places.Leave(slots)
-	default:
-		return
-	}
-	if s.plant != forgetNext {
-		s.nextMoves()
-	}
-	s.moved()
-}
-
-func (q *request) outOfMoves() {
-	m := &q.s.moves
-	delete(m.waits, q.wish)
-	m.line = slices.DeleteFunc(m.line, func(o *request) bool { return o == q })
-	q.wish = nil
-}
-
-// nextMoves lets those go on whose turn it is.
-func (s *stage) nextMoves() {
-	for w := s.moves.places.Next(); w != nil; w = s.moves.places.Next() {
-		q := s.moves.waits[w]
-		before := slices.Index(s.moves.line, q)
-		q.place(w.Slots, before)
-		q.outOfMoves()
-		s.w.At(s.w.Now(), func() {
-			if q.ended == 0 {
-				q.send(true)
-			}
-		})
+// next lets those go on whose turn it is.
+func (m *moves) next() {
+	for p := m.places.Next(); p != nil; p = m.places.Next() {
+		i := slices.IndexFunc(m.line, func(w *wish) bool { return &w.Wish == p })
+		w := m.line[i]
+		m.place(w.Slots, i)
+		m.line = slices.Delete(m.line, i, i+1)
+		w.has = true
+		m.s.wake(w.t)
 	}
 }
 
 // moved is the invariant: what is taken is what requests have, and nobody waits but for a
 // rank that is full, or that somebody wants who came before.
 func (s *stage) moved() {
+	m := &s.moves
 	for _, n := range s.nodes {
 		slot := n.rank.Slot
-		if got, want := s.moves.places.Taken(slot), s.moves.on[slot]; got != want {
+		if got, want := m.places.Taken(slot), m.on[slot]; got != want {
 			s.violate("%d places of %s are taken, %d requests have one", got, n.name, want)
 			return
 		}
 	}
 	before := map[uint32]bool{}
-	for _, q := range s.moves.line {
-		if !slices.ContainsFunc(q.wish.Slots, func(slot uint32) bool { return before[slot] || s.moves.on[slot] >= s.moves.atOnce }) {
-			s.violate("%s waits for a place on %v although there is one", q.id, q.wish.Slots)
+	for _, w := range m.line {
+		if !slices.ContainsFunc(w.Slots, func(slot uint32) bool { return before[slot] || m.on[slot] >= s.settings.Continue.AtOnce }) {
+			s.violate("%s waits for a place on %v although there is one", w.t.q.id, w.Slots)
 			return
 		}
-		for _, slot := range q.wish.Slots {
+		for _, slot := range w.Slots {
 			before[slot] = true
 		}
 	}

@@ -1,7 +1,7 @@
-// Package virtualsoak is the endurance test under a virtual clock: the stages of the
-// router and simulated engines in one goroutine, a schedule of requests and
-// faults for every seed, and the same history whenever a seed is run again.
-// Package soak is the same with real sockets in real time.
+// Package virtualsoak is the endurance test under a virtual clock: the router's request
+// path and simulated engines, a schedule of requests and faults for every seed, and the same
+// history whenever a seed is run again. Package soak is the same with real sockets in real
+// time.
 package virtualsoak
 
 import (
@@ -17,11 +17,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -95,6 +93,11 @@ const (
 	// resendElsewhere sends a request to another engine after its connection was closed as
 	// idle.
 	resendElsewhere
+	// loseEvent does not count a leg that begins now and then, doubleEvent counts it twice.
+	loseEvent
+	doubleEvent
+	// keepLeg does not close the answer of a leg now and then.
+	keepLeg
 	// firstGroupOnly does not hear of blocks that cache groups but the first lose.
 	firstGroupOnly
 )
@@ -116,6 +119,8 @@ type Outcome struct {
 	// Continued is how often a stream whose engine died went on elsewhere, Closed how
 	// often one was ended by the router because its last token had come.
 	Continued, Closed int
+	// Moved is how often a stream went on elsewhere because its worker was drained.
+	Moved int
 	// Stopped is how often the router ended one for a stop string that no engine saw, CutFor
 	// why those that were cut did not go on.
 	Stopped int
@@ -156,58 +161,61 @@ func (o *Outcome) Err() error {
 }
 
 // Play runs one seed under a virtual clock: a schedule of requests and faults
-// over the router's own stages (kvevent, kvstream.Stream, kvindex, approx, decide,
-// the transfers of disagg, ledger, attempt, the fleet's registry and
-// health.Outliers) and simulated engines, all of it in the calling goroutine. What
-// the router does with sockets is modelled here; see docs/reliability.md.
+// over the router's own request path (package serving, with all that it decides,
+// sends, and learns by), its own stages for events of caches, and simulated engines. One
+// thing happens at a time. It runs in a bubble of testing/synctest, whose clock is the
+// world's. What the router does with sockets is modelled here; see docs/reliability.md.
 func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
 
 // tokenizer is the simulator's, which takes long to build.
 var tokenizer = sync.OnceValue(vocab.New)
 
-// clock turns the world's time into that of the stages that want one.
-var clockBase = time.Unix(1_700_000_000, 0)
-
 // stage is one run.
 type stage struct {
-	out      *Outcome
-	plant    plant
-	keep     bool // history
-	rng      *rand.Rand
-	w        *virtual.World
-	group    sim.Group
-	ref      *reference.Engine
-	nodes    []*node // the fleet, those that left included
-	registry *workers.Registry
-	limits   health.OutlierOptions
-	outliers *health.Outliers
-	repeats  *attempt.Repeats
-	due      time.Duration // when the outliers' next step is to be taken, if after now
-	index    *kvindex.Index
-	approx   *approx.Index
-	ledger   *ledger.Ledger
-	line     line
-	moves    moves
-	conn     disagg.Connector
-	settings decide.Settings
-	budget   int       // retries left
-	turns    [2]uint64 // of the decode and of the prefill phase
-	open     map[*request]bool
-	started  int
-	total    int
-	used     map[string]string // transfers by the request that used them
-	old      *engine.Pull      // for reuseTransfer
-	prompts  [][]uint32
-	hashed   []hashed // those, once they are
-	digest   uint64
-	buf      []byte
-	away     bool                         // the router is being restarted
-	file     []byte                       // the latest snapshot of the index
-	promises map[string]*kept             // what it should be good for, by worker
-	going    *node                        // leaves once a request has chosen it
-	doomed   int                          // prefills whose engine restarts before their KV is pulled
-	early    map[*feed]*kvstream.Position // for positionsFirst
-	script   *script                      // instead of what is drawn; nil for none
+	out       *Outcome
+	plant     plant
+	keep      bool // history
+	rng       *rand.Rand
+	w         *virtual.World
+	group     sim.Group
+	ref       *reference.Engine
+	nodes     []*node // the fleet, those that left included
+	registry  *workers.Registry
+	limits    health.OutlierOptions
+	began     time.Time     // of the world, by the bubble's clock
+	slept     time.Duration // how far that clock is
+	due       time.Duration // when the outliers' next step is to be taken, if after now
+	judge     bool          // they may have been told something since the last one
+	index     *kvindex.Index
+	approx    *approx.Index
+	ledger    *ledger.Ledger
+	router    *router
+	line      line
+	moves     moves
+	settings  *effective.Settings
+	budget    attempt.Budget // of retries
+	byHost    map[string]*node
+	transfers map[string]*transfer // that are pushed, by their names
+	// The router's goroutines: all, those that may go on, and the one that does.
+	tasks, ready []*task
+	running      *task
+	open         map[*request]bool
+	started      int
+	total        int
+	used         map[string]string // transfers by the request that used them
+	old          *engine.Pull      // for reuseTransfer
+	prompts      [][]uint32
+	hashed       []hashed // those, once they are
+	digest       uint64
+	buf          []byte
+	closing      bool                         // what is under way is abandoned
+	away         bool                         // the router is being restarted
+	file         []byte                       // the latest snapshot of the index
+	promises     map[string]*kept             // what it should be good for, by worker
+	going        *node                        // leaves once a request has chosen it
+	doomed       int                          // prefills whose engine restarts before their KV is pulled
+	early        map[*feed]*kvstream.Position // for positionsFirst
+	script       *script                      // instead of what is drawn; nil for none
 }
 
 const (
@@ -230,9 +238,7 @@ func play(seed uint64, p plant, history bool) *Outcome {
 		}
 		s.out.Steps++
 		s.w.Step()
-		if len(s.line.waiting) > 0 {
-			s.turn()
-		}
+		s.settle()
 	}
 	if len(s.out.Violations) == 0 {
 		s.final()
@@ -245,7 +251,7 @@ func play(seed uint64, p plant, history bool) *Outcome {
 func newStage(seed uint64, p plant, history bool) *stage {
 	s := &stage{
 		out: &Outcome{Seed: seed}, plant: p, keep: history, rng: rand.New(rand.NewPCG(seed, 0x736f616b)), w: virtual.NewWorld(),
-		open: map[*request]bool{}, used: map[string]string{},
+		open: map[*request]bool{}, used: map[string]string{}, byHost: map[string]*node{}, transfers: map[string]*transfer{}, began: time.Now(),
 	}
 	s.openLedger()
 	s.build()
@@ -253,8 +259,8 @@ func newStage(seed uint64, p plant, history bool) *stage {
 }
 
 func (s *stage) close() {
-	_ = s.index.Close() // nothing is mapped that could fail to be given back
-	_ = s.approx.Close()
+	s.abandon()
+	s.closeRouter()
 }
 
 // note adds to the history; all of it goes into the digest.
@@ -269,11 +275,14 @@ func (s *stage) note(format string, a ...any) {
 }
 
 func (s *stage) violate(format string, a ...any) {
+	if s.closing {
+		return // what is under way is not ended as the router would
+	}
 	s.note("VIOLATION: "+format, a...)
 	s.out.Violations = append(s.out.Violations, fmt.Sprintf(format, a...)+fmt.Sprintf(" (at %v)", s.w.Now()))
 }
 
-func (s *stage) now() time.Time { return clockBase.Add(s.w.Now()) }
+func (s *stage) now() time.Time { return s.began.Add(s.w.Now()) }
 
 // between draws a time.
 func (s *stage) between(low, high time.Duration) time.Duration {
@@ -294,6 +303,7 @@ func (s *stage) build() {
 	g.Lease = s.between(200*time.Millisecond, 2*time.Second)
 	s.group = g
 	s.spill()
+	s.pushes()
 	s.w.Patience = 100 * time.Millisecond
 	s.ref = reference.New(g, tokenizer())
 	s.limits = health.OutlierOptions{
@@ -302,28 +312,8 @@ func (s *stage) build() {
 		Forget: time.Second, Trial: 300 * time.Millisecond, Now: s.now,
 	}
 	s.registry = workers.NewRegistry(nil)
+	s.drawSettings()
 	s.openRouter()
-	var err error
-	if s.conn, err = disagg.NewConnector(workers.ConnectorNIXL, disagg.Options{Rand: s.rng.Uint64}); err != nil {
-		panic(err) // a connector that exists
-	}
-	policy := func() selector.Policy { return selector.Policies()[s.rng.IntN(len(selector.Policies()))] }
-	s.settings = decide.Settings{
-		Decode: policy(), Prefill: policy(), Weights: selector.DefaultWeights(),
-		Rule:     decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
-		Attempts: 8,
-	}
-	if s.chance(0.1) {
-		s.settings.Attempts = 1 + s.rng.IntN(3)
-	}
-	if s.budget = 1000; s.chance(0.1) {
-		s.budget = s.rng.IntN(5)
-	}
-	s.settings.Continuations = []int{0, 1, 4, 4}[s.rng.IntN(4)]
-	if s.chance(0.2) {
-		s.settings.Weights.Temperature = 0.5
-	}
-	s.limit()
 	for range 1 + s.rng.IntN(3) {
 		s.join(workers.Prefill)
 	}
@@ -348,13 +338,6 @@ func (s *stage) build() {
 		}
 		s.prompts = append(s.prompts, p)
 	}
-}
-
-func (s *stage) openRouter() {
-	s.index = kvindex.New(kvindex.Options{MaxRanks: 32})
-	s.approx = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
-	s.outliers = health.NewOutliers(s.registry, s.limits, s.healthEvent)
-	s.repeats = new(attempt.Repeats)
 }
 
 func (s *stage) openLedger() {
@@ -431,6 +414,9 @@ func (s *stage) final() {
 	if err := s.ledger.Balanced(); err != nil {
 		s.violate("%v", err)
 	}
+	if n := s.router.bodies.Used(); n != 0 {
+		s.violate("%d bytes of bodies were not given back", n)
+	}
 	if n := s.ledger.DoubleReleases(); n > 0 {
 		s.violate("%d reservations were released twice", n)
 	}
@@ -448,23 +434,13 @@ func (s *stage) final() {
 	}
 }
 
-// accounts wants every rank of the fleet to be booked with exactly the requests
-// that hold a reservation on it.
-func (s *stage) accounts() {
-	for _, n := range s.nodes {
-		if got := s.ledger.Load(n.rank).Requests; n.member && got != n.holds {
-			s.violate("ledger: %s is booked with %d requests and has %d", n.name, got, n.holds)
-			return
-		}
-	}
-}
-
 // probe is the router's view of health and load: twice a fault must be seen.
 func (s *stage) probe() {
 	for _, n := range s.nodes {
 		if n.up && !n.hang {
 			n.missed = 0
 			n.probed(workers.Healthy)
+			n.worker.State.SetAnswered(s.now())
 			l := workers.UnknownLoad(s.now())
 			if c := n.v.Core(); c != nil {
 				l.Running, l.Waiting, l.KVUsage = c.Load()
@@ -483,15 +459,6 @@ func (s *stage) probe() {
 func (n *node) probed(h workers.Health) {
 	if n.worker.State.Probed().Health != h {
 		n.worker.State.SetCondition(workers.Condition{Health: h, Since: n.s.now()})
-	}
-}
-
-// step ends penalties when they are due, as Outliers.Run does.
-func (s *stage) step() {
-	next, ok := s.outliers.Step()
-	if at := next.Sub(clockBase); ok && (s.due <= s.w.Now() || at < s.due) {
-		s.due = at
-		s.w.At(at, s.step)
 	}
 }
 

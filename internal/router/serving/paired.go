@@ -121,19 +121,19 @@ func (l *paired) handedOver(c *Call) *disagg.Transfer {
 // same time, may have died of it, too, or hangs: it failed in such a way, or gives no sign
 // of life.
 func (g *Legs) mayBeLost(ctx context.Context, c *Call, f *attempt.Error, other *workers.Worker, err error) {
-	if !f.MayHaveDied() && f.Reason != attempt.Stale {
+	e, failed := errors.AsType[*attempt.Error](err)
+	switch f.OtherLost = failed && e.MayHaveDied(); {
+	case f.OtherLost:
+	case !f.MayHaveDied() && f.Reason != attempt.Stale && !(failed && e.Reason == attempt.Stale): // nothing says so
+		return
+	case g.Answers(ctx, other):
+		c.Question.Run.History.Answered(other.State)
+		return
+	case ctx.Err() != nil:
 		return
 	}
-	if e, ok := errors.AsType[*attempt.Error](err); ok {
-		f.OtherLost = e.MayHaveDied()
-	}
-	switch {
-	case !f.OtherLost && g.Answers(ctx, other):
-		c.Question.Run.History.Answered(other.State)
-	case f.OtherLost || ctx.Err() == nil:
-		f.OtherLost = true
-		c.Book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
-	}
+	f.OtherLost = true
+	c.Book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
 }
 
 // both are the two legs of a plan, sent at once.

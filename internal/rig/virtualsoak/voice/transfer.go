@@ -11,14 +11,20 @@ import (
 
 // PrefillAnswer is the body with which vLLM answers the remote prefill of a prompt with
 // so many tokens: name is the answer's, request the engine's own, life the engine's id.
-func PrefillAnswer(name, request, life string, prompt int, o engine.Output) []byte {
+// push says that the engine writes the KV, and lets nobody read it.
+func PrefillAnswer(name, request, life string, prompt int, push bool, o engine.Output) []byte {
+	params := map[string]any{
+		"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": life,
+		"remote_request_id": request, "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": prompt,
+	}
+	if push {
+		params["transfer_mode"] = "push"
+		delete(params, "remote_block_ids")
+	}
 	raw, err := json.Marshal(map[string]any{
 		"id": name, "choices": []any{map[string]any{"index": 0, "text": " x", "finish_reason": o.Finish}},
-		"usage": map[string]any{"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": map[string]any{"cached_tokens": o.Cached}},
-		"kv_transfer_params": map[string]any{
-			"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": life,
-			"remote_request_id": request, "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": prompt,
-		},
+		"usage":              map[string]any{"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": map[string]any{"cached_tokens": o.Cached}},
+		"kv_transfer_params": params,
 	})
 	if err != nil {
 		panic(err) // strings and numbers

@@ -161,6 +161,18 @@ func (v *Voice) Says(id string, o engine.Output, usage bool) (now, end []byte, f
 	return append(now, event(v.chunk(id, choice))...), end, finish
 }
 
+// Answer is the body of a completion that is no stream, of what was said.
+func (v *Voice) Answer(id string, finish engine.Finish) []byte {
+	text, p, n := v.All, len(v.prompt), len(v.tokens)
+	c := v.chunk(id, chunkChoice{Text: &text, Finish: &finish})
+	c.Usage = map[string]int{"prompt_tokens": p, "completion_tokens": n, "total_tokens": p + n}
+	raw, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return raw
+}
+
 // chunk is an event of a completion or a chat.
 type chunk struct {
 	ID      string         `json:"id"`

@@ -137,6 +137,15 @@ type Header struct {
 	hops         []string // keys that the Connection header names
 }
 
+// Fields is a header of these lines, with keys in canonical form: that of an answer which
+// came over no connection.
+func Fields(lines ...HeaderField) (h Header) {
+	for _, l := range lines {
+		h.keys, h.values = append(h.keys, l.Key), append(h.values, l.Value)
+	}
+	return h
+}
+
 // Get is the first value of a header; "" if there is none. The key must be in
 // canonical form.
 func (h *Header) Get(key string) string {
