@@ -15,7 +15,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -29,7 +28,7 @@ type class struct {
 
 func newClass() *class {
 	c := &class{}
-	c.Teacher = New(Options{Ledger: ledger.New(), Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) {
+	c.Teacher = New(Options{Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
 		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
 			c.kinds = append(c.kinds, "which is wrong")
@@ -151,7 +150,7 @@ func TestModelsThatLeft(t *testing.T) {
 			}
 		}
 		var events []eventlog.Event
-		c := New(Options{Ledger: ledger.New(), Fleet: registry.Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) { events = append(events, e) }})
+		c := New(Options{Fleet: registry.Snapshot, Event: func(e eventlog.Event) { events = append(events, e) }})
 		ctx, stop := context.WithCancel(t.Context())
 		var done sync.WaitGroup
 		done.Go(func() { _ = c.Run(ctx) })
