@@ -46,9 +46,8 @@ type Decision struct {
 	// Costs are those of both paths, where they decided.
 	Costs cost.Costs
 
-	// Explore says that a router of before 2026-11-28 had drawn the request to take the path
-	// that costs more, where that cost little more, so that its costs were learned. No router
-	// does so any more.
+	// Explore says that a router had drawn the request to take the path that costs more, where
+	// that cost little more, to learn of it. None does so any more.
 	Explore bool
 	// Rules is the version of the rules that decided: decide.Rules of then.
 	Rules int
