@@ -181,9 +181,6 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	if c.reserved = nil; c.held == nil {
 		c.held = p.Asker.Reserve(d)
 	}
-	if d.Settings.Decisions.Rule.Auto {
-		g.Costs.Chose(c.Model, &d.Run.Plan, time.Now())
-	}
 	defer func() {
 		if a == nil {
 			c.held.Release()

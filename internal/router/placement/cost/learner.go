@@ -133,13 +133,6 @@ func (l *Learner) Renew(now time.Duration) Change {
 	return l.publish(now)
 }
 
-// Chose learns that a request was sent.
-func (l *Learner) Chose(now time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.heard(now)
-}
-
 // heard notes that something is learned of now. The caller holds mu.
 func (l *Learner) heard(now time.Duration) { l.used = max(l.used, now) }
 

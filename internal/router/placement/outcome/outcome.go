@@ -157,16 +157,9 @@ func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 	return e
 }
 
-// Chose reports that a request for a model goes the way of a plan.
-func (t *Teacher) Chose(model string, p *decide.Plan, now time.Time) {
-	if l := t.Of(model); l != nil {
-		l.Chose(now.Sub(t.began))
-	}
-}
-
-// Runs begins to report an answer of a model that has so many tokens now, from a rank of a
-// worker. With a threshold that is not auto nothing is reported.
-func (t *Teacher) Runs(q *Request, auto bool, model string, w *workers.Worker, k *workers.Rank, tokens int, now time.Time) {
+// Runs begins to report an answer of a model that has so many tokens now. With a threshold
+// that is not auto nothing is reported. Which rank it comes from makes no difference.
+func (t *Teacher) Runs(q *Request, auto bool, model string, _ *workers.Worker, _ *workers.Rank, tokens int, now time.Time) {
 	q.learner, q.running, q.began = nil, cost.Running{}, t.began
 	if auto {
 		q.learner = t.Of(model)
@@ -181,8 +174,9 @@ func (q *Request) Ran(tokens int, now time.Time) {
 	}
 }
 
-// Ended reports that the answer has all its tokens, of which the first took so long.
-func (q *Request) Ended(first time.Duration) {
+// Ended reports that the answer has all its tokens. How long the first took makes no
+// difference.
+func (q *Request) Ended(time.Duration) {
 	if q.learner != nil {
 		q.learner.Ended(&q.running)
 	}

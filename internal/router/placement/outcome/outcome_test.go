@@ -157,7 +157,8 @@ func TestModelsThatLeft(t *testing.T) {
 		defer done.Wait()
 		defer stop()
 		asked := func(model string) {
-			c.Chose(model, &decide.Plan{Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}, time.Now())
+			p := &decide.Plan{Path: decide.Local, Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}
+			c.Took(new(Request), p, Leg{Model: model, Phase: selector.Decode, Sent: time.Now(), First: time.Now()})
 		}
 		var adapters []string
 		for i := range cost.MaxModels - 1 {
