@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sets --routing-threshold auto against fixed thresholds, over traces, fleets and
-# arrivals, and prints the table of docs/policies.md. Needs jq and a built dynctl.
+# arrivals, and prints a table. Needs jq and a built dynctl.
 #
 #   scripts/judge-auto.sh conversation.jsonl.gz     # 5 traces; without a file, 4
 #

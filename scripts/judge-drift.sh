@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sets --routing-threshold auto against fixed thresholds while engines change, and prints
-# the table of docs/policies.md: the five minutes from each fault on, and the time after
+# a table: the five minutes from each fault on, and the time after
 # them. Needs jq and a built dynctl.
 #
 # DYNCTL (bin/dynctl), FLEETS, SHAPES and REQUESTS may be set.
@@ -10,11 +10,11 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 # compare COUNT-FROM TO: all thresholds, as JSON
 compare() {
-	"$dynctl" replay "$dir/$shape.jsonl" --fleet "$fleet" --explore --fault "5m:$fault" --count-from "$1" --to "$2" \
+	"$dynctl" replay "$dir/$shape.jsonl" --fleet "$fleet" --fault "5m:$fault" --count-from "$1" --to "$2" \
 		--routing-threshold auto,0,512,2048,8192,32768,1000000 -o json 2>"$dir/log" || { cat "$dir/log" >&2; exit 1; }
 }
-echo '| trace | fleet | fault | minutes | requests | best threshold | good | p95 TTFT | auto: good | p95 TTFT | explored | within 10 % |'
-echo '|---|---|---|---|---|---|---|---|---|---|---|---|'
+echo '| trace | fleet | fault | minutes | requests | best threshold | good | p95 TTFT | auto: good | p95 TTFT | within 10 % |'
+echo '|---|---|---|---|---|---|---|---|---|---|---|'
 for shape in ${SHAPES:-agents}; do
 	more=
 	[ "$shape" != agents ] || more="--sessions 160"
@@ -28,7 +28,7 @@ for shape in ${SHAPES:-agents}; do
 					(map(select(.threshold_auto)) | first) as $a
 					| (map(select(.threshold_auto | not)) | max_by([.good_ratio, -.ttft.p95_ms])) as $b
 					| def pct: . * 1000 | round / 10 | tostring + " %";
-					"| \($cell) | \($a.requests) | \(if $b.threshold_tokens >= 1000000 then "never" else $b.threshold_tokens end) | \($b.good_ratio | pct) | \($b.ttft.p95_ms | round) | \($a.good_ratio | pct) | \($a.ttft.p95_ms | round) | \($a.explored // 0) | \(if $a.good_ratio >= 0.9 * $b.good_ratio then "yes" else "no" end) |"'
+					"| \($cell) | \($a.requests) | \(if $b.threshold_tokens >= 1000000 then "never" else $b.threshold_tokens end) | \($b.good_ratio | pct) | \($b.ttft.p95_ms | round) | \($a.good_ratio | pct) | \($a.ttft.p95_ms | round) | \(if $a.good_ratio >= 0.9 * $b.good_ratio then "yes" else "no" end) |"'
 			done
 		done
 	done

@@ -37,7 +37,8 @@ type VerifyReport struct {
 	// computed from; they take the recorded overlaps.
 	ByNames uint64 `json:"found_by_names"`
 	// TieBreaks, OtherRules and Real are the divergences: another rank of equal
-	// cost, what a router with other rules decided, and everything else.
+	// cost, what a router with other rules decided (or one that explored), and everything
+	// else.
 	TieBreaks  uint64 `json:"tie_breaks"`
 	OtherRules uint64 `json:"other_rules"`
 	Real       uint64 `json:"real"`
@@ -591,7 +592,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 		rep.First = divergence(v.cause(d, f))
 	}
 	switch {
-	case len(f.why) == 0 && d.Rules != decide.Rules:
+	case len(f.why) == 0 && (d.Explore || d.Rules != decide.Rules):
 		rep.OtherRules++
 	case !equal && d.Path == now.Path && d.PrefillRank == now.PrefillRank && v.sameCost(plan, d.DecodeRank):
 		rep.TieBreaks++
@@ -607,6 +608,8 @@ func (v *Verifier) cause(d *trace.Decision, f *findings) []string {
 	switch {
 	case len(f.why) > 0:
 		return f.why
+	case d.Explore:
+		return []string{"the router that recorded had drawn the request to take the dearer path (routing.explore), which this dynctl does not do"}
 	case d.Rules != decide.Rules:
 		return []string{fmt.Sprintf("the router that recorded had rules %d, this dynctl has %d", d.Rules, decide.Rules)}
 	case len(f.residents) == 0:

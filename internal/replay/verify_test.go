@@ -405,7 +405,7 @@ func TestCaptures(t *testing.T) {
 // TestOwnCapture verifies the recordings that are kept in testdata: runs of a
 // router before real vLLM engines with evictions.
 func TestOwnCapture(t *testing.T) {
-	paths, err := filepath.Glob(filepath.Join("..", "..", "testdata", "trace", "*.jsonl.*"))
+	paths, err := filepath.Glob(filepath.Join("..", "..", "testdata", "trace", "vllm-*.jsonl.*"))
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("no recordings: %v", err)
 	}
@@ -527,13 +527,15 @@ func TestUnknownWhenItWasDecided(t *testing.T) {
 	t.Fatal("no decision knows a cached block")
 }
 
-// TestKeptRecordingsVerify: every decision of the recordings of real engines that are
-// kept is made again the same, whatever version they are of.
+// TestKeptRecordingsVerify: every decision of the recordings that are kept is made again the
+// same, whatever version they are of: costs to the last bit, whoever chose what a stall is
+// worth. Those that explored are told from it, as made by other rules.
 func TestKeptRecordingsVerify(t *testing.T) {
 	files, err := filepath.Glob("../../testdata/trace/*.jsonl.zst")
 	if err != nil {
 		t.Fatal(err)
 	}
+	explored := map[string]uint64{"sim-2p4d-auto-explore.jsonl.zst": 3}
 	versions := map[string]bool{}
 	for _, path := range files {
 		r, err := trace.Open(path, nil, trace.Options{})
@@ -545,8 +547,11 @@ func TestKeptRecordingsVerify(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if v := rep.Verify; v.Decisions < 70 || v.Proven != v.Decisions {
-			t.Errorf("%s: %d of %d decisions are proven", path, v.Proven, v.Decisions)
+		other := explored[filepath.Base(path)]
+		if v := rep.Verify; v.Decisions < 70 || v.Proven+other != v.Decisions || v.OtherRules != other {
+			t.Errorf("%s: %d of %d decisions are proven, %d are of other rules, want %d; %+v", path, v.Proven, v.Decisions, v.OtherRules, other, v.First)
+		} else if other > 0 && (v.First == nil || len(v.First.Because) != 1 || !strings.Contains(v.First.Because[0], "routing.explore") || !strings.HasPrefix(v.First.Recorded, "local ")) {
+			t.Errorf("%s: the first that explored is told of by %+v", path, v.First)
 		}
 		r.Close()
 	}

@@ -3,8 +3,6 @@ package router
 import (
 	"context"
 	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
@@ -71,59 +69,5 @@ func TestDryRunsTakeNoPlace(t *testing.T) {
 	}
 	if costs := r.state.Costs(); len(costs) != 0 {
 		t.Errorf("learned of %+v by %+v", costs, d)
-	}
-}
-
-// TestTrialsAreDescribed: once answers have shown what the time between their tokens depends
-// on, prices of a stall are tried on the latest requests. The status and the metrics show what
-// is in force.
-func TestTrialsAreDescribed(t *testing.T) {
-	r := learning(t)
-	metrics := func() string {
-		h, err := r.AdminHandler(AdminOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		page := httptest.NewRecorder()
-		h.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/metrics", nil))
-		return page.Body.String()
-	}
-	const price = `dynctl_routing_stall_price{model="m"}`
-	all := r.registry.Snapshot().Model("m")
-	began, fleet := time.Now(), &cost.Fleet{Prefill: make([]int, 1), Decode: make([]cost.DecodeLoad, 1)}
-	at := began
-	for _, answered := range []bool{false, true} {
-		for i := range 100 {
-			at = at.Add(50 * time.Millisecond)
-			tokens := 1000 + 100*(i%7)
-			w := cost.Work{Tokens: tokens, Context: tokens}
-			p := &decide.Plan{Path: decide.Remote, Asked: cost.Request{Local: w, Prefill: w, Transfer: cost.Work{Tokens: tokens}}}
-			if i%2 == 0 {
-				p.Path = decide.Local
-			}
-			r.costs.Chose("m", p, at)
-			var q outcome.Request
-			took := 50 * time.Microsecond * time.Duration(tokens)
-			if p.Path == decide.Remote {
-				r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: selector.Prefill, Sent: at, First: at.Add(took)})
-				took += 5 * time.Millisecond
-			}
-			r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: selector.Decode, Sent: at, First: at.Add(took)})
-			for _, w := range all {
-				if !answered || !w.Role.CanDecode() {
-					continue
-				}
-				r.costs.Runs(&q, true, "m", w, w.Ranks[0], 1, at.Add(took))
-				q.Ran(200, at.Add(took+2*time.Second))
-				q.Ended(took)
-			}
-		}
-		r.costs.Of("m").Renew(fleet, at.Sub(began)+2*time.Second)
-		if s := r.state.Costs(); len(s) != 1 || s[0].Revision == 0 || (len(s[0].Trials) >= 2) != answered || (s[0].StallPrice > 0) != answered {
-			t.Errorf("answers were seen: %v; status %+v", answered, s)
-		}
-		if page := metrics(); strings.Contains(page, price) != answered || !strings.Contains(page, `dynctl_routing_crossing_tokens{bound="high",model="m",running="32"}`) {
-			t.Errorf("answers were seen: %v; the metrics do not show what is in force:\n%s", answered, page)
-		}
 	}
 }

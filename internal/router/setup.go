@@ -183,9 +183,7 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 			}
 		},
 	})
-	l.costs = outcome.New(outcome.Options{
-		Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot, Ledger: in.ledger, BlockOf: b.blockOf,
-	})
+	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot})
 	l.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: b.registry.Snapshot, Factor: func() float64 { return b.settings.Load().Health.SlowFactor },
 		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event, Found: l.costs.SlowRanks,

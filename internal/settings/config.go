@@ -155,9 +155,6 @@ type Routing struct {
 	// Objective is what costs are for with a threshold that is auto ("ttft", "itl",
 	// "e2e", "goodput"), SLO the limits of a good request ("ttft=2s,itl=25ms").
 	Objective, SLO string
-	// Explore sends a few requests, with a threshold that is auto, the path that costs
-	// more, so that its costs are learned.
-	Explore bool
 	// PrefillFallback is what happens when remote prefill is wanted and
 	// cannot be had: "local" or "error".
 	PrefillFallback string
@@ -494,7 +491,7 @@ func (c *Config) Decisions() decide.Settings {
 	r := &c.Routing
 	s := decide.Settings{
 		Weights: r.Weights, Busy: r.Busy, Rule: r.Plan(),
-		Attempts: c.Retry.Attempts, LocalWithoutParams: r.MissingParams == "local", Explore: r.Explore,
+		Attempts: c.Retry.Attempts, LocalWithoutParams: r.MissingParams == "local",
 	}
 	if c.Continue.Mode == ContinueExact {
 		s.Continuations = c.Continue.Moves

@@ -122,8 +122,6 @@ var rows = []*Row{
 		Help: "what a threshold that is auto chooses paths for: " + strings.Join(cost.Aims(), "|")},
 	{Key: "routing.slo", Flag: "slo", At: func(c *Config) any { return &c.Routing.SLO }, Default: "ttft=2s,itl=25ms", Check: slo,
 		Help: "`LIMITS` that a good request keeps to its first token and between tokens, for the objective goodput"},
-	{Key: "routing.explore", Flag: "explore", At: func(c *Config) any { return &c.Routing.Explore },
-		Help: "with a threshold that is auto, send 1 of 200 requests the dearer way to learn of it, where that costs at most 5 ms more and no limit of --slo is missed or near"},
 	{Key: "routing.prefill_fallback", Flag: "prefill-fallback", At: func(c *Config) any { return &c.Routing.PrefillFallback }, Default: string(decide.FallbackLocal), Values: []string{string(decide.FallbackLocal), string(decide.FallbackError)}, WhatIf: true,
 		Help: "when no prefill worker can be had: local|error"},
 	{Key: "routing.missing_params", Flag: "missing-params", At: func(c *Config) any { return &c.Routing.MissingParams }, Default: "error", Values: []string{"error", "local"},

@@ -133,9 +133,6 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 					c := &m.Crossings[k]
 					printable.Fprintf(&b, "crossing  %s: %s\n", m.Model, c.Sentence())
 				}
-				if text := m.TrialText(); text != "" {
-					printable.Fprintf(&b, "stall     %s: %s\n", m.Model, text)
-				}
 			}
 			printable.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))
 			table := page.RankTable{}

@@ -205,8 +205,6 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 			reasons: []string{"always_remote", "always_remote", "previous_response", "server_tools", "always_remote", "forced_local"},
 		},
 		{
-			// What a stall costs is not what the objective says where several ranks answer for a
-			// prefill rank. What trials find of it hangs on the machine, so none are waited for.
 			name: "a threshold that is auto", fleet: "1p2d:profile=cpu",
 			configure: func(c *settings.Config) {
 				c.Routing.Threshold = decide.Threshold{Tokens: 100, Auto: true}

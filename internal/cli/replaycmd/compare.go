@@ -37,7 +37,6 @@ type compareFlags struct {
 	seed       uint64
 	scrape     time.Duration
 	ttft, itl  time.Duration
-	explore    bool
 	faults     []string
 	countFrom  time.Duration
 	assume     float64
@@ -58,7 +57,6 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.scrape, "scrape-interval", time.Second, "how old engines' load figures may be in a simulation")
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
-	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
 	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:one_prefill_slow=3 (the last of them), 10m:one_decode_slow=3 (the last of those that answer), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
@@ -167,7 +165,6 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 					Fleet: f,
 					Settings: decide.Settings{
 						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
-						Explore: c.explore,
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 					Faults: faults, CountFrom: c.countFrom, Assume: c.assume, SlowFactor: c.slowFactor,

@@ -35,8 +35,6 @@ type Result struct {
 	Failed    uint64 `json:"failed"`
 	Remote    uint64 `json:"remote"`
 	Degraded  uint64 `json:"degraded"`
-	// Explored took the path that costs more, to learn of it.
-	Explored uint64 `json:"explored,omitempty"`
 	// Waited are the requests that waited for a place, Wait how long; Refused are those
 	// of the failed that found no room in the queue or waited too long.
 	Waited  uint64    `json:"waited"`

@@ -105,7 +105,7 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 	}
 	r.every(r.s.Scrape, 0, r.scrape)
 	if s.Rule.Auto {
-		r.every(renewed, settled, r.renew)
+		r.every(renewed, settled, func() { r.costs.Renew(r.world.Now()) })
 	}
 	if r.paces != nil {
 		r.every(paced, settled, r.pace)
@@ -179,7 +179,6 @@ type run struct {
 
 // simRank is one rank with the router's view of it.
 type simRank struct {
-	run    *run
 	worker *workers.Worker
 	rank   *workers.Rank
 	eng    *virtual.Rank
@@ -253,7 +252,7 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 	}
 	slot := uint32(len(r.ranks))
 	k := &simRank{
-		run: r, worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
+		worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
 		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
 	}
 	if r.paces != nil {
@@ -343,27 +342,6 @@ func (r *run) pace() {
 
 // renewed is how often what was learned is put in force.
 const renewed = time.Second
-
-// renew puts what was learned in force, as the router does.
-func (r *run) renew() {
-	var f cost.Fleet
-	for _, k := range r.ranks {
-		switch {
-		case k.eng.Core() == nil:
-		case k.worker.Role.CanDecode():
-			f.Decode = append(f.Decode, cost.DecodeLoad{Slot: k.rank.Slot, Load: k.Load()})
-		case k.worker.Role.CanPrefill():
-			f.Prefill = append(f.Prefill, k.Load().Queued)
-		}
-	}
-	r.costs.Renew(&f, r.world.Now())
-}
-
-// Load is what a rank has in work.
-func (k *simRank) Load() cost.Load {
-	n := k.run.book.Load(k.rank)
-	return cost.LoadOf(n.Requests, n.Answering, n.PrefillTokens, n.DecodeBlocks*k.run.block)
-}
 
 // lastArrival is the latest arrival, with room for what the request takes.
 const (
@@ -486,9 +464,6 @@ func (f *flight) carryOut(e decide.Effects) {
 		return
 	}
 	f.asked = p.Asked
-	if p.Reason == decision.ReasonExplored && !f.early {
-		r.res.Explored++
-	}
 	if !f.early {
 		r.judge()
 	}
@@ -499,9 +474,6 @@ func (f *flight) carryOut(e decide.Effects) {
 	claim, prefill := d.Claims()
 	f.compute = claim.PrefillTokens + prefill.PrefillTokens // one of them is 0
 	f.held = r.book.Reserve(f.decode.rank, claim)
-	if r.s.Rule.Auto {
-		r.costs.Chose(&f.asked, p.Path == decide.Remote, r.world.Now())
-	}
 	if r.s.Placed != nil {
 		r.s.Placed(f.q, r.world.Now())
 	}
@@ -613,7 +585,7 @@ func (f *flight) token(o engine.Output) {
 		if f.made == 1 {
 			f.first = o.At
 			f.held.FirstToken()
-			f.ran = cost.Running{Slot: f.decode.rank.Slot, Rank: f.decode}
+			f.ran = cost.Running{}
 			cached := o.Cached
 			if f.local { // else it is what prefill has sent
 				cached += o.External
@@ -645,7 +617,7 @@ func (f *flight) token(o engine.Output) {
 	}
 	f.held.Release()
 	r.done()
-	r.costs.Ended(&f.ran, f.first-f.start)
+	r.costs.Ended(&f.ran)
 	if f.early {
 		return
 	}

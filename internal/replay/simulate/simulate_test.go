@@ -228,34 +228,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestExplores: few requests take the dearer path to learn of it, if they may, and none
-// while a limit is missed.
-func TestExplores(t *testing.T) {
-	src := arrivals.FromSlice(sessions(300, 8))
-	run := func(explore bool, itl time.Duration) *Result {
-		t.Helper()
-		r, err := Run(t.Context(), src, Setup{
-			Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, Speedup: 3, TTFT: 10 * time.Second, ITL: itl,
-			Settings: decide.Settings{
-				Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 250, Auto: true}, Explore: explore,
-			},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r
-	}
-	if r := run(true, 25*time.Millisecond); r.Explored == 0 || r.Explored > r.Requests/100 {
-		t.Errorf("%d of %d explored", r.Explored, r.Requests)
-	}
-	if r := run(false, 25*time.Millisecond); r.Explored != 0 {
-		t.Errorf("%d explored, and were not to", r.Explored)
-	}
-	if r := run(true, time.Nanosecond); r.Explored != 0 {
-		t.Errorf("%d explored while a limit is missed", r.Explored)
-	}
-}
-
 // TestSessions: policy session keeps the turns of a session together, whether a
 // trace of requests names it or a recorded decision has its key.
 func TestSessions(t *testing.T) {

@@ -190,7 +190,7 @@ func (r *Router) build() {
 		}
 	})
 	r.Outliers = health.NewOutliers(r.Registry, health.OutlierOptions{}, r.event)
-	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot, Ledger: r.Ledger, BlockOf: block})
+	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot})
 	r.asker = question.New(question.Sources{
 		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Prompts: tokens, Last: r.Outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.Settings, r.Registry.Snapshot() },

@@ -46,7 +46,7 @@ type lookup struct {
 func recordings(t testing.TB) []recording {
 	t.Helper()
 	var all []recording
-	files, err := filepath.Glob("../../../../testdata/trace/*.zst")
+	files, err := filepath.Glob("../../../../testdata/trace/vllm-*.zst")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no recordings: %v", err)
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -65,7 +64,7 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	s.metrics = telemetry.New("", "", func(string) bool { return true })
 	log := func(e eventlog.Event) { s.events = append(s.events, e) }
 	s.costs = outcome.New(outcome.Options{
-		Ledger: ledger.New(), Fleet: workers.NewRegistry(log).Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: log,
+		Fleet: workers.NewRegistry(log).Snapshot, Event: log,
 	})
 	seen := Subscriber{}
 	for k := range numberOfKinds {

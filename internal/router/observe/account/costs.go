@@ -10,10 +10,7 @@ import (
 func Costs(t *outcome.Teacher) Subscriber {
 	return Subscriber{
 		Chosen: func(e Event) {
-			r, q := e.Request, e.Request.Question
-			if r.teaches = q.Settings.Decisions.Rule.Auto; r.teaches {
-				t.Chose(r.Model, &q.Run.Plan, e.At)
-			}
+			e.Request.teaches = e.Request.Question.Settings.Decisions.Rule.Auto
 		},
 		LegSent: func(e Event) {
 			if e.Leg.Phase == selector.Prefill {
@@ -26,13 +23,13 @@ func Costs(t *outcome.Teacher) Subscriber {
 			}
 		},
 		Runs: func(e Event) {
-			r, l := e.Request, e.Leg
-			t.Runs(&r.costs, r.teaches, r.Model, l.Peer.Worker, l.Peer.Rank, l.Tokens, e.At)
+			r := e.Request
+			t.Runs(&r.costs, r.teaches, r.Model, e.Leg.Tokens, e.At)
 		},
 		Piece: func(e Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
 		Answered: func(e Event) {
 			if r := e.Request; r.Answer.Gaps.Count() > 0 {
-				r.costs.Ended(r.Answer.FirstToken.Sub(r.Start))
+				r.costs.Ended()
 			}
 		},
 	}

@@ -3,7 +3,6 @@ package admin
 import (
 	"fmt"
 	"strconv"
-	"strings"
 )
 
 // Crossing is from how many tokens on a prompt is cheaper on a prefill rank, if none of it
@@ -66,34 +65,4 @@ func Rule(threshold int, on string, auto bool, costs []ModelCosts) string {
 	default:
 		return fmt.Sprintf("auto, %d of %d models learned", known, len(costs))
 	}
-}
-
-// WeightsTrial is what would become of the latest requests if a stall cost Price times what
-// the objective says, and a first token were late after Limit times the limit that it says:
-// the share that keeps the objective's limits, and the 95th percentile of the time to first
-// token.
-type WeightsTrial struct {
-	Price  float64 `json:"stall_price"`
-	Limit  float64 `json:"ttft_limit"`
-	Good   float64 `json:"good_share"`
-	TTFTMS float64 `json:"ttft_p95_ms"`
-}
-
-// TrialText is the weights in force and what was found of those that were tried, by limit;
-// empty before there was a trial.
-func (c *ModelCosts) TrialText() string {
-	if len(c.Trials) == 0 {
-		return ""
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "×%g is in force, first token by ×%g of its limit; expected good and TTFT p95 in ms", c.StallPrice, c.TTFTLimit)
-	limit := 0.0
-	for _, t := range c.Trials {
-		if t.Limit != limit {
-			limit = t.Limit
-			fmt.Fprintf(&b, "; by ×%g:", limit)
-		}
-		fmt.Fprintf(&b, "  ×%g %.0f%% %.0f", t.Price, 100*t.Good, t.TTFTMS)
-	}
-	return b.String()
 }

@@ -34,12 +34,6 @@ type ModelCosts struct {
 	// Crossings are where the laws change the path, by load; none while too little is
 	// known.
 	Crossings []Crossing `json:"crossings,omitempty"`
-	// StallPrice is how many times what the objective says a stall costs now, TTFTLimit how
-	// much of its limit to the first token counts, Trials what was found of each such pair
-	// last; none before there was a trial.
-	StallPrice float64        `json:"stall_price,omitempty"`
-	TTFTLimit  float64        `json:"ttft_limit,omitempty"`
-	Trials     []WeightsTrial `json:"trials,omitempty"`
 }
 
 // Status is the router at one glance (GET /admin/v1/status).

@@ -17,10 +17,6 @@ func costsOf(known map[string]cost.Known) (list []admin.ModelCosts) {
 		if k.Model != nil {
 			c.Revision = k.Model.Revision
 		}
-		for _, x := range k.Trials {
-			c.StallPrice, c.TTFTLimit = k.Price, k.Limit
-			c.Trials = append(c.Trials, admin.WeightsTrial{Price: x.Price, Limit: x.Limit, Good: x.Good, TTFTMS: x.TTFT})
-		}
 		for _, x := range k.Crossings {
 			c.Crossings = append(c.Crossings, admin.Crossing{Running: x.Running, Low: reaches(x.Low), Tokens: reaches(x.Tokens), High: reaches(x.High)})
 		}

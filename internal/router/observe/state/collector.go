@@ -137,8 +137,6 @@ var (
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
 	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
-	stallPrice   = desc("routing_stall_price", "With a threshold that is auto and the objective goodput, how many times what the objective says a stall of running answers costs, as the latest requests tried it best; none before there was a trial.", "model")
-	ttftLimit    = desc("routing_ttft_limit_ratio", "With a threshold that is auto and the objective goodput, from which share of the limit to the first token on costs count a request as late, as the latest requests tried it best; none before there was a trial.", "model")
 	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
@@ -196,10 +194,6 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	collect(ch, settingMetrics, s.Settings())
 	for _, c := range s.Costs() {
 		mark(costsKnown, c.Revision > 0, c.Model)
-		if len(c.Trials) > 0 {
-			ch <- prometheus.MustNewConstMetric(stallPrice, gauge, c.StallPrice, c.Model)
-			ch <- prometheus.MustNewConstMetric(ttftLimit, gauge, c.TTFTLimit, c.Model)
-		}
 		for _, x := range c.Crossings {
 			for _, at := range []struct {
 				name   string

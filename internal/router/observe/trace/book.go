@@ -124,7 +124,7 @@ func (b *Book) set(d *Decision) {
 // the reader then says that they are not there.
 func (b *Book) price(m *cost.Model) {
 	b.costs[m.Revision] = true
-	text, err := json.Marshal(costsLine{Revision: m.Revision, Local: m.Local, Prefill: m.Prefill, Transfer: m.Transfer, Stall: m.Stall, Limit: m.Limit, Beyond: m.Beyond, Lost: m.Lost, ExploreBelow: m.ExploreBelow, Slow: slowLines(m.Slow)})
+	text, err := json.Marshal(costsLine{Revision: m.Revision, Local: m.Local, Prefill: m.Prefill, Transfer: m.Transfer, Stall: m.Stall, Limit: m.Limit, Beyond: m.Beyond, Lost: m.Lost, Slow: slowLines(m.Slow)})
 	if err == nil {
 		b.add(KindCosts, string(text[1:len(text)-1]))
 	}

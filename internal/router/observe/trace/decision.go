@@ -46,6 +46,9 @@ type Decision struct {
 	// Costs are those of both paths, where they decided.
 	Costs cost.Costs
 
+	// Explore says that a router had drawn the request to take the path that costs more, where
+	// that cost little more, to learn of it. None does so any more.
+	Explore bool
 	// Rules is the version of the rules that decided: decide.Rules of then.
 	Rules int
 	// Unverifiable says why the decision cannot be made again: the recording
@@ -171,15 +174,16 @@ type settingsLine struct {
 
 // costsLine is a revision of cost.Model, by its members.
 type costsLine struct {
-	Revision     uint64   `json:"revision"`
-	Local        cost.Law `json:"local"`
-	Prefill      cost.Law `json:"prefill"`
-	Transfer     cost.Law `json:"transfer"`
-	Stall        float64  `json:"stall"`
-	Limit        float64  `json:"limit_ms"`
-	Beyond       float64  `json:"beyond"`
-	Lost         float64  `json:"lost_ms,omitempty"`
-	ExploreBelow float64  `json:"spare_ms,omitempty"`
+	Revision uint64   `json:"revision"`
+	Local    cost.Law `json:"local"`
+	Prefill  cost.Law `json:"prefill"`
+	Transfer cost.Law `json:"transfer"`
+	Stall    float64  `json:"stall"`
+	Limit    float64  `json:"limit_ms"`
+	Beyond   float64  `json:"beyond"`
+	Lost     float64  `json:"lost_ms,omitempty"`
+	// Spare is of routers that explored: it is read, and means nothing any more.
+	Spare float64 `json:"spare_ms,omitempty"`
 	// Slow are the ranks that take longer than their peers.
 	Slow []slowLine `json:"slow,omitempty"`
 }
@@ -265,7 +269,7 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.close()
 	o.str("force", string(in.Force))
 	o.str("gave_up", in.GaveUp)
-	o.yes("explore", in.Explore)
+	o.yes("explore", d.Explore)
 	if in.Decode.SessionKey != 0 {
 		o.quoted("session_key_hash", in.Decode.SessionKey)
 	}
@@ -461,7 +465,7 @@ func (r *Reader) parseCosts(p []byte) error {
 		return err
 	}
 	e := described[*cost.Model]{value: &cost.Model{
-		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Lost: l.Lost, ExploreBelow: l.ExploreBelow,
+		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Lost: l.Lost,
 	}}
 	for i, s := range l.Slow {
 		if i > 0 && s.Slot <= l.Slow[i-1].Slot || !(s.Times > 0) {
@@ -518,7 +522,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 		ID: l.ID, RequestID: l.RequestID, Attempt: l.Attempt, Model: l.Model, BeganUS: l.Began,
 		BlockSize: l.BlockSize, Locals: l.Locals, Approximate: l.Approximate, Tokens: l.Tokens, Revision: l.Settings,
 		Path: l.Path, Reason: l.Reason, Error: l.Error, EffISL: l.EffISL, Cached: l.Cached, Costs: cost.Costs{Local: l.Local, Remote: l.Remote},
-		DecodeRank: l.Decode.Chosen, PrefillRank: l.Prefill.Chosen, Rules: r.header.Rules, Unverifiable: l.Unverifiable,
+		DecodeRank: l.Decode.Chosen, PrefillRank: l.Prefill.Chosen, Explore: l.Explore, Rules: r.header.Rules, Unverifiable: l.Unverifiable,
 	}
 	if l.HashedBlock != 0 {
 		d.BlockSize = l.HashedBlock
@@ -551,7 +555,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 		d.lacks("path %q is not known to this dynctl", l.Force)
 	}
 	in := &decide.Input{
-		Rule: s.value.Rule, Model: l.Model, Force: disagg.Force(l.Force), GaveUp: l.GaveUp, Explore: l.Explore,
+		Rule: s.value.Rule, Model: l.Model, Force: disagg.Force(l.Force), GaveUp: l.GaveUp,
 		Facts: disagg.Facts{
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
 			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,

@@ -22,7 +22,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -209,7 +208,7 @@ func TestEveryInputIsRecorded(t *testing.T) {
 		{func(d *Decision) any { return &d.Settings.Rule }, nil},
 		{func(d *Decision) any { return &d.Settings.Weights }, nil},
 		{func(d *Decision) any { return &d.Settings.Busy }, nil},
-		{func(d *Decision) any { return d.Settings }, map[string]string{"Attempts": "what follows a failure is no input of a plan", "LocalWithoutParams": "what follows a failure is no input of a plan", "Continuations": "what follows a failure is no input of a plan", "Explore": "the input says whether the request was drawn"}},
+		{func(d *Decision) any { return d.Settings }, map[string]string{"Attempts": "what follows a failure is no input of a plan", "LocalWithoutParams": "what follows a failure is no input of a plan", "Continuations": "what follows a failure is no input of a plan"}},
 		{func(d *Decision) any { return &d.Input.Decode.Candidates[0] }, map[string]string{
 			"Terms": "they follow from the figures, and the cost is there", "Excluded": "it follows from limits and KeptOut", "ExcludedCode": "it follows from limits and KeptOut", "CacheUnknown": "only receipts have it",
 		}},
@@ -598,45 +597,4 @@ func FuzzDecision(f *testing.F) {
 		delete(m, "t_us")
 		noZero(t, "decision", m, "kv_blocks", "hashed_block_tokens", "facts", "decode", "prefill")
 	})
-}
-
-// TestExploredAgain: a decision that explores is made again from its recording, costs to
-// the last bit; without the draw, or the limit below which requests may explore, it would
-// differ.
-func TestExploredAgain(t *testing.T) {
-	d := fullDecision()
-	in := d.Input
-	d.Settings.Decode, d.Settings.Prefill = selector.KV, selector.KV
-	d.Settings.Busy, d.Settings.Rule = selector.Busy{}, decide.Rule{Threshold: 100, Auto: true, Connector: workers.ConnectorNIXL}
-	d.Settings.Weights.Temperature = 0
-	in.Rule, in.Force, in.GaveUp = d.Settings.Rule, "", ""
-	in.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 9}
-	law := cost.Law{1. / 3, 1. / 7, 0, 0, 0}
-	in.Costs = &cost.Model{Revision: 4, Local: law, Prefill: law, Transfer: law, Beyond: 1, Lost: 1e3 / 11, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 1, Times: 1e1 / 9}, {Slot: 3, Times: 1.3}}}
-	for _, phase := range []*selector.Input{&in.Decode, &in.Prefill} {
-		phase.Policy, phase.Weights, phase.Busy = selector.KV, d.Settings.Weights, d.Settings.Busy
-		for i := range phase.Candidates {
-			phase.Candidates[i].KeptOut, phase.Candidates[i].Tried = "", false
-		}
-	}
-	d.Unverifiable = ""
-	var plan, again decide.Plan
-	decide.Choose(in, &plan)
-	if plan.Reason != decision.ReasonExplored {
-		t.Fatalf("%s because %s, %v: it does not explore", plan.Path, plan.Reason, plan.Err)
-	}
-	d.SetPlan(in, &plan)
-	all, _, err := readAll(write(t, []Record{{Kind: KindDecision, Decision: d}}), Options{})
-	if err != nil || len(all) != 1 || all[0].Decision.Unverifiable != "" {
-		t.Fatalf("%+v, %v", all, err)
-	}
-	got := all[0].Decision
-	decide.Choose(got.Input, &again)
-	if again.Path != plan.Path || again.Reason != plan.Reason || again.Costs != plan.Costs || got.Costs != plan.Costs || got.Reason != string(decision.ReasonExplored) {
-		t.Errorf("again %s because %s with %+v, recorded %s with %+v", again.Path, again.Reason, again.Costs, got.Reason, got.Costs)
-	}
-	got.Input.Explore = false
-	if decide.Choose(got.Input, &again); again.Path == plan.Path {
-		t.Errorf("%s also where it was not drawn", again.Path)
-	}
 }

@@ -91,10 +91,10 @@ func fullDecision() *Decision {
 	}
 	d, p := worker("d", workers.Decode), worker("p", workers.Prefill)
 	in := &decide.Input{
-		Rule: s.Rule, Model: "m", Force: disagg.ForceLocal, GaveUp: "connect", Explore: true,
+		Rule: s.Rule, Model: "m", Force: disagg.ForceLocal, GaveUp: "connect",
 		Costs: &cost.Model{
 			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
-			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
+			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
 		},
 		Facts: disagg.Facts{
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 2, Prompts: 3, Multimodal: true,
@@ -110,7 +110,7 @@ func fullDecision() *Decision {
 	}
 	return &Decision{
 		ID: "d1", RequestID: "q\"1", Attempt: 2, Model: "m", BeganUS: 12, BlockSize: 32, Locals: manyHashes(41), Approximate: true, Tokens: Tokens{1, 2, 3},
-		Revision: 3, Settings: s, Input: in, Rules: decide.Rules,
+		Revision: 3, Settings: s, Input: in, Explore: true, Rules: decide.Rules,
 		Path: "local", Reason: "prefill_failed", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "d/dp1", PrefillRank: "p/dp0", Costs: cost.Costs{Local: 1. / 3, Remote: 2}, Unverifiable: "why",
 	}
 }

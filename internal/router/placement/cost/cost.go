@@ -41,8 +41,6 @@ type Work struct {
 	// Times is how many times as long as its peers the rank takes (Model.Times); 0 is as
 	// long.
 	Times float64
-	// Slot is the rank's. Nothing of the work depends on it.
-	Slot uint32
 }
 
 // times is Times of a rank of which nothing is said, too.
@@ -110,9 +108,6 @@ type Model struct {
 	// expected time is no certain one: the cost grows from 0 to all of it between
 	// doubtful of Limit before it and as much behind it.
 	Lost float64
-	// ExploreBelow is the expected time to first token, in ms by either path, up to which a request may
-	// explore; 0 for none.
-	ExploreBelow float64
 	// Slow are the ranks that take longer than their peers, by slot in rising order.
 	Slow []Slow
 }
@@ -134,17 +129,6 @@ func (m *Model) Times(slot uint32) float64 {
 }
 
 func bySlot(s Slow, slot uint32) int { return cmp.Compare(s.Slot, slot) }
-
-// atMost is how much dearer the other path may be for a request to explore, in ms.
-const atMost = 5
-
-// MayExplore reports whether a request may take either path to learn of it: no limit is
-// missed of late, its own is not near, and the dearer path costs little more.
-func (m *Model) MayExplore(q *Request) bool {
-	c := m.Of(q)
-	return m.Local.Time(&q.Local) < m.ExploreBelow && m.Prefill.Time(&q.Prefill)+m.Transfer.Time(&q.Transfer) < m.ExploreBelow &&
-		max(c.Local, c.Remote)-min(c.Local, c.Remote) <= atMost
-}
 
 // ttftCost is what a time to first token costs.
 func (m *Model) ttftCost(ms float64) float64 {

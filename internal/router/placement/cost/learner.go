@@ -30,9 +30,8 @@ const (
 	EnoughMoved    = 6
 )
 
-// every is how often a new revision may be published. A ticker's ticks come by slack too
-// soon: without it every few of them would be one for nothing.
-const every, slack = time.Second, 20 * time.Millisecond
+// every is how often a new revision may be published.
+const every = time.Second
 
 // start is what is assumed before anything was seen: little more than that time
 // grows with work. It weighs next to nothing.
@@ -62,21 +61,11 @@ type Learner struct {
 	assumed   [legs]Law // before anything was seen
 	answers   float64   // mean tokens of an answer
 	gaps      float64   // mean ms between them, of late
-	late      float64   // share of answers whose first token came after its limit, of late
 	published time.Duration
-	slow      []Slow // ranks that take longer than their peers; never written to
-	// prompts is by slot for how long ranks that answer have computed prompts.
-	prompts  map[uint32]computing
-	gapFit   fit // the law of the time between tokens
-	history  ring[asked]
-	lengths  ring[int] // of answers that have ended
-	part     []uint32  // slots of the ranks that trials have; nil for all
-	weighing weighing
-	renewed  time.Duration // until when Renew publishes
-	tries    tries         // Renew's own
-	fresh    bool          // there is something new to publish
-	solved   bool          // laws were made before
-	used     time.Duration // when it was last heard of requests, or served; 0 for not yet
+	slow      []Slow        // ranks that take longer than their peers; never written to
+	fresh     bool          // there is something new to publish
+	solved    bool          // laws were made before
+	used      time.Duration // when it was last heard of requests, or served; 0 for not yet
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
 	doubt int
@@ -89,7 +78,7 @@ func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	// Answers end long after paths are chosen by costs: until then they are taken for
 	// such that feel a stall.
 	o = o.sound()
-	l := &Learner{objective: o, revision: revision, assumed: start, prompts: map[uint32]computing{}, history: ring[asked]{most: historyKept}, lengths: ring[int]{most: lengthsKept}, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
+	l := &Learner{objective: o, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
 	for i := range l.fits {
 		l.fits[i].law = start[i]
 	}
@@ -118,9 +107,6 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heard(now)
-	if leg == LocalLeg {
-		l.stalled(w, now)
-	}
 	change := l.fits[leg].add(w, float64(took)/float64(time.Millisecond), now)
 	l.fresh = true
 	switch {
@@ -133,62 +119,54 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 		return NoChange
 	}
 	l.doubt = max(0, l.doubt-1)
-	if l.solved && now < l.renewed {
-		return change
-	}
-	if l.put(l.draft(now, every)) == Learned {
+	if l.publish(now) == Learned {
 		return Learned
 	}
 	return change
 }
 
+// Renew publishes what was learned since the last revision, if no outcome comes that does:
+// which ranks are slow counts there, too. It is meant to be called once a second.
+func (l *Learner) Renew(now time.Duration) Change {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.publish(now)
+}
+
 // heard notes that something is learned of now. The caller holds mu.
 func (l *Learner) heard(now time.Duration) { l.used = max(l.used, now) }
 
-// draft is the next revision but for its number and the weights that are tried; nil where there is
-// nothing new, too little is known, or the last one was less than wait ago. The caller holds
-// mu.
-func (l *Learner) draft(now, wait time.Duration) *Model {
+// publish makes the next revision and puts it in force, unless there is nothing new, too
+// little is known, or the last one is younger than every. The caller holds mu.
+func (l *Learner) publish(now time.Duration) Change {
 	f := &l.fits
-	if !l.fresh || l.solved && now-l.published < wait ||
+	if !l.fresh || l.solved && now-l.published < every ||
 		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
-		return nil
+		return NoChange
 	}
 	local, prefill := f[LocalLeg].law, f[PrefillLeg].law
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
-	m := l.objective.model(l.answers, l.gaps)
-	m.ExploreBelow, m.Slow = l.exploreBelow(), l.slow
-	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
 	l.published, l.fresh, l.solved = now, false, true
-	return m
-}
-
-// put puts a draft in force, if there is one. The caller holds mu.
-func (l *Learner) put(m *Model) Change {
-	if m == nil || l.doubt > 0 {
+	if l.doubt > 0 {
 		return NoChange // the laws are watched, and decide nothing
 	}
-	if w := &l.weighing; l.objective.For == ForGoodput && w.Price > 0 {
-		m.Stall *= w.Price
-		m.Limit *= w.Limit
-	}
-	first := l.model.Load() == nil
-	m.Revision = l.revision.Add(1)
-	l.model.Store(m)
-	if first {
+	m := l.objective.model(l.answers, l.gaps)
+	m.Revision, m.Slow = l.revision.Add(1), l.slow
+	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
+	if l.model.Swap(m) == nil {
 		return Learned
 	}
 	return NoChange
 }
 
-// aim changes what paths are chosen for. What was tried for another objective says nothing.
+// aim changes what paths are chosen for.
 func (l *Learner) aim(o Objective) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if o = o.sound(); l.objective != o {
-		l.objective, l.weighing, l.fresh = o, weighing{Weights: Weights{l.weighing.usual, 1}, usual: l.weighing.usual}, true
+		l.objective, l.fresh = o, true
 	}
 }
 
@@ -208,19 +186,6 @@ func (l *Learner) Slow(ranks []Slow) {
 	l.slow, l.fresh = ranks, true
 }
 
-// missing is the share of answers that come too late from which on a limit is missed.
-const missing = 0.05
-
-// exploreBelow is Model.ExploreBelow: half the limit to the first token, or 0 while a limit is missed.
-// The caller holds mu.
-func (l *Learner) exploreBelow() float64 {
-	o := &l.objective
-	if l.late > missing || l.gaps > float64(o.ITL)/float64(time.Millisecond) {
-		return 0
-	}
-	return float64(o.TTFT) / float64(time.Millisecond) / 2
-}
-
 // Known is how much a learner knows.
 type Known struct {
 	// Local, Prefill and Transfer are the outcomes that count, older ones less.
@@ -229,22 +194,14 @@ type Known struct {
 	Model *Model
 	// Crossings are where it changes the path, by load; none without a model.
 	Crossings []Crossing
-	// Weights are those in force, Trials what the newest trial found of each; none without a
-	// model or a trial, and with other objectives.
-	Weights
-	Trials []Trial
 }
 
 // Known is how much is known.
 func (l *Learner) Known() Known {
 	l.mu.Lock()
-	fits, m, w := l.fits, l.model.Load(), l.weighing // nobody waits for what follows
-	tries := l.objective.For == ForGoodput
+	fits, m := l.fits, l.model.Load() // nobody waits for what follows
 	l.mu.Unlock()
 	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
-	if m != nil && tries && w.tried {
-		k.Weights, k.Trials = w.Weights, w.trials[:]
-	}
 	if m != nil {
 		k.Crossings = crossings(m, &fits)
 	}
@@ -257,10 +214,6 @@ const MaxModels = 64
 // Learners are those of a router, by the model that requests ask for. They are safe
 // for concurrent use.
 type Learners struct {
-	// Fleet is the fleet that serves a model, for what is expected of it before anything
-	// was learned; nil for nothing. It is called with a lock held, once for each model that
-	// gets a learner.
-	Fleet func(model string) *Fleet
 	// Full hears of a model that there is no room for, each time that something of it was to be
 	// learned; nil for nobody.
 	Full func(model string)
@@ -316,9 +269,6 @@ func (l *Learners) begin(model string) *Learner {
 	if one == nil && len(l.byModel) < MaxModels {
 		one = newLearner(l.objective, &l.revision)
 		one.slow = l.slow
-		if l.Fleet != nil {
-			one.Expect(l.Fleet(model))
-		}
 		l.byModel[strings.Clone(model)] = one
 	}
 	return one

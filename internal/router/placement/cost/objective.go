@@ -66,8 +66,9 @@ func ParseSLO(text string) (ttft, itl time.Duration, err error) {
 	return ttft, itl, nil
 }
 
-// What the weights of ForGoodput are made of. They were chosen by the table of
-// docs/policies.md.
+// What the weights of ForGoodput are made of. They were chosen by comparison with fixed
+// thresholds in simulation. They are constants: whatever the load is, a stall costs what the
+// objective says, and a first token is late after the whole limit.
 const (
 	// beyond is what more of a wait costs that is beyond the limit already.
 	beyond = 0.05

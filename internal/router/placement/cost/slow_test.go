@@ -87,22 +87,22 @@ func TestSlowRankOfAllModels(t *testing.T) {
 	}
 }
 
-// TestSlowRankWithoutPrefillRanks: while no prefill rank is there, a revision still follows
-// where ranks become slow or well, or something else is aimed at, and at most once a second;
-// nothing is tried.
-func TestSlowRankWithoutPrefillRanks(t *testing.T) {
-	goodput := Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
-	l := NewLearner(goodput)
+// TestRenew: where no outcomes come, a revision still follows where ranks become slow or well,
+// or something else is aimed at, and at most once a second.
+func TestRenew(t *testing.T) {
+	l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
 	slow := []Slow{{Slot: 2, Times: 3}}
 	l.Slow(slow)
-	f, now := busy(l, 400, 50*time.Millisecond)
-	now += every
-	l.Renew(f, now)
-	known := l.Known()
-	if m := known.Model; !slices.Equal(m.Slow, slow) || known.Trials == nil {
-		t.Fatalf("with prefill ranks %+v", known)
+	if l.Renew(0); l.Model() != nil {
+		t.Error("a revision of nothing")
 	}
-	f.Prefill = nil
+	now := time.Second
+	teach(l, now)
+	if m := l.Model(); m == nil || !slices.Equal(m.Slow, slow) || m.Stall <= 0 {
+		t.Fatalf("learned %+v", m)
+	}
+	now += every
+	l.Renew(now) // of the outcomes after the first revision
 	for _, step := range []struct {
 		do   func()
 		slow []Slow
@@ -115,12 +115,12 @@ func TestSlowRankWithoutPrefillRanks(t *testing.T) {
 	} {
 		before := l.Model()
 		step.do()
-		l.Renew(f, now+every/2)
+		l.Renew(now + every/2)
 		if l.Model() != before {
 			t.Error("two revisions within a second")
 		}
 		now += every
-		if c := l.Renew(f, now); c != NoChange {
+		if c := l.Renew(now); c != NoChange {
 			t.Errorf("a change: %v", c)
 		}
 		if m := l.Model(); (m != before) != step.news || !slices.Equal(m.Slow, step.slow) {
@@ -129,10 +129,5 @@ func TestSlowRankWithoutPrefillRanks(t *testing.T) {
 	}
 	if m := l.Model(); m.Stall != 0 {
 		t.Errorf("another objective is not followed: %+v", m)
-	}
-	none := NewLearner(goodput)
-	none.Slow(slow)
-	if none.Renew(f, 0); none.Model() != nil {
-		t.Error("a revision of nothing")
 	}
 }

@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -121,55 +120,6 @@ func TestWordsOfGates(t *testing.T) {
 		Choose(c.in, &p)
 		if got := p.Words(c.in); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q, want %q", p.Reason, got, c.want)
-		}
-	}
-}
-
-// TestExplore: a request that was drawn takes the dearer path where its costs allow it, and
-// nowhere else.
-func TestExplore(t *testing.T) {
-	drawn := func(in *Input) { in.Explore, in.Costs.ExploreBelow = true, 1000 }
-	for _, c := range []struct {
-		name   string
-		in     *Input
-		path   Path
-		reason decision.Reason
-	}{
-		{"drawn", priced(drawn), Remote, decision.ReasonExplored},
-		{"drawn, remote is cheaper", priced(drawn, queued(450, 0)), Local, decision.ReasonExplored},
-		{"not drawn", priced(drawn, func(in *Input) { in.Explore = false }), Local, decision.ReasonLocalCheaper},
-		{"too dear", priced(drawn, running(1)), Remote, decision.ReasonRemoteCheaper},
-		{"nothing to spare", priced(drawn, func(in *Input) { in.Costs.ExploreBelow = 0 }), Local, decision.ReasonLocalCheaper},
-		{"too little is known", priced(drawn, func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove},
-		{"forced", priced(drawn, func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal},
-	} {
-		var p Plan
-		Choose(c.in, &p)
-		if p.Path != c.path || p.Reason != c.reason {
-			t.Errorf("%s: %s, %s, %+v; want %s, %s", c.name, p.Path, p.Reason, p.Costs, c.path, c.reason)
-		}
-		if words := p.Words(c.in); (p.Reason == decision.ReasonExplored) != strings.HasPrefix(words, "the dearer path, to learn of it: remote costs 4") {
-			t.Errorf("%s: %s", c.name, words)
-		}
-	}
-}
-
-// TestFewExplore: at most 1 % of requests are drawn, whatever their random numbers are
-// like.
-func TestFewExplore(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	const n = 100_000
-	for what, next := range map[string]func(i uint64) uint64{
-		"random": func(uint64) uint64 { return r.Uint64() }, "counted": func(i uint64) uint64 { return i }, "counted from above": func(i uint64) uint64 { return i << 40 },
-	} {
-		some := 0
-		for i := range uint64(n) {
-			if explored(next(i)) {
-				some++
-			}
-		}
-		if some < n/300 || some > n/130 {
-			t.Errorf("%s numbers: %d of %d explore", what, some, n)
 		}
 	}
 }
@@ -360,10 +310,6 @@ func TestSlowPrefillRank(t *testing.T) {
 	var p, like Plan
 	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
 	Choose(priced(), &like)
-	if p.Asked.Local.Slot != 7 || p.Asked.Transfer.Slot != 7 {
-		t.Errorf("asked of slot 7: %+v", p.Asked)
-	}
-	p.Asked.Transfer.Slot = like.Asked.Transfer.Slot
 	if p.Path != Remote || like.Path != Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote != like.Costs.Remote || p.Asked.Local.Times != 2 || p.Asked.Transfer != like.Asked.Transfer {
 		t.Errorf("slow decode rank: %s, %+v by %+v; like the others %s, %+v by %+v", p.Path, p.Costs, p.Asked, like.Path, like.Costs, like.Asked)
 	}

@@ -107,9 +107,6 @@ type Input struct {
 	// Costs are the laws of the paths' costs, with Rule.Auto; nil while too little is
 	// known.
 	Costs *cost.Model
-	// Explore says that the request was drawn to take the path that costs more, where that
-	// is allowed (cost.Model.MayExplore), so that its costs are learned.
-	Explore bool
 
 	Decode       selector.Input
 	DecodePeers  []disagg.Peer
@@ -361,7 +358,7 @@ func (p *Plan) startGated(in *Input) bool {
 func (p *Plan) weigh(in *Input, d int) {
 	decode := &in.Decode.Candidates[d]
 	isl := in.Facts.ISL
-	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests, Slot: decode.Slot}
+	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
 	p.Asked.Local, p.Asked.Transfer = on, on
 	p.Asked.Local.Tokens, p.Asked.Local.Context = p.EffISL, isl
 	p.Asked.Transfer.Tokens = p.EffISL
@@ -378,14 +375,6 @@ func (p *Plan) weigh(in *Input, d int) {
 		p.Path, p.Reason = Remote, decision.ReasonRemoteCheaper
 	} else {
 		p.Path, p.Reason = Local, decision.ReasonLocalCheaper
-	}
-	if in.Explore && in.Costs.MayExplore(&p.Asked) {
-		p.Reason = decision.ReasonExplored
-		if p.Path == Local {
-			p.Path = Remote
-		} else {
-			p.Path = Local
-		}
 	}
 	if gate := in.Rule.DecodeGate; p.Path == Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
 		p.Path, p.Reason = Remote, decision.ReasonDecodeBusy
@@ -418,7 +407,7 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 // prefillWork is what the chosen prefill rank is asked for.
 func (p *Plan) prefillWork(in *Input) cost.Work {
 	isl, c := in.Facts.ISL, &in.Prefill.Candidates[p.PrefillIndex]
-	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests, Slot: c.Slot}
+	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests}
 	if in.Costs != nil {
 		w.Times = in.Costs.Times(c.Slot)
 	}

@@ -27,9 +27,6 @@ type Settings struct {
 	LocalWithoutParams bool
 	// Continuations is how often the rest of one stream may come from another engine.
 	Continuations int
-	// Explore says that with Rule.Auto some requests may take the path that costs more, so
-	// that its costs are learned.
-	Explore bool
 }
 
 // Blind reports whether no decision looks at caches: no policy, limit, gate,
@@ -155,7 +152,6 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
 	r.settings, r.workers = s, list
 	r.Attempt++
-	in.Explore = s.Explore && s.Rule.Auto && r.Attempt == 1 && r.History.Continued == 0 && !q.Waited && explored(q.Chances[0].Draw)
 	for _, p := range [...]struct {
 		in     *selector.Input
 		peers  *[]disagg.Peer
@@ -193,19 +189,6 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 	Choose(in, &r.Plan)
 	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != Remote
 	return e
-}
-
-// exploring is the share of requests that are drawn to explore: half of the 1 % that may
-// be, so that chance does not take the share of some thousand requests above that.
-const exploring = 1.0 / 200
-
-// explored reports whether a request with this random number is drawn. Ranks are chosen
-// by the same number, so it is mixed first (as splitmix64 does it).
-func explored(draw uint64) bool {
-	x := draw + 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return float64((x^x>>31)>>11)/(1<<53) < exploring
 }
 
 // Ahead makes of another run what this one would be now, with the same request and

@@ -30,8 +30,6 @@ func (p *Plan) words(in *Input) string {
 		return fmt.Sprintf("remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
 	case decision.ReasonLocalCheaper:
 		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
-	case decision.ReasonExplored:
-		return fmt.Sprintf("the dearer path, to learn of it: remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
 	case decision.ReasonDecodeOnly:
 		return "the decode worker cannot prefill by itself"
 	case decision.ReasonAlways:

@@ -13,9 +13,6 @@ const (
 	ReasonDecodeOnly   Reason = "decode_cannot_prefill"
 	// ReasonRemoteCheaper and ReasonLocalCheaper are those of a threshold that is auto.
 	ReasonRemoteCheaper Reason = "remote_costs_less"
-	// ReasonExplored is that of either path with such a threshold, where the dearer one is
-	// taken to learn of it.
-	ReasonExplored Reason = "explored"
 )
 
 // Those of a local path by choice:

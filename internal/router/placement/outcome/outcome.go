@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -34,11 +33,8 @@ type Options struct {
 	// Event hears when costs begin to decide, when they do so no longer, and of models that
 	// there is no room for.
 	Event func(eventlog.Event)
-	// Fleet is the fleet of now, Ledger what its ranks have in work, and BlockOf how many
-	// tokens a block has there.
-	Fleet   func() *workers.Snapshot
-	Ledger  *ledger.Ledger
-	BlockOf func(*workers.Worker) int
+	// Fleet is the fleet of now: a model that it serves is not forgotten.
+	Fleet func() *workers.Snapshot
 }
 
 // Teacher teaches the learners of a router. It is safe for concurrent use.
@@ -52,7 +48,7 @@ type Teacher struct {
 // New makes a teacher and its learners.
 func New(o Options) *Teacher {
 	t := &Teacher{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
-	t.Learners.Fleet, t.Learners.Full = t.fleet, t.noRoom
+	t.Full = t.noRoom
 	return t
 }
 
@@ -72,50 +68,12 @@ func (t *Teacher) Run(ctx context.Context) error {
 		fleet, now := t.o.Fleet(), time.Since(t.began)
 		t.Forget(func(model string) bool { return len(fleet.Model(model)) > 0 }, now, now-forgotten)
 		for model, l := range t.All() {
-			if change := l.Renew(t.fleet(model), time.Since(t.began)); change != cost.NoChange {
+			if change := l.Renew(time.Since(t.began)); change != cost.NoChange {
 				t.o.Event(changeEvent(change, 0, &Leg{Model: model}))
 			}
 		}
 	}
 	return nil
-}
-
-// fleet is what the ranks that serve a model have in work. One that may do both counts as one
-// that answers.
-func (t *Teacher) fleet(model string) *cost.Fleet {
-	f := &cost.Fleet{}
-	for _, w := range t.o.Fleet().Model(model) {
-		if ok, _ := w.State.Usable(); !ok {
-			continue
-		}
-		for _, k := range w.Ranks {
-			n := t.on(w, k).Load()
-			if w.Role.CanDecode() {
-				f.Decode = append(f.Decode, cost.DecodeLoad{Slot: k.Slot, Load: n})
-			} else if w.Role.CanPrefill() {
-				f.Prefill = append(f.Prefill, n.Queued)
-			}
-		}
-	}
-	slices.SortFunc(f.Decode, func(a, b cost.DecodeLoad) int { return cmp.Compare(a.Slot, b.Slot) })
-	return f
-}
-
-// onRank says what a rank has in work.
-type onRank struct {
-	ledger *ledger.Ledger
-	rank   *workers.Rank
-	block  int
-}
-
-func (t *Teacher) on(w *workers.Worker, k *workers.Rank) onRank {
-	return onRank{t.o.Ledger, k, t.o.BlockOf(w)}
-}
-
-// Load is for cost.Running.
-func (r onRank) Load() cost.Load {
-	n := r.ledger.Load(r.rank)
-	return cost.LoadOf(n.Requests, n.Answering, n.PrefillTokens, n.DecodeBlocks*r.block)
 }
 
 // SlowRanks reports which ranks take longer than their peers.
@@ -199,20 +157,12 @@ func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 	return e
 }
 
-// Chose reports that a request for a model goes the way of a plan.
-func (t *Teacher) Chose(model string, p *decide.Plan, now time.Time) {
-	if l := t.Of(model); l != nil {
-		l.Chose(&p.Asked, p.Path == decide.Remote, now.Sub(t.began))
-	}
-}
-
-// Runs begins to report an answer of a model that has so many tokens now, from a rank of a
-// worker. With a threshold that is not auto nothing is reported.
-func (t *Teacher) Runs(q *Request, auto bool, model string, w *workers.Worker, k *workers.Rank, tokens int, now time.Time) {
+// Runs begins to report an answer of a model that has so many tokens now. With a threshold
+// that is not auto nothing is reported.
+func (t *Teacher) Runs(q *Request, auto bool, model string, tokens int, now time.Time) {
 	q.learner, q.running, q.began = nil, cost.Running{}, t.began
 	if auto {
 		q.learner = t.Of(model)
-		q.running.Slot, q.running.Rank = k.Slot, t.on(w, k)
 	}
 	q.Ran(tokens, now)
 }
@@ -224,9 +174,9 @@ func (q *Request) Ran(tokens int, now time.Time) {
 	}
 }
 
-// Ended reports that the answer has all its tokens, of which the first took so long.
-func (q *Request) Ended(first time.Duration) {
+// Ended reports that the answer has all its tokens.
+func (q *Request) Ended() {
 	if q.learner != nil {
-		q.learner.Ended(&q.running, first)
+		q.learner.Ended(&q.running)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -29,7 +28,7 @@ type class struct {
 
 func newClass() *class {
 	c := &class{}
-	c.Teacher = New(Options{Ledger: ledger.New(), Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) {
+	c.Teacher = New(Options{Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
 		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
 			c.kinds = append(c.kinds, "which is wrong")
@@ -109,15 +108,15 @@ func TestLegsThatTeachNothing(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	c := newClass()
 	var q Request
-	c.Runs(&q, false, "m", &workers.Worker{}, &workers.Rank{}, 1, c.began)
+	c.Runs(&q, false, "m", 1, c.began)
 	q.Ran(100, c.began.Add(time.Second))
-	q.Ended(time.Second)
+	q.Ended()
 	if len(c.Known()) != 0 {
 		t.Error("heard of an answer without auto")
 	}
-	c.Runs(&q, true, "m", &workers.Worker{}, &workers.Rank{}, 1, c.began)
+	c.Runs(&q, true, "m", 1, c.began)
 	q.Ran(100, c.began.Add(time.Second))
-	q.Ended(time.Second)
+	q.Ended()
 	if len(c.Known()) != 1 || q.learner != c.Of("m") {
 		t.Error("an answer was not heard of")
 	}
@@ -151,14 +150,15 @@ func TestModelsThatLeft(t *testing.T) {
 			}
 		}
 		var events []eventlog.Event
-		c := New(Options{Ledger: ledger.New(), Fleet: registry.Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) { events = append(events, e) }})
+		c := New(Options{Fleet: registry.Snapshot, Event: func(e eventlog.Event) { events = append(events, e) }})
 		ctx, stop := context.WithCancel(t.Context())
 		var done sync.WaitGroup
 		done.Go(func() { _ = c.Run(ctx) })
 		defer done.Wait()
 		defer stop()
 		asked := func(model string) {
-			c.Chose(model, &decide.Plan{Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}, time.Now())
+			p := &decide.Plan{Path: decide.Local, Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}
+			c.Took(new(Request), p, Leg{Model: model, Phase: selector.Decode, Sent: time.Now(), First: time.Now()})
 		}
 		var adapters []string
 		for i := range cost.MaxModels - 1 {
