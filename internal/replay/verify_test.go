@@ -534,13 +534,14 @@ func TestKeptRecordingsVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	versions := map[string]bool{}
+	if len(files) == 0 {
+		t.Fatal("no recordings are kept")
+	}
 	for _, path := range files {
 		r, err := trace.Open(path, nil, trace.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		versions[r.Header().Schema] = true
 		rep, err := Play(t.Context(), r, Options{Verify: true})
 		if err != nil {
 			t.Fatal(err)
@@ -549,9 +550,6 @@ func TestKeptRecordingsVerify(t *testing.T) {
 			t.Errorf("%s: %d of %d decisions are proven", path, v.Proven, v.Decisions)
 		}
 		r.Close()
-	}
-	if len(versions) != 2 {
-		t.Errorf("recordings of versions %v are kept, want both", versions)
 	}
 }
 

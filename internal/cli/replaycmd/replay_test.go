@@ -16,7 +16,7 @@ import (
 )
 
 // realRecording is a recording of real engines.
-const realRecording = "../../../testdata/trace/vllm-0.32.0-1p1d-evictions-v2.jsonl.zst"
+const realRecording = "../../../testdata/trace/vllm-0.32.0-1p1d-evictions.jsonl.zst"
 
 // typed runs a command line without a terminal.
 func typed(args ...string) (code int, stdout, stderr string) {
