@@ -23,7 +23,7 @@ func TestRadixKeys(t *testing.T) {
 	loadTree(a, fleet, "1")
 	press(a, "j", "l")
 	loadTree(a, fleet, "11")
-	mustContain(t, screen(a), "02ab0000", "37 more (enter loads them)", "icicle")
+	mustContain(t, screen(a), "02ab0000", "37 more (enter loads them)")
 	press(a, "Z")
 	mustContain(t, screen(a), "root > 7f3a19c2 > 91c2aa55")
 	mustContain(t, cursorLine(a), "02ab0000")
@@ -52,10 +52,6 @@ func TestRadixKeys(t *testing.T) {
 	mustContain(t, screen(a), "loading")
 	a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Sort: "blocks", Limit: 50, Rank: "decode-0/dp0"}, Answer: fleet.children("")})
 	mustContain(t, screen(a), "7f3a19c2")
-	press(a, "i")
-	if strings.Contains(screen(a), "icicle (key i)") {
-		t.Error("i does not hide the icicle")
-	}
 }
 
 // TestOverlapThatNobodyKnows: what a rank whose KV events are not trusted has cached is shown
@@ -78,7 +74,7 @@ func TestOverlapThatNobodyKnows(t *testing.T) {
 // table; a filter leaves those that have some; who may not see them is shown why.
 func TestRadixWords(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 3, plainOptions)
-	press(a, "3", "i") // the icicle names all runs
+	press(a, "3")
 	loadTree(a, fleet, "")
 	if got := screen(a); strings.Contains(got, "BEGINS WITH") {
 		t.Errorf("words are shown unasked:\n%s", got)

@@ -107,15 +107,11 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	}
 	p.End()
 
-	strip := 0
-	if !x.noStrip && !x.flat && c.W >= 100 && c.H >= 22 && len(x.rows) > 0 {
-		strip = 6
-	}
 	detail := 0
 	if c.H >= 16 && len(x.rows) > 0 {
 		detail = 5
 	}
-	h := c.H - p.Len() - strip - detail
+	h := c.H - p.Len() - detail
 	from, to := x.cursor.Window(len(x.rows), p.Len(), h)
 	for i := from; i < to; i++ {
 		x.drawRow(p, i, name, bar, block, show, ranks, int64(ix.Blocks))
@@ -137,14 +133,10 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 		p.Line(theme.Dim, "  "+text)
 		return
 	}
-	p.Fill(c.H - strip - detail)
+	p.Fill(c.H - detail)
 	if detail > 0 {
 		x.drawDetail(c, p, block)
-		p.Fill(c.H - strip)
-	}
-	if strip > 0 {
-		p.Rule("icicle (key i): width = blocks, one line per level")
-		x.icicle(p, strip-1)
+		p.Fill(c.H)
 	}
 }
 

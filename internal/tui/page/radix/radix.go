@@ -1,5 +1,5 @@
 // Package radix is the view of the radix index: a path-compressed tree that loads
-// what is opened, and an icicle strip of its shape.
+// what is opened.
 package radix
 
 import (
@@ -31,7 +31,6 @@ type Page struct {
 	find    string
 	rank    string // only what this rank holds
 	depth   int    // only runs that end at or below it
-	noStrip bool
 	mask    bool
 	expand  map[string]int // nodes to open when they are loaded, and how deep
 	flat    bool           // the most used runs of the whole tree instead of its levels
@@ -55,7 +54,7 @@ func (x *Page) Name() string { return "Radix" }
 
 // Keys implements page.Page.
 func (x *Page) Keys() []string {
-	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "W words", "i icicle", "/ hash rank:", "? help"}
+	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "W words", "/ hash rank:", "? help"}
 }
 
 // Act implements page.Page.
@@ -81,9 +80,6 @@ func (x *Page) Act(c *page.Ctx, a keys.Action) (tea.Cmd, bool) {
 		}
 		x.sort = (x.sort + 1) % len(treeOrders)
 		return x.reload(c), true
-	case keys.Icicle:
-		x.noStrip = !x.noStrip
-		return nil, true
 	case keys.RankMask:
 		x.mask = !x.mask
 		return nil, true
