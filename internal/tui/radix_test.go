@@ -70,54 +70,6 @@ func TestOverlapThatNobodyKnows(t *testing.T) {
 	}
 }
 
-// TestRadixWords: W asks for the words that runs begin with, in the tree and in the flat
-// table; a filter leaves those that have some; who may not see them is shown why.
-func TestRadixWords(t *testing.T) {
-	a := newStage(t, fleet, 120, 40, 3, plainOptions)
-	press(a, "3")
-	loadTree(a, fleet, "")
-	if got := screen(a); strings.Contains(got, "BEGINS WITH") {
-		t.Errorf("words are shown unasked:\n%s", got)
-	}
-	press(a, "W")
-	answer := fleet.children("")
-	answer.Total = len(answer.Children)
-	answer.Children[0].Preview = "You are the support bot of"
-	give := func(q admin.BrowseQuery, r *admin.IndexChildren, err error) {
-		a.Update(page.ChildrenMsg{Query: q, Answer: r, Err: err})
-	}
-	level := admin.BrowseQuery{Sort: "blocks", Limit: 50, Preview: true}
-	give(level, answer, nil)
-	mustContain(t, screen(a), "BEGINS WITH")
-	mustContain(t, cursorLine(a), "7f3a19c2", "You are the support bot")
-	filter := func(text string) {
-		press(a, "/", "ctrl+u")
-		typed(a, text)
-		press(a, "enter")
-	}
-	filter("words:SUPPORT bot")
-	if got := screen(a); !strings.Contains(got, "7f3a19c2") || strings.Contains(got, "aa01b27f") {
-		t.Errorf("the filter leaves other runs:\n%s", got)
-	}
-	filter("words:sales")
-	mustContain(t, screen(a), "no loaded run begins with these words")
-	press(a, "t")
-	hot := fleet.children("")
-	hot.Children[1].Preview = "You sell"
-	give(admin.BrowseQuery{Limit: 200, Flat: true, Preview: true}, hot, nil)
-	mustContain(t, screen(a), "BEGINS WITH", "You sell", "7f3a19c2")
-	filter("words:you sell")
-	if got := screen(a); strings.Contains(got, "7f3a19c2") {
-		t.Errorf("the filter leaves other runs in the flat table:\n%s", got)
-	}
-	press(a, "W", "t", "W")
-	give(level, nil, &admin.StatusError{Status: 403, Message: "preview=true shows words of prompts and needs the role admin"})
-	loadTree(a, fleet, "")
-	if got := screen(a); strings.Contains(got, "BEGINS WITH") || !strings.Contains(got, "no words:") || !strings.Contains(got, "aa01b27f") {
-		t.Errorf("who may not see words:\n%s", got)
-	}
-}
-
 // TestRadixByRate: what is hit now stands above what was hit more in all its life.
 func TestRadixByRate(t *testing.T) {
 	a := newStage(t, fleet, 200, 50, 3, plainOptions)

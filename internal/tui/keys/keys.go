@@ -54,7 +54,6 @@ const (
 	ZoomIn
 	ZoomUp
 	RankMask
-	Words
 	Metric
 	Copy
 	CopyRow
@@ -141,7 +140,6 @@ func Entries() []Entry {
 		bind(ZoomIn, "TREE", "zoom in", "Z"),
 		bind(ZoomUp, "TREE", "zoom out", "u"),
 		bind(RankMask, "TREE", "which ranks hold it", "w"),
-		bind(Words, "TREE", "words it begins with, where allowed", "W"),
 		bind(Metric, "TREE", "metric of the graph", "m"),
 		bind(Copy, "OUT", "copy the name (OSC 52)", "y"),
 		bind(CopyRow, "OUT", "copy the row", "Y"),

@@ -350,9 +350,6 @@ type BrowseQuery struct {
 	Limit, MinDepth  int
 	// Flat asks for the runs of the whole tree with most hits; only Limit goes with it.
 	Flat bool
-	// Preview asks for the words that runs begin with; the router must keep them
-	// (index.preview) and the asker have the role admin.
-	Preview bool
 }
 
 // IndexChildren lists the runs below a node; Node "" is the root.
@@ -368,9 +365,6 @@ func (c *Client) IndexChildren(ctx context.Context, b BrowseQuery) (*IndexChildr
 	}
 	if b.Flat {
 		q.Set("flat", "true")
-	}
-	if b.Preview {
-		q.Set("preview", "true")
 	}
 	if b.MinDepth > 0 {
 		q.Set("min_depth", strconv.Itoa(b.MinDepth))

@@ -578,8 +578,6 @@ type IndexChildren struct {
 	Children []IndexNode `json:"children"`
 	Total    int         `json:"total"`
 	Partial  bool        `json:"partial"`
-	// PreviewError is why some have no words of an engine, where words were asked for.
-	PreviewError string `json:"preview_error,omitempty"`
 }
 
 // IndexNode is one run of blocks in the radix tree, from where it leaves others to
@@ -599,9 +597,6 @@ type IndexNode struct {
 	// RankLabels are those of the ranks that hold it: of the node that was asked
 	// for all, of its children at most 64.
 	RankLabels []string `json:"rank_labels"`
-	// Preview is the words that it begins with, where they were asked for with
-	// preview=true and are known.
-	Preview string `json:"preview,omitempty"`
 }
 
 // Event is one entry of the event log.

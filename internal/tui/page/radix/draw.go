@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -19,9 +18,6 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	ix := &c.R.Index
 	block := max(c.R.BlockSize, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
-	if x.refused != "" {
-		p.Words(theme.Warn, "   no words: "+x.refused)
-	}
 	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
 		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
 	p.End()
@@ -31,19 +27,12 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	// Prefix, tokens, subtree, bar, share, hits, ranks always; the rest with room.
 	fixed := 2 + name + 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
 	room := c.W - fixed
-	bar, keep := 0, 0
-	if x.words {
-		keep = room // where there is little, the words come first
-		if room > 62 {
-			keep = 62
-		}
-	}
-	room -= keep
-	if room >= 11 && !x.words {
+	bar := 0
+	if room >= 11 {
 		bar = 10
 		room -= 11
 	}
-	showMask := x.mask && !x.words && mask > 0 && mask <= 64 && room >= mask+1
+	showMask := x.mask && mask > 0 && mask <= 64 && room >= mask+1
 	if showMask {
 		room -= mask + 1
 	}
@@ -60,9 +49,6 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	}
 	if show.lost = show.age && room >= 9; show.lost {
 		room -= 9
-	}
-	if x.words {
-		show.words = keep + room - 1
 	}
 
 	p.Put(theme.Title, "  ")
@@ -97,10 +83,6 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 		p.Put(theme.Title, " ")
 		p.Right(theme.Title, "EVICT/s", 8)
 	}
-	if show.words > 0 {
-		p.Put(theme.Title, " ")
-		p.Cell(theme.Title, "BEGINS WITH", show.words)
-	}
 	if showMask {
 		p.Put(theme.Title, " ")
 		p.Cell(theme.Title, maskTitle(ranks), mask)
@@ -121,8 +103,6 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 		switch z := x.tree.zoom; {
 		case z.err != "":
 			text = z.err
-		case z.loaded && x.begins != "":
-			text = "no loaded run begins with these words (esc clears the filter)"
 		case z.loaded && x.rank+strconv.Itoa(x.depth) != "0":
 			text = "nothing in the index fits the filter (esc clears it)"
 		case z.loaded:
@@ -160,7 +140,6 @@ func (x *Page) crumbs() string {
 // columnsOf says which columns there is room for.
 type columnsOf struct {
 	kids, saved, age, lost, mask bool
-	words                        int // how wide
 }
 
 func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
@@ -242,10 +221,6 @@ func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsO
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Plain, atLeast(widget.Rate(r.k.lost), false), 8)
 	}
-	if show.words > 0 {
-		p.Put(theme.Plain, " ")
-		p.Put(theme.Plain, p.FitWords(begin(n), show.words))
-	}
 	if show.mask {
 		p.Put(theme.Plain, " ")
 		var b strings.Builder
@@ -259,14 +234,6 @@ func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsO
 		p.Put(theme.Plain, b.String())
 	}
 	p.End()
-}
-
-// begin is what a run begins with.
-func begin(n *admin.IndexNode) string {
-	if n.Preview == "" {
-		return widget.Unknown // not kept any more, or nobody knew its words
-	}
-	return n.Preview
 }
 
 // atLeast marks a figure that is a lower bound; of none at all nothing is known.
@@ -350,7 +317,4 @@ func (x *Page) drawDetail(c *page.Ctx, p *widget.Painter, block int) {
 		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64(end*block)))
 	}
 	p.Line(theme.Plain, p.Cut(held, c.W))
-	if x.words {
-		p.Line(theme.Plain, p.FitWords("  begins with: "+begin(n), c.W))
-	}
 }
