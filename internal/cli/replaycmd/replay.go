@@ -455,13 +455,13 @@ file appears under its name when it is whole, or not at all.`,
 }
 
 func newStat(tf *traceFlags) *cobra.Command {
-	var output, html string
+	var output string
 	var caches bool
 	cmd := &cobra.Command{
 		Use:   "stat TRACE…",
 		Short: "Show lengths, shared prefixes and load of a trace's requests",
 		Example: `  dynctl replay stat conversation.jsonl.gz
-  dynctl replay stat conversation.jsonl.gz --html report.html`,
+  dynctl replay stat conversation.jsonl.gz --caches -o json`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files, err := tf.files(cmd, args)
@@ -479,14 +479,9 @@ func newStat(tf *traceFlags) *cobra.Command {
 			if err != nil {
 				return traceError(err)
 			}
-			if caches || html != "" {
+			if caches {
 				if err := s.AddCaches(src); err != nil {
 					return traceError(err)
-				}
-			}
-			if html != "" {
-				if err := writePage(html, files.paths[0], s); err != nil {
-					return err
 				}
 			}
 			switch output {
@@ -502,20 +497,6 @@ func newStat(tf *traceFlags) *cobra.Command {
 		},
 	}
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
-	cmd.Flags().StringVar(&html, "html", "", "write a report of the trace as one HTML `FILE`")
 	cmd.Flags().BoolVar(&caches, "caches", false, "also show what shared caches of several sizes would hit")
 	return cmd
-}
-
-// writePage writes the HTML report; the file appears when it is whole.
-func writePage(path, name string, s *arrivals.Stat) error {
-	w, err := tracefile.Create(path, io.Discard)
-	if err != nil {
-		return cli.WithCode(cli.ExitUsage, err)
-	}
-	defer w.Discard()
-	if err := arrivals.WriteHTML(w, name, s); err != nil {
-		return err
-	}
-	return w.Commit()
 }
