@@ -311,7 +311,7 @@ func (c *Client) Decisions(ctx context.Context, limit int, filter, cursor string
 
 // DecisionsBrief is Decisions with receipts whose lists of candidates are left
 // out (the API's parameter brief=true): what a list on a screen needs, at a small
-// part of the cost. A router that does not know the parameter sends them whole.
+// part of the cost.
 func (c *Client) DecisionsBrief(ctx context.Context, limit int, filter, cursor string) (*DecisionList, error) {
 	return c.decisions(ctx, url.Values{"limit": {strconv.Itoa(limit)}, "brief": {"true"}}, filter, cursor)
 }

@@ -388,7 +388,8 @@ type Rank struct {
 	DecodeBlocks   int64  `json:"decode_blocks"`
 	Requests       uint64 `json:"requests_total"`
 	Failures       uint64 `json:"failures_total"`
-	// Moves are the streams that went on elsewhere; null if the router does not report them.
+	// Moves are the streams that went on elsewhere; null in a recording without
+	// outcomes.
 	Moves *Moves `json:"moves"`
 
 	// As the router measured it in the last seconds, null without samples: medians
@@ -457,7 +458,7 @@ type Feed struct {
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
-	// Replay is the replay endpoint, nil where the router is too old to report it.
+	// Replay is the replay endpoint, nil in a recording, which does not have it.
 	// Without one (""), a lost batch costs all of the rank's entries, and a lost
 	// connection does unless the engine's metrics and its next batch prove that
 	// nothing was missed.
