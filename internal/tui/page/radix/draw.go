@@ -47,9 +47,7 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	if show.age = room >= 7; show.age {
 		room -= 7
 	}
-	if show.lost = show.age && room >= 9; show.lost {
-		room -= 9
-	}
+	show.lost = show.age && room >= 9
 
 	p.Put(theme.Title, "  ")
 	p.Cell(theme.Title, "PREFIX", name)
