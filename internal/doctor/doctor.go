@@ -440,7 +440,7 @@ func (e *exam) feeds(ws []admin.Worker) {
 			case f.Orphans > 0:
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d blocks came without their parent", f.Orphans), "events were lost before the router began to follow; a replay endpoint brings them back")
 			case f.Replay == nil:
-				e.add("events", r.Label, Warn, "live, but whether its engine has a replay endpoint is unknown: this router does not say", "upgrade the router to learn whether a lost batch can be fetched again")
+				e.add("events", r.Label, Warn, "live, but whether its engine has a replay endpoint is unknown: a recording does not say", "examine the router itself to learn whether a lost batch can be fetched again")
 			case f.Dropped > 0 && *f.Replay == "":
 				e.add("events", r.Label, Warn, fmt.Sprintf("its entries were dropped %d times since the start (now: %s), and no replay brings them back", f.Dropped, orNone(f.Reason)), noReplay)
 			case *f.Replay == "":

@@ -545,7 +545,6 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 	rep.recorded += uint64(max(d.Cached, 0))
 	rep.replayed += uint64(max(now.Cached, 0))
 	// The cached tokens are a consequence; path, ranks and error are what was done.
-	// Version 1 does not record all that a reason depends on.
 	equal := d.Path == now.Path && d.DecodeRank == now.DecodeRank && d.PrefillRank == now.PrefillRank && (d.Error == "") == (now.Error == "")
 	same := equal
 	if len(f.why) == 0 && d.Rules == decide.Rules {

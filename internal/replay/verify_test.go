@@ -535,14 +535,15 @@ func TestKeptRecordingsVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(files) == 0 {
+		t.Fatal("no recordings are kept")
+	}
 	explored := map[string]uint64{"sim-2p4d-auto-explore.jsonl.zst": 3}
-	versions := map[string]bool{}
 	for _, path := range files {
 		r, err := trace.Open(path, nil, trace.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		versions[r.Header().Schema] = true
 		rep, err := Play(t.Context(), r, Options{Verify: true})
 		if err != nil {
 			t.Fatal(err)
@@ -554,9 +555,6 @@ func TestKeptRecordingsVerify(t *testing.T) {
 			t.Errorf("%s: the first that explored is told of by %+v", path, v.First)
 		}
 		r.Close()
-	}
-	if len(versions) != 2 {
-		t.Errorf("recordings of versions %v are kept, want both", versions)
 	}
 }
 

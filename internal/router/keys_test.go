@@ -243,7 +243,7 @@ func TestWhoSeesWhat(t *testing.T) {
 				_ = c.Explain(locked{&r.mu, &r.recorded})
 			},
 		},
-	}, func(c *settings.Config) { c.Keys.File, c.Keys.Admin, c.Index.Preview = path, true, 24 })
+	}, func(c *settings.Config) { c.Keys.File, c.Keys.Admin = path, true })
 	if err := r.Ready(r.wait()); err != nil {
 		t.Fatal(err)
 	}
@@ -251,11 +251,9 @@ func TestWhoSeesWhat(t *testing.T) {
 		name string
 		test func(*testing.T, *watched)
 	}{
-		{"words of prompts", indexPreview}, // the first: the index has no other runs yet
 		{"texts of engines", textsByRole},
 		{"roles", rolesOfTheAdminAPI},
 		{"secrets", secretsAreNowhere},
-		{"words without engines", indexPreviewWithoutEngines}, // the last: they die
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all := r.rig

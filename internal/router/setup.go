@@ -223,7 +223,6 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 // asking is what reads prompts and decides.
 type asking struct {
 	tokens *prompt.Stage
-	words  *prompt.Words // nil unless asked for
 	asker  *question.Asker
 	stored *stored.Responses
 	lists  models.Lists
@@ -238,9 +237,9 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 	if err != nil {
 		return nil, err
 	}
-	a := &asking{tokens: tokens, words: prompt.NewWords(tokens, c.Index.Preview), stored: stored.New(1 << 16)}
+	a := &asking{tokens: tokens, stored: stored.New(1 << 16)}
 	a.asker = question.New(question.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Words: a.words, Last: e.outliers.Last,
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Last: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{
@@ -325,7 +324,7 @@ type AdminOptions = console.Options
 // AdminHandler is the admin API, the metrics page and the probes.
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	c := &console.Router{
-		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
+		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Kept: r.receipts, Log: r.events,
 		Secure: r.secure, Ending: r.drain, DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 			return dryRun(ctx, r, ep, in)
 		}, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),

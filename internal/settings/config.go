@@ -222,9 +222,6 @@ type Index struct {
 	// StaleAfter is how long a rank may be without connection to its events
 	// before it is called stale; it is not trusted from the first moment.
 	StaleAfter time.Duration
-	// Preview is how many tokens of what prefixes begin with the admin role can see as words;
-	// 0 keeps none of them.
-	Preview int
 }
 
 // Limits bounds what clients may ask at once.

@@ -206,8 +206,6 @@ var rows = []*Row{
 		Help: "`FILE` that keeps the index across restarts"},
 	{Key: "index.stale_after", Flag: "stale-after", At: func(c *Config) any { return &c.Index.StaleAfter }, Default: 10 * time.Second, Check: positive, Fixed: true,
 		Help: "how long a rank may be without event connection before it is called stale"},
-	{Key: "index.preview", Flag: "index-preview", At: func(c *Config) any { return &c.Index.Preview }, Check: between(0, 64, "tokens"), Fixed: true,
-		Help: "`TOKENS` of the beginnings of prompts that are kept, so that the admin role can ask which words a prefix begins with; 0 keeps none"},
 	{Key: "limits.body_bytes", Flag: "max-body-bytes", At: func(c *Config) any { return &c.Limits.BodyBytes }, Default: int64(32 << 20), Check: atLeast(1024),
 		Help: "greatest request body in `BYTES`"},
 	{Key: "limits.body_memory", Flag: "body-memory", At: func(c *Config) any { return &c.Limits.BodyMemory }, Default: int64(1 << 30),

@@ -23,7 +23,7 @@ func TestRadixKeys(t *testing.T) {
 	loadTree(a, fleet, "1")
 	press(a, "j", "l")
 	loadTree(a, fleet, "11")
-	mustContain(t, screen(a), "02ab0000", "37 more (enter loads them)", "icicle")
+	mustContain(t, screen(a), "02ab0000", "37 more (enter loads them)")
 	press(a, "Z")
 	mustContain(t, screen(a), "root > 7f3a19c2 > 91c2aa55")
 	mustContain(t, cursorLine(a), "02ab0000")
@@ -52,10 +52,6 @@ func TestRadixKeys(t *testing.T) {
 	mustContain(t, screen(a), "loading")
 	a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Sort: "blocks", Limit: 50, Rank: "decode-0/dp0"}, Answer: fleet.children("")})
 	mustContain(t, screen(a), "7f3a19c2")
-	press(a, "i")
-	if strings.Contains(screen(a), "icicle (key i)") {
-		t.Error("i does not hide the icicle")
-	}
 }
 
 // TestOverlapThatNobodyKnows: what a rank whose KV events are not trusted has cached is shown
@@ -71,54 +67,6 @@ func TestOverlapThatNobodyKnows(t *testing.T) {
 	overlap := regexp.MustCompile(`(?m)^\W*decode-1/dp0 +(\S+) `).FindStringSubmatch(screen(a))
 	if overlap == nil || overlap[1] != "?" {
 		t.Errorf("the unknown overlap is %q:\n%s", overlap, screen(a))
-	}
-}
-
-// TestRadixWords: W asks for the words that runs begin with, in the tree and in the flat
-// table; a filter leaves those that have some; who may not see them is shown why.
-func TestRadixWords(t *testing.T) {
-	a := newStage(t, fleet, 120, 40, 3, plainOptions)
-	press(a, "3", "i") // the icicle names all runs
-	loadTree(a, fleet, "")
-	if got := screen(a); strings.Contains(got, "BEGINS WITH") {
-		t.Errorf("words are shown unasked:\n%s", got)
-	}
-	press(a, "W")
-	answer := fleet.children("")
-	answer.Total = len(answer.Children)
-	answer.Children[0].Preview = "You are the support bot of"
-	give := func(q admin.BrowseQuery, r *admin.IndexChildren, err error) {
-		a.Update(page.ChildrenMsg{Query: q, Answer: r, Err: err})
-	}
-	level := admin.BrowseQuery{Sort: "blocks", Limit: 50, Preview: true}
-	give(level, answer, nil)
-	mustContain(t, screen(a), "BEGINS WITH")
-	mustContain(t, cursorLine(a), "7f3a19c2", "You are the support bot")
-	filter := func(text string) {
-		press(a, "/", "ctrl+u")
-		typed(a, text)
-		press(a, "enter")
-	}
-	filter("words:SUPPORT bot")
-	if got := screen(a); !strings.Contains(got, "7f3a19c2") || strings.Contains(got, "aa01b27f") {
-		t.Errorf("the filter leaves other runs:\n%s", got)
-	}
-	filter("words:sales")
-	mustContain(t, screen(a), "no loaded run begins with these words")
-	press(a, "t")
-	hot := fleet.children("")
-	hot.Children[1].Preview = "You sell"
-	give(admin.BrowseQuery{Limit: 200, Flat: true, Preview: true}, hot, nil)
-	mustContain(t, screen(a), "BEGINS WITH", "You sell", "7f3a19c2")
-	filter("words:you sell")
-	if got := screen(a); strings.Contains(got, "7f3a19c2") {
-		t.Errorf("the filter leaves other runs in the flat table:\n%s", got)
-	}
-	press(a, "W", "t", "W")
-	give(level, nil, &admin.StatusError{Status: 403, Message: "preview=true shows words of prompts and needs the role admin"})
-	loadTree(a, fleet, "")
-	if got := screen(a); strings.Contains(got, "BEGINS WITH") || !strings.Contains(got, "no words:") || !strings.Contains(got, "aa01b27f") {
-		t.Errorf("who may not see words:\n%s", got)
 	}
 }
 

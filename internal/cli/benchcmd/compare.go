@@ -16,7 +16,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/report"
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/printable"
-	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 func newCompare() *cobra.Command {
@@ -111,34 +110,22 @@ made again from the cells, by the rules of this version of dynctl.`,
 func newApply() *cobra.Command {
 	var router cli.RouterFlags
 	var yes bool
-	var answers int
 	cmd := &cobra.Command{
-		Use:   "apply [FOLDER]",
+		Use:   "apply FOLDER",
 		Short: "Set the threshold that a run recommends on a running router",
 		Long: `Show what would change on a running router and, after a question, set the
 threshold that a run recommends. A run whose gates failed recommends nothing
 and is refused. Where the router's threshold is auto, what it has learned is
-shown beside what was measured.
-
-With --learned and without a FOLDER, a threshold that is auto is frozen: set is
-the crossing that the router itself has learned.`,
-		Example: `  dynctl bench apply run-20261121-1423 --router http://127.0.0.1:8001
-  dynctl bench apply --learned 8 --router http://127.0.0.1:8001`,
-		Args: cobra.MaximumNArgs(1),
+shown beside what was measured.`,
+		Example: `  dynctl bench apply run-20261121-1423 --router http://127.0.0.1:8001`,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			learned := cmd.Flags().Changed("learned")
-			if learned == (len(args) == 1) {
-				return cli.WithCode(cli.ExitUsage, errors.New("want the FOLDER of a run, or --learned ANSWERS, and not both"))
+			r, err := report.ReadResult(args[0])
+			if err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
 			}
-			var r *experiment.Result
-			if !learned {
-				var err error
-				if r, err = report.ReadResult(args[0]); err != nil {
-					return cli.WithCode(cli.ExitUsage, err)
-				}
-				if r.Recommend == nil || !r.Valid {
-					return cli.WithCode(cli.ExitInvalid, fmt.Errorf("%s recommends nothing: %s", filepath.Base(args[0]), r.Sentence))
-				}
+			if r.Recommend == nil || !r.Valid {
+				return cli.WithCode(cli.ExitInvalid, fmt.Errorf("%s recommends nothing: %s", filepath.Base(args[0]), r.Sentence))
 			}
 			c, err := router.Client()
 			if err != nil {
@@ -150,21 +137,10 @@ the crossing that the router itself has learned.`,
 				return cli.AdminError(err)
 			}
 			out := cmd.OutOrStdout()
-			var tokens int
-			if learned {
-				x, err := learnedCrossing(s, answers)
-				if err != nil {
-					return cli.WithCode(cli.ExitInvalid, err)
-				}
-				tokens = *x.Tokens
-				printable.Fprintf(out, "%s  (learned: %s)\n", c.URL(), x.Sentence())
-			} else {
-				tokens = r.Recommend.EffISL
-				printable.Fprintf(out, "%s  (%s)\n", c.URL(), r.Sentence)
-				for i := range s.Costs {
-					for k := range s.Costs[i].Crossings {
-						printable.Fprintf(out, "  learned for %s: %s\n", s.Costs[i].Model, s.Costs[i].Crossings[k].Sentence())
-					}
+			printable.Fprintf(out, "%s  (%s)\n", c.URL(), r.Sentence)
+			for i := range s.Costs {
+				for k := range s.Costs[i].Crossings {
+					printable.Fprintf(out, "  learned for %s: %s\n", s.Costs[i].Model, s.Costs[i].Crossings[k].Sentence())
 				}
 			}
 			changes := map[string]any{}
@@ -176,12 +152,10 @@ the crossing that the router itself has learned.`,
 				printable.Fprintf(out, "- %s: %v\n+ %s: %v\n", key, old, key, now)
 				changes[key] = now
 			}
-			diff("routing.threshold", s.Threshold(), tokens)
+			diff("routing.threshold", s.Threshold(), r.Recommend.EffISL)
 			diff("routing.threshold_on", s.ThresholdOn, "eff_isl")
-			if r != nil {
-				if t := r.Target; t != nil && len(s.Models) > 0 && !slices.Contains(s.Models, t.Model) {
-					printable.Fprintf(cmd.ErrOrStderr(), "caution: the run measured %s, this router serves %s\n", t.Model, strings.Join(s.Models, ", "))
-				}
+			if t := r.Target; t != nil && len(s.Models) > 0 && !slices.Contains(s.Models, t.Model) {
+				printable.Fprintf(cmd.ErrOrStderr(), "caution: the run measured %s, this router serves %s\n", t.Model, strings.Join(s.Models, ", "))
 			}
 			if len(changes) == 0 {
 				fmt.Fprintln(out, "nothing to change")
@@ -208,29 +182,5 @@ the crossing that the router itself has learned.`,
 	}
 	router.Add(cmd)
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	cmd.Flags().IntVar(&answers, "learned", 0, "set the crossing that the router has learned for so many `ANSWERS` on a decode rank: 0, 8, 32")
 	return cmd
-}
-
-// learnedCrossing is the crossing that a router has learned with so many answers on a
-// decode rank. A threshold is one for all models, so there must be one only.
-func learnedCrossing(s *admin.Status, answers int) (*admin.Crossing, error) {
-	switch {
-	case !s.ThresholdAuto:
-		return nil, fmt.Errorf("routing.threshold is %d and not auto: nothing was learned", s.ThresholdTokens)
-	case len(s.Costs) > 1:
-		return nil, fmt.Errorf("there are costs of %d models, and routing.threshold is one for all: choose from their crossings in dynctl top --once, and set it", len(s.Costs))
-	case len(s.Costs) == 0 || len(s.Costs[0].Crossings) == 0:
-		return nil, errors.New("too little is known of the costs yet; dynctl top --once shows how much")
-	}
-	list := s.Costs[0].Crossings
-	i := slices.IndexFunc(list, func(x admin.Crossing) bool { return x.Running == answers })
-	if i < 0 {
-		return nil, fmt.Errorf("no crossing is known for %d answers; there are %d to %d", answers, list[0].Running, list[len(list)-1].Running)
-	}
-	x := &list[i]
-	if x.Tokens == nil || x.Low == nil || *x.Low == 0 && x.High == nil {
-		return nil, fmt.Errorf("what was learned is no number to keep: %s tokens", x.Text())
-	}
-	return x, nil
 }

@@ -155,8 +155,8 @@ func decisions(t *testing.T, path string) (all []*trace.Decision) {
 	}
 }
 
-// TestRecordingsOfEveryKind: what version 1 did not record of requests and workers is
-// recorded, so that decisions of all kinds are reproduced, by the reason that they had.
+// TestRecordingsOfEveryKind: decisions of all kinds are reproduced, by the reason that
+// they had.
 func TestRecordingsOfEveryKind(t *testing.T) {
 	words := strings.Repeat("a good many words of context ", 30)
 	type object = map[string]any

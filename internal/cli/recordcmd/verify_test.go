@@ -212,12 +212,8 @@ func TestRecordAndVerify(t *testing.T) {
 	if lines := strings.Split(strings.TrimSpace(out), "\n"); code != cli.ExitOK || len(lines) != 3 {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
-	if code, out, errs = typed("replay", "stat", path, "--html", filepath.Join(filepath.Dir(path), "r.html")); code != cli.ExitOK || !strings.Contains(out, "reuse bound") {
+	if code, out, errs = typed("replay", "stat", path); code != cli.ExitOK || !strings.Contains(out, "reuse bound") {
 		t.Errorf("exit %d: %s%s", code, out, errs)
-	}
-	page, err := os.ReadFile(filepath.Join(filepath.Dir(path), "r.html"))
-	if err != nil || !bytes.Contains(page, []byte("<svg")) || bytes.Contains(page, []byte("src=")) || bytes.Contains(page, []byte("href=")) {
-		t.Errorf("the report is no page of its own: %v", err)
 	}
 }
 

@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -413,14 +411,12 @@ func (b *bar) end() {
 
 func newConvert(tf *traceFlags) *cobra.Command {
 	var to, path string
-	var blockSize int
 	cmd := &cobra.Command{
 		Use:   "convert TRACE… -w FILE",
 		Short: "Write a trace in another format",
-		Long: `Write a trace in another format: dynctl, dynamo-events, dynamo-requests or
-mooncake. What the format has no form for is left out and counted. The file
-appears under its name when it is whole, or not at all.`,
-		Example: `  dynctl replay convert kv.jsonl --to dynamo-events -w dynamo.jsonl.gz
+		Long: `Write a trace in another format: dynctl, or the requests alone as mooncake. The
+file appears under its name when it is whole, or not at all.`,
+		Example: `  dynctl replay convert dynamo.jsonl.gz --to dynctl -w kv.jsonl.zst
   dynctl replay convert recording.jsonl.zst --to mooncake -w requests.jsonl`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -432,7 +428,7 @@ appears under its name when it is whole, or not at all.`,
 			if err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}
-			if target == trace.Mooncake || target == trace.DynamoRequests {
+			if target == trace.Mooncake {
 				if err := files.again(); err != nil {
 					return err
 				}
@@ -442,38 +438,30 @@ appears under its name when it is whole, or not at all.`,
 				return cli.WithCode(cli.ExitUsage, err)
 			}
 			defer w.Discard()
-			c, err := replay.Convert(files.open, w, replay.ConvertOptions{To: target, BlockSize: blockSize, Version: cli.BuildVersion().Version})
+			records, err := replay.Convert(files.open, w, replay.ConvertOptions{To: target, Version: cli.BuildVersion().Version})
 			if err != nil {
 				return traceError(err)
 			}
 			if err := w.Commit(); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s records written", table.Count(c.Records))
-			for _, k := range slices.Sorted(maps.Keys(c.Left)) {
-				fmt.Fprintf(cmd.ErrOrStderr(), ", %d %s left out", c.Left[k], k)
-			}
-			if c.Inexact > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), ", %d events without all their blocks", c.Inexact)
-			}
-			fmt.Fprintln(cmd.ErrOrStderr())
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s records written\n", table.Count(records))
 			return files.whole()
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "dynctl", "format to write: dynctl|dynamo-events|dynamo-requests|mooncake")
+	cmd.Flags().StringVar(&to, "to", "dynctl", "format to write: dynctl|mooncake")
 	cmd.Flags().StringVarP(&path, "write", "w", "-", "`FILE` to write; .gz and .zst compress, - is stdout")
-	cmd.Flags().IntVar(&blockSize, "block-size", 0, "`TOKENS` per block of a request; 0 keeps the trace's")
 	return cmd
 }
 
 func newStat(tf *traceFlags) *cobra.Command {
-	var output, html string
+	var output string
 	var caches bool
 	cmd := &cobra.Command{
 		Use:   "stat TRACE…",
 		Short: "Show lengths, shared prefixes and load of a trace's requests",
 		Example: `  dynctl replay stat conversation.jsonl.gz
-  dynctl replay stat conversation.jsonl.gz --html report.html`,
+  dynctl replay stat conversation.jsonl.gz --caches -o json`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files, err := tf.files(cmd, args)
@@ -491,14 +479,9 @@ func newStat(tf *traceFlags) *cobra.Command {
 			if err != nil {
 				return traceError(err)
 			}
-			if caches || html != "" {
+			if caches {
 				if err := s.AddCaches(src); err != nil {
 					return traceError(err)
-				}
-			}
-			if html != "" {
-				if err := writePage(html, files.paths[0], s); err != nil {
-					return err
 				}
 			}
 			switch output {
@@ -514,20 +497,6 @@ func newStat(tf *traceFlags) *cobra.Command {
 		},
 	}
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
-	cmd.Flags().StringVar(&html, "html", "", "write a report of the trace as one HTML `FILE`")
 	cmd.Flags().BoolVar(&caches, "caches", false, "also show what shared caches of several sizes would hit")
 	return cmd
-}
-
-// writePage writes the HTML report; the file appears when it is whole.
-func writePage(path, name string, s *arrivals.Stat) error {
-	w, err := tracefile.Create(path, io.Discard)
-	if err != nil {
-		return cli.WithCode(cli.ExitUsage, err)
-	}
-	defer w.Discard()
-	if err := arrivals.WriteHTML(w, name, s); err != nil {
-		return err
-	}
-	return w.Commit()
 }

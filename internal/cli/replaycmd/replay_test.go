@@ -16,7 +16,7 @@ import (
 )
 
 // realRecording is a recording of real engines.
-const realRecording = "../../../testdata/trace/vllm-0.32.0-1p1d-evictions-v2.jsonl.zst"
+const realRecording = "../../../testdata/trace/vllm-0.32.0-1p1d-evictions.jsonl.zst"
 
 // typed runs a command line without a terminal.
 func typed(args ...string) (code int, stdout, stderr string) {
@@ -191,7 +191,8 @@ func TestReplayCommand(t *testing.T) {
 		{name: "no limit between tokens for auto", args: []string{"replay", requests, "--routing-threshold", "auto:9", "--fleet", "1p1d", "--slo-itl", "0s"}, code: cli.ExitUsage, stderr: "--slo-itl 0: --routing-threshold auto:9"},
 		{name: "no limit for a number", args: []string{"replay", requests, "--routing-threshold", "9", "--fleet", "1p1d", "--slo-itl", "0", "--slo-ttft", "0", "--quiet", "-o", "jsonl"}, stdout: `"good_ratio":1`},
 		{name: "stat", args: []string{"replay", "stat", requests}, stdout: "66.67% of blocks (6)"},
-		{name: "convert", args: []string{"replay", "convert", requests, "--to", "dynamo-requests", "--block-size", "64"}, stdout: `"trace_block_size":64`, stderr: "3 records written"},
+		{name: "convert", args: []string{"replay", "convert", requests, "--to", "mooncake"}, stdout: `"hash_ids":[0,1,2]`, stderr: "3 records written"},
+		{name: "convert to what is only read", args: []string{"replay", "convert", events, "--to", "dynamo-events"}, code: cli.ExitRuntime, stderr: "cannot write dynamo-events (one of dynctl, mooncake)"},
 		{name: "convert to nothing", args: []string{"replay", "convert", requests, "--to", "capture"}, code: cli.ExitRuntime, stderr: "cannot write capture"},
 		{name: "convert a broken file", args: []string{"replay", "convert", bad, "-w", filepath.Join(dir, "half.jsonl")}, code: cli.ExitInvalid, stderr: "line 4"},
 	} {

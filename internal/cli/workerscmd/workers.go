@@ -158,7 +158,7 @@ func events(f *admin.Feed) string {
 	switch {
 	case f.State == "none":
 		return f.State
-	case f.Replay == nil: // an old router
+	case f.Replay == nil: // a recording
 		return f.State + ", replay unknown"
 	case *f.Replay == "":
 		return f.State + ", no replay"

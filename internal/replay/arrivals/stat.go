@@ -60,7 +60,7 @@ type Stat struct {
 	Hot [3]float64 `json:"reuse_of_top_1_10_100_ratio"`
 	// ReuseGap is the time between two uses of a block, in seconds.
 	ReuseGapP50, ReuseGapP90, ReuseGapP99 float64
-	// Rate is requests and prompt tokens per bucket of time, for the report.
+	// Rate is requests and TokenRate prompt tokens per bucket of time.
 	RateBucket time.Duration `json:"rate_bucket_ns"`
 	Rate       []uint64      `json:"requests_per_bucket"`
 	TokenRate  []uint64      `json:"prompt_tokens_per_bucket"`

@@ -193,9 +193,6 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 	for i := range r.Queues {
 		c.add(Warn, CodeQueue, cmp.Or(r.Queues[i].Model, "traffic"), "%s", r.Queues[i].Text())
 	}
-	if len(r.Queues) == 0 && t.Queued > 0 { // a router that reports no more
-		c.add(Warn, CodeQueue, "traffic", "%.0f request(s) wait in the router's queue: limits.inflight is reached", t.Queued.F())
-	}
 	if d := t.PredictedShare - t.HitShare; over(d, 0.10) && t.RequestRate >= 1 {
 		c.add(Warn, CodeMispredicted, "index", "the index promised %.0f%% cached prompt tokens, the engines found %.0f%%: caches turn over faster than events arrive, or hashes differ", pct(t.PredictedShare), pct(t.HitShare))
 	}

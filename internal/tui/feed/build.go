@@ -404,7 +404,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		Label: k.Label, Worker: k.Worker, DP: k.DP, Role: k.Role, Usable: k.Usable, Health: k.Health, Reason: k.Reason,
 		Running: Unknown, Waiting: Unknown, KVUsage: Unknown, EngineUsed: Unknown, HitShare: Unknown, LifeHit: Unknown, PromptRate: Unknown,
 		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
-		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock, IndexRoom: max(k.IndexRoom, k.CapacityBlock), Moves: moved(k.Moves), // older routers have the latter only
+		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock, IndexRoom: max(k.IndexRoom, k.CapacityBlock), Moves: moved(k.Moves), // a recording has the latter only
 		Feed: Feed{
 			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, Replay: k.Feed.Replay, LastSeq: k.Feed.LastSeq,
 			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown, RecentDropped: Unknown,

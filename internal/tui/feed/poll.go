@@ -2,10 +2,8 @@ package feed
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -21,7 +19,6 @@ type Poller struct {
 	// Decisions is how many decisions a sample holds; default 20.
 	Decisions int
 
-	old      bool // the router has no snapshot endpoint
 	nextNode time.Time
 }
 
@@ -37,24 +34,14 @@ func (p *Poller) Poll(ctx context.Context, after uint64) Sample {
 	defer cancel()
 	began := time.Now()
 	var s Sample
-	if !p.old {
-		s.Snapshot, s.Err = p.Client.SnapshotBrief(ctx, decisions, 200, after)
-		var status *admin.StatusError
-		if errors.As(s.Err, &status) && status.Status == http.StatusNotFound {
-			p.old = true
-		}
-	}
-	if p.old {
-		s.Snapshot, s.Err = p.assemble(ctx, decisions, after)
-	}
+	s.Snapshot, s.Err = p.Client.SnapshotBrief(ctx, decisions, 200, after)
 	s.At = time.Now()
 	s.Took = s.At.Sub(began)
-	if s.Err == nil && (!strings.HasPrefix(s.Snapshot.Schema, "dynctl.admin/") && !strings.HasPrefix(s.Snapshot.Status.Schema, "dynctl.admin/") || s.Snapshot.Status.Now.IsZero()) {
+	if s.Err == nil && (!strings.HasPrefix(s.Snapshot.Schema, "dynctl.admin/") || s.Snapshot.Status.Now.IsZero()) {
 		s.Snapshot, s.Err = nil, errNotRouter
 	}
 	if s.Err != nil {
 		s.Snapshot = nil
-		p.old = false // it may come back as another version
 		if errors.Is(s.Err, context.DeadlineExceeded) {
 			s.Err = fmt.Errorf("%s does not answer within %s: the router is overloaded or hangs", p.Client.URL(), timeout)
 		}
@@ -71,28 +58,6 @@ func (p *Poller) Poll(ctx context.Context, after uint64) Sample {
 	}
 	p.nextNode = asked.Add(min(100*time.Since(asked), time.Minute))
 	return s
-}
-
-// assemble makes a snapshot of the answers that every version gives.
-func (p *Poller) assemble(ctx context.Context, decisions int, after uint64) (*admin.Snapshot, error) {
-	st, err := p.Client.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s := &admin.Snapshot{Schema: st.Schema, Status: *st, Decisions: []json.RawMessage{}}
-	w, err := p.Client.Workers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s.Workers = w.Workers
-	// These two may be missing in an old router; the rest stands without them.
-	if d, err := p.Client.DecisionsBrief(ctx, decisions, "", ""); err == nil {
-		s.Decisions = d.Decisions
-	}
-	if e, err := p.Client.Events(ctx, after, 200, 0); err == nil {
-		s.Events = e.Events
-	}
-	return s, nil
 }
 
 // sentence is an error as one line, without control characters; the painter

@@ -53,9 +53,7 @@ const (
 	Flat
 	ZoomIn
 	ZoomUp
-	Icicle
 	RankMask
-	Words
 	Metric
 	Copy
 	CopyRow
@@ -141,9 +139,7 @@ func Entries() []Entry {
 		bind(Flat, "TREE", "flat table of the most used runs", "t"),
 		bind(ZoomIn, "TREE", "zoom in", "Z"),
 		bind(ZoomUp, "TREE", "zoom out", "u"),
-		bind(Icicle, "TREE", "icicle strip", "i"),
 		bind(RankMask, "TREE", "which ranks hold it", "w"),
-		bind(Words, "TREE", "words it begins with, where allowed", "W"),
 		bind(Metric, "TREE", "metric of the graph", "m"),
 		bind(Copy, "OUT", "copy the name (OSC 52)", "y"),
 		bind(CopyRow, "OUT", "copy the row", "Y"),

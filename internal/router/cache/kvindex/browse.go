@@ -175,30 +175,6 @@ func (x *Index) Hottest(limit int) Browse {
 	return out
 }
 
-// Head returns the local hashes of up to n blocks that a run begins with; none of one that is gone.
-func (x *Index) Head(id NodeID, n int) []uint64 {
-	s := x.stripe.Add(1) % stripes
-	v := x.ep.enter(s)
-	defer x.ep.exit(s, v)
-	at, from, err := x.resolve(id)
-	if err != nil || at == 0 {
-		return nil
-	}
-	kids, more := x.kidsOf(nil, x.m.node(at), browseChildren)
-	c, _ := x.stretch(at, from, kids, more, 1, nil)
-	nd := x.m.node(at)
-	nd.mu.Lock()
-	defer nd.mu.Unlock()
-	if nd.mem.Load() == dead {
-		return nil
-	}
-	var out []uint64
-	for i := from; i < min(from+uint32(min(n, c.Length)), nd.len.Load()); i++ {
-		out = append(out, loadWord(&x.m.locals(x.chunkAt(nd, i))[i%chunkLen]))
-	}
-	return out
-}
-
 func order(by SortBy) (func(a, b Child) int, error) {
 	place := func(a, b Child) int { return cmp.Compare(a.Local, b.Local) }
 	switch by {

@@ -64,24 +64,6 @@ func TestChildren(t *testing.T) {
 		}
 		return out
 	}
-	for _, c := range get(Root, BrowseOptions{}).Children {
-		// The head of a run is returned block by block, and no further than the run
-		// goes.
-		if got := x.Head(c.ID, 3); len(got) != min(3, c.Length) || got[0] != c.Local {
-			t.Errorf("the head of %+v is %x", c, got)
-		}
-		if got := x.Head(c.ID, 1000); len(got) != c.Length {
-			t.Errorf("%d blocks of %+v", len(got), c)
-		}
-		for _, below := range get(c.ID, BrowseOptions{}).Children {
-			if got := x.Head(below.ID, 1000); len(got) != below.Length || got[0] != below.Local {
-				t.Errorf("the head of %+v is %x", below, got)
-			}
-		}
-	}
-	if got := append(x.Head(Root, 3), x.Head(12345, 3)...); got != nil {
-		t.Errorf("the head of no run is %x", got)
-	}
 	noID := cmpopts.IgnoreFields(Child{}, "ID")
 	top := get(Root, BrowseOptions{Sort: ByBlocks})
 	mask := make([]Rank, 64)

@@ -32,11 +32,10 @@ import (
 // ranks are written one after the other while the others go on.
 const (
 	snapMagic = "DYNKVIX3"
-	snapOlder = "DYNKVIX2" // the same without frames of kind 'N'; it is read, too
-	snapFrame = 4 << 20    // bytes of a frame at most; the longest run and all copies need less
-	snapName  = 4096       // bytes of a rank's name at most
-	snapHead  = 1 << 16    // bytes of a rank's note that stand in its own frame at most
-	snapBatch = 1 << 16    // blocks applied at a time
+	snapFrame = 4 << 20 // bytes of a frame at most; the longest run and all copies need less
+	snapName  = 4096    // bytes of a rank's name at most
+	snapHead  = 1 << 16 // bytes of a rank's note that stand in its own frame at most
+	snapBatch = 1 << 16 // blocks applied at a time
 
 	flagLost   = 1
 	flagSingle = 2
@@ -241,7 +240,6 @@ type restorer struct {
 	body  []byte
 	added []Rank
 	total uint64
-	older bool // the snapshot is of version 2
 
 	// of the rank being read
 	batch Batch
@@ -259,10 +257,9 @@ func bad(what string) error { return fmt.Errorf("%s: %w", what, ErrSnapshot) }
 
 func (s *restorer) run() error {
 	magic := make([]byte, len(snapMagic))
-	if _, err := io.ReadFull(s.r, magic); err != nil || string(magic) != snapMagic && string(magic) != snapOlder {
+	if _, err := io.ReadFull(s.r, magic); err != nil || string(magic) != snapMagic {
 		return bad("not a snapshot of this version")
 	}
-	s.older = string(magic) == snapOlder
 	for {
 		kind, err := s.frame()
 		if err != nil {
@@ -357,7 +354,7 @@ func (s *restorer) rank() error {
 
 // more is a further part of the rank's note.
 func (s *restorer) more() error {
-	if s.older || !s.noting || len(s.note)+len(s.body) > MaxNote {
+	if !s.noting || len(s.note)+len(s.body) > MaxNote {
 		return bad("note of a rank")
 	}
 	s.note = append(s.note, s.body...)

@@ -239,34 +239,6 @@ func TestSnapshotKeepsCopiesAndNotes(t *testing.T) {
 	}
 }
 
-// TestOlderSnapshot: a snapshot of version 2 is read; it has no notes in several frames.
-func TestOlderSnapshot(t *testing.T) {
-	t.Parallel()
-	for size, fits := range map[int]bool{snapHead: true, snapHead + 1: false} {
-		x := New(Options{})
-		if err := x.AddRank(3, "rank"); err != nil {
-			t.Fatal(err)
-		}
-		var b Batch
-		b.Store(0, false, []uint64{11, 12}, []uint64{1, 2})
-		x.Apply(3, &b)
-		var file bytes.Buffer
-		if err := x.Snapshot(&file, func(_ Rank, _ string, take func()) []byte {
-			take()
-			return make([]byte, size)
-		}); err != nil {
-			t.Fatal(err)
-		}
-		y := New(Options{})
-		err := y.Restore(bytes.NewReader(append([]byte("DYNKVIX2"), file.Bytes()[8:]...)), unnoted)
-		k, ok := y.RankStats(3)
-		if fits && (err != nil || !ok || k.Blocks != 2) || !fits && !errors.Is(err, ErrSnapshot) {
-			t.Errorf("a note of %d bytes: %v, %+v", size, err, k)
-		}
-		_, _ = x.Close(), y.Close()
-	}
-}
-
 // TestSnapshotWhileRanksAreReplaced: a rank that is removed between the look at it and its copy is not
 // copied: what the note says is of the other, of the same slot and name.
 func TestSnapshotWhileRanksAreReplaced(t *testing.T) {
@@ -335,7 +307,6 @@ func FuzzRestore(f *testing.F) {
 	x.Close()
 	f.Add(file.Bytes())
 	f.Add([]byte(snapMagic))
-	f.Add(append([]byte(snapOlder), file.Bytes()[len(snapMagic):]...))
 	y := New(Options{MaxRanks: 8, MaxBlocks: 10000})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Most mutations die at a checksum, so another copy gets its checksums mended.

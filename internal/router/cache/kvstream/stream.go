@@ -250,8 +250,7 @@ type Position struct {
 	// Short says that the index had no room for some of the rank's blocks.
 	Short bool `json:"short,omitempty"`
 	// Groups is the account of a rank's several cache groups (kvgroup.Groups.Append), Tiers
-	// that of its blocks outside the device (kvtier.Tiers.Append). A router older than one
-	// of them does not write it, and ignores it.
+	// that of its blocks outside the device (kvtier.Tiers.Append).
 	Groups []byte `json:"groups,omitempty"`
 	Tiers  []byte `json:"tiers,omitempty"`
 }

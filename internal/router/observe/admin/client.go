@@ -311,7 +311,7 @@ func (c *Client) Decisions(ctx context.Context, limit int, filter, cursor string
 
 // DecisionsBrief is Decisions with receipts whose lists of candidates are left
 // out (the API's parameter brief=true): what a list on a screen needs, at a small
-// part of the cost. A router that does not know the parameter sends them whole.
+// part of the cost.
 func (c *Client) DecisionsBrief(ctx context.Context, limit int, filter, cursor string) (*DecisionList, error) {
 	return c.decisions(ctx, url.Values{"limit": {strconv.Itoa(limit)}, "brief": {"true"}}, filter, cursor)
 }
@@ -350,9 +350,6 @@ type BrowseQuery struct {
 	Limit, MinDepth  int
 	// Flat asks for the runs of the whole tree with most hits; only Limit goes with it.
 	Flat bool
-	// Preview asks for the words that runs begin with; the router must keep them
-	// (index.preview) and the asker have the role admin.
-	Preview bool
 }
 
 // IndexChildren lists the runs below a node; Node "" is the root.
@@ -368,9 +365,6 @@ func (c *Client) IndexChildren(ctx context.Context, b BrowseQuery) (*IndexChildr
 	}
 	if b.Flat {
 		q.Set("flat", "true")
-	}
-	if b.Preview {
-		q.Set("preview", "true")
 	}
 	if b.MinDepth > 0 {
 		q.Set("min_depth", strconv.Itoa(b.MinDepth))

@@ -382,7 +382,8 @@ type Rank struct {
 	DecodeBlocks   int64  `json:"decode_blocks"`
 	Requests       uint64 `json:"requests_total"`
 	Failures       uint64 `json:"failures_total"`
-	// Moves are the streams that went on elsewhere; null if the router does not report them.
+	// Moves are the streams that went on elsewhere; null in a recording without
+	// outcomes.
 	Moves *Moves `json:"moves"`
 
 	// As the router measured it in the last seconds, null without samples: medians
@@ -451,7 +452,7 @@ type Feed struct {
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
-	// Replay is the replay endpoint, nil where the router is too old to report it.
+	// Replay is the replay endpoint, nil in a recording, which does not have it.
 	// Without one (""), a lost batch costs all of the rank's entries, and a lost
 	// connection does unless the engine's metrics and its next batch prove that
 	// nothing was missed.
@@ -572,8 +573,6 @@ type IndexChildren struct {
 	Children []IndexNode `json:"children"`
 	Total    int         `json:"total"`
 	Partial  bool        `json:"partial"`
-	// PreviewError is why some have no words of an engine, where words were asked for.
-	PreviewError string `json:"preview_error,omitempty"`
 }
 
 // IndexNode is one run of blocks in the radix tree, from where it leaves others to
@@ -593,9 +592,6 @@ type IndexNode struct {
 	// RankLabels are those of the ranks that hold it: of the node that was asked
 	// for all, of its children at most 64.
 	RankLabels []string `json:"rank_labels"`
-	// Preview is the words that it begins with, where they were asked for with
-	// preview=true and are known.
-	Preview string `json:"preview,omitempty"`
 }
 
 // Event is one entry of the event log.

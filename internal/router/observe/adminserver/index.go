@@ -4,15 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
-	"sync"
-	"time"
 
-	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
@@ -108,75 +103,7 @@ func (s *server) indexChildren(r *http.Request) (any, error) {
 		}
 		q.Node = kvindex.NodeID(n)
 	}
-	preview, err := s.preview(r, query)
-	if err != nil {
-		return nil, err
-	}
 	out, err := s.r.IndexChildren(q)
 	out.Now = s.r.Now()
-	if err == nil && preview {
-		if err = s.c.Previews(r.Context(), &out); err == nil {
-			s.logPreview(r)
-		}
-	}
 	return out, err
-}
-
-// preview reports whether a request asks for the words of prompts. They are for the role
-// admin, and whose they were shown to is an event.
-func (s *server) preview(r *http.Request, query url.Values) (bool, error) {
-	switch raw := query.Get("preview"); raw {
-	case "", "false":
-		return false, nil
-	case "true":
-	default:
-		return false, bad("preview", "preview=%q is neither true nor false", api.Clip(raw))
-	}
-	if s.c == nil {
-		_, err := notRunning(r)
-		return false, err
-	}
-	u, _ := r.Context().Value(userKey{}).(*user)
-	if u == nil || !u.may(access.Admin) {
-		return false, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: "preview=true shows words of prompts and needs the role admin"}
-	}
-	return true, nil
-}
-
-// looks remembers when each user was last logged as looking at words of prompts.
-type looks struct {
-	mu   sync.Mutex
-	last map[string]time.Time
-}
-
-// Bounds of looks: how often one user is logged, and how many users are remembered.
-const (
-	looksEvery = time.Minute
-	looksUsers = 1024
-)
-
-// due reports whether a user is to be logged now.
-func (l *looks) due(name string, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if at, ok := l.last[name]; ok && now.Sub(at) < looksEvery {
-		return false
-	}
-	if l.last == nil || len(l.last) >= looksUsers {
-		l.last = map[string]time.Time{} // some are logged once more
-	}
-	l.last[name] = now
-	return true
-}
-
-// logPreview logs who was shown words of prompts, at most once a minute for each user.
-func (s *server) logPreview(r *http.Request) {
-	u, _ := r.Context().Value(userKey{}).(*user)
-	if !s.looks.due(u.name, s.r.Now()) {
-		return
-	}
-	s.audit(r, u, http.StatusOK, eventlog.Event{
-		Kind: "prompts_shown", Severity: eventlog.Warn,
-		Text: fmt.Sprintf("%s was shown from %s what prompts begin with (index.preview); logged at most once a minute", u.name, r.RemoteAddr),
-	})
 }

@@ -68,9 +68,6 @@ type Control interface {
 	// and the tokens is given.
 	Route(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
 	Config() admin.ConfigView
-	// Previews adds the words that runs of the index begin with; it is an error that
-	// the router keeps none.
-	Previews(context.Context, *admin.IndexChildren) error
 	// Patch changes settings of the configuration.
 	Patch(settings map[string]any) error
 	// Drain begins a drain of a length, 0 for the configured one, unless one has
@@ -120,7 +117,6 @@ type server struct {
 	token [sha256.Size]byte
 	// bodies is the memory of the requests' bodies.
 	bodies *admission.Memory
-	looks  looks
 }
 
 // New is a handler of the admin API over r, with further handlers by their

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
@@ -20,7 +18,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -53,7 +50,6 @@ type Router struct {
 	InForce  *effective.Reloader
 	Registry *workers.Registry
 	Index    *kvindex.Index
-	Words    *prompt.Words // nil where words of prompts are not kept
 	Kept     *receipt.Ring
 	Log      *eventlog.Log
 	Secure   *secure.Secure
@@ -137,34 +133,6 @@ func (c *console) IndexChildren(q adminserver.IndexQuery) (admin.IndexChildren, 
 		labels[kvindex.Rank(k.Slot)] = k.Label
 	}
 	return adminserver.IndexChildren(c.Index, labels, q)
-}
-
-// Previews is for adminserver.Control.
-func (c *console) Previews(ctx context.Context, a *admin.IndexChildren) error {
-	if c.Words == nil {
-		return conflict("preview", "the router keeps no words of prompts: start it with --index-preview TOKENS (index.preview)")
-	}
-	nodes := make([]*admin.IndexNode, 0, len(a.Children)+1)
-	for i := range a.Children {
-		nodes = append(nodes, &a.Children[i])
-	}
-	if a.Node != nil {
-		nodes = append(nodes, a.Node)
-	}
-	runs := make([][]uint64, len(nodes))
-	for i, n := range nodes {
-		if id, err := strconv.ParseUint(n.ID, 16, 64); err == nil {
-			runs[i] = c.Index.Head(kvindex.NodeID(id), c.Words.Blocks())
-		}
-	}
-	texts, err := c.Words.Texts(ctx, c.Registry.Snapshot(), runs)
-	for i, text := range texts {
-		nodes[i].Preview = text
-	}
-	if err != nil {
-		a.PreviewError = strings.ReplaceAll(err.Error(), "\n", "; ")
-	}
-	return nil
 }
 
 // worker describes one worker.

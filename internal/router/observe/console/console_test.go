@@ -227,7 +227,6 @@ func TestConfig(t *testing.T) {
 	if again := c.Drain(0); again.Until != first.Until || first.Until.Sub(first.Since) < time.Hour {
 		t.Errorf("%+v, then %+v", first, again)
 	}
-	refused(t, c.Previews(t.Context(), &admin.IndexChildren{}), 409, "--index-preview")
 }
 
 // TestHandler: probes answer anybody, the rest those with the token; what lets everybody

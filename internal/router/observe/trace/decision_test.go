@@ -21,17 +21,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
-	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden bytes of version 2")
+var update = flag.Bool("update", false, "rewrite the golden bytes of the format")
 
-// TestGolden: the bytes of version 2 are those that were written before, and are
+// TestGolden: the bytes of the format are those that were written before, and are
 // read as what was written.
 func TestGolden(t *testing.T) {
 	path := filepath.Join("testdata", "v2.jsonl")
@@ -46,134 +43,7 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); d != "" {
-		t.Errorf("version 2 is written otherwise (-was +is); only members may be added:\n%s", d)
-	}
-}
-
-// TestVersion1 reads the bytes that version 1 wrote.
-func TestVersion1(t *testing.T) {
-	raw, err := os.ReadFile(filepath.Join("testdata", "v1.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, r, err := readAll(raw, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := every()
-	if len(got) != len(want) || r.Header().Rules != 1 || !slices.Equal(r.Header().Terms, termsV1()) {
-		t.Fatalf("%d records of %d, header %+v", len(got), len(want), r.Header())
-	}
-	for i := range want {
-		if k := want[i].Kind; k == KindDecision || k == KindOutcome {
-			continue
-		}
-		info := &want[i].RankInfo // it had none of these
-		info.Drops, info.Chunk, info.HashAlgorithm, info.HashSeed = false, 0, "", ""
-		if d := cmp.Diff(want[i], got[i], sameRecord); d != "" {
-			t.Errorf("a %s record (-want +got):\n%s", want[i].Kind, d)
-		}
-	}
-	weights := selector.Weights{OverlapCredit: 1, CreditDecay: 2, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Spread: 1e-9, ActiveRequest: 7, Temperature: 8}
-	busy := selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5}
-	settings := &decide.Settings{
-		Decode: selector.KV, Prefill: selector.KV, Weights: weights, Busy: busy,
-		Rule: decide.Rule{Threshold: 100, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
-	}
-	a := decision.Candidate{
-		Rank: "a/dp0", Slot: 1, OverlapBlocks: 2, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
-		LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "draining", Cost: 1.0 / 3,
-	}
-	phase := func(p selector.Phase, list ...decision.Candidate) selector.Input {
-		return selector.Input{Phase: p, Policy: selector.KV, Weights: weights, Busy: busy, ISL: 100, BlockSize: 16, SessionKey: 1 << 63, Draw: 1<<64 - 1, Turn: 12, Candidates: list}
-	}
-	worker := workers.Worker{Name: "a", Engine: workers.VLLM, Connector: workers.ConnectorNIXL, BlockSize: 16}
-	prefill := worker
-	prefill.Role = workers.Prefill
-	d := &Decision{
-		ID: "d1", RequestID: "q\"1", Attempt: 2, Model: "m", BeganUS: 12, BlockSize: 16, Locals: manyHashes(41), Approximate: true, Tokens: Tokens{1, 2, 3},
-		Revision: 1, Settings: settings, Rules: 1,
-		Input: &decide.Input{
-			Rule: settings.Rule, Force: disagg.ForceRemote,
-			Facts:       disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 1, Prompts: 2, Multimodal: true, PromptLogprobs: true, MaxTokens: -1},
-			Decode:      phase(selector.Decode, a, decision.Candidate{Rank: "b/dp0", KVUsage: -1}),
-			DecodePeers: []disagg.Peer{{Worker: &worker}, {Worker: &workers.Worker{Name: "b"}}},
-			Prefill:     phase(selector.Prefill, a), PrefillPeers: []disagg.Peer{{Worker: &prefill}},
-		},
-		Path: "remote", Reason: "forced_remote", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "a/dp0", PrefillRank: "b/dp0",
-	}
-	i := slices.IndexFunc(got, func(r Record) bool { return r.Kind == KindDecision })
-	if diff := cmp.Diff(d, got[i].Decision, sameRecord); diff != "" {
-		t.Errorf("the decision (-want +got):\n%s", diff)
-	}
-	o := &Outcome{ID: "d1", ReceivedUS: time.Unix(5, 0).Sub(time.Unix(1_800_000_000, 0)).Microseconds(), Legs: []receipt.Leg{receipt.NewLeg("decode", "w", "w/dp0", 1)}}
-	if diff := cmp.Diff(o, got[i+1].Outcome, sameRecord); diff != "" {
-		t.Errorf("the outcome (-want +got):\n%s", diff)
-	}
-}
-
-// decisionV1With is a decision of version 1 with some members replaced.
-func decisionV1With(t *testing.T, replace ...string) *Decision {
-	t.Helper()
-	line := `{"kind":"decision","t_us":1,"id":"d","config":{"threshold_tokens":9},"facts":{"kind":"completion","isl_tokens":9},` +
-		`"decode":{"weights":{"overlap_credit":0.75},"candidates":[{"rank":"d/dp0","engine":"vllm"},{"rank":"d/dp1","engine":"vllm"}]},` +
-		`"prefill":{"weights":{"overlap_credit":0.75},"candidates":[{"rank":"p/dp0","engine":"vllm"},{"rank":"p/dp1","engine":"vllm"}]}}`
-	for i := 0; i < len(replace); i += 2 {
-		if !strings.Contains(line, replace[i]) {
-			t.Fatalf("no %s in %s", replace[i], line)
-		}
-		line = strings.ReplaceAll(line, replace[i], replace[i+1])
-	}
-	all, _, err := readAll([]byte(`{"schema":"dynctl.trace/v1","start":"2026-11-21T15:26:08Z"}`+"\n"+line+"\n"), Options{})
-	if err != nil || len(all) != 1 {
-		t.Fatalf("%s: %d records, %v", line, len(all), err)
-	}
-	return all[0].Decision
-}
-
-// TestVersion1Lacks: what version 1 does not record makes a decision unverifiable
-// where it matters, and nowhere else.
-func TestVersion1Lacks(t *testing.T) {
-	for _, c := range []struct {
-		name, want string
-		replace    []string
-	}{
-		{"a completion", "", nil},
-		{"SGLang", "can prefill by itself", []string{"vllm", "sglang"}},
-		{"Messages", "on messages", []string{"completion", "messages"}},
-		{"Responses", "on responses", []string{"completion", "responses"}},
-		{"Messages without prefill workers", "", []string{"completion", "messages", `{"rank":"p/dp0","engine":"vllm"},{"rank":"p/dp1","engine":"vllm"}`, ""}},
-		{"a chat", "", []string{"completion", "chat"}},
-		{"a chat and two prefill workers", "tokens of a chat", []string{"completion", "chat", "p/dp1", "q/dp0"}},
-		{"a completion and two prefill workers", "", []string{"p/dp1", "q/dp0"}},
-		{"an endpoint of later", `endpoint "dreams" is not known`, []string{"completion", "dreams"}},
-	} {
-		d := decisionV1With(t, c.replace...)
-		if (c.want == "") != (d.Unverifiable == "") || !strings.Contains(d.Unverifiable, c.want) {
-			t.Errorf("%s: %q, want %q", c.name, d.Unverifiable, c.want)
-		}
-	}
-}
-
-// TestVersion1Credit: the settings of a decision of version 1 are those that were
-// set; what its decode ranking took instead is the credit of a load.
-func TestVersion1Credit(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		d      *Decision
-		credit float64
-	}{
-		{"a threshold", decisionV1With(t), decide.LoadCredit},
-		{"always remote", decisionV1With(t, `"threshold_tokens":9`, `"threshold_tokens":0`, `"decode":{"weights":{"overlap_credit":0.75}`, `"decode":{"weights":{"overlap_credit":0.1875}`), .25},
-		{"always remote, from before there was one", decisionV1With(t, `"threshold_tokens":9`, `"threshold_tokens":0`), 1},
-	} {
-		in := c.d.Input
-		if c.d.Settings.Rule.LoadCredit != c.credit || c.d.Settings.Weights.OverlapCredit != .75 || in.Decode.Weights.OverlapCredit != .75 || in.Prefill.Weights.OverlapCredit != .75 {
-			t.Errorf("%s: credit %v of %v", c.name, c.d.Settings.Rule.LoadCredit, c.d.Settings.Weights.OverlapCredit)
-		}
-	}
-	if d := decisionV1With(t, `"facts"`, `"reason":"prefill_failed","facts"`); d.Input.GaveUp == "" {
-		t.Error("what was given up is missing")
+		t.Errorf("the format is written otherwise (-was +is); only members may be added:\n%s", d)
 	}
 }
 
@@ -244,8 +114,8 @@ func TestEveryInputIsRecorded(t *testing.T) {
 
 // TestTerms: the header names the terms of a cost, new ones last.
 func TestTerms(t *testing.T) {
-	if want := termsV1(); len(terms) < len(want) || !slices.Equal(terms[:len(want)], want) {
-		t.Errorf("terms %v; version 1 had %v", terms, want)
+	if want := []string{"prefill", "overlap_credit", "queue", "decode", "spread", "request", "stall"}; len(terms) < len(want) || !slices.Equal(terms[:len(want)], want) {
+		t.Errorf("terms %v; there were %v", terms, want)
 	}
 	h := string(write(t, nil))
 	if want := fmt.Sprintf(`"rules":%d,"terms":["%s"]`, decide.Rules, strings.Join(terms, `","`)); !strings.Contains(h, want) {

@@ -129,67 +129,6 @@ func SplitRank(label string) (worker string, dp int, ok bool) {
 	return label[:i], n, true
 }
 
-// AppendDynamoEvent appends an event record as a line of Dynamo's recorder.
-// workers gives names other than "worker-N" their numbers.
-func AppendDynamoEvent(dst []byte, rec *Record, workers map[string]uint64) ([]byte, error) {
-	if rec.Kind != KindEvent {
-		return dst, fmt.Errorf("a %s record has no form in Dynamo's recorder", rec.Kind)
-	}
-	name, dp, ok := SplitRank(rec.Rank)
-	if !ok {
-		return dst, fmt.Errorf("rank %q is not of the form worker/dpN", rec.Rank)
-	}
-	id, err := strconv.ParseUint(strings.TrimPrefix(name, "worker-"), 10, 64)
-	if err != nil || !strings.HasPrefix(name, "worker-") {
-		if id, ok = workers[name]; !ok {
-			return dst, fmt.Errorf("worker %q has no number", name)
-		}
-	}
-	e := &rec.Event
-	d := dynamoEvent{Worker: id, Tier: e.Tier, Domain: e.Domain, Session: e.Session}
-	d.Event.ID, d.Event.DP = e.ID, uint32(dp)
-	switch e.Op {
-	case Cleared:
-		d.Event.Data = json.RawMessage(`"cleared"`)
-	case Removed:
-		if d.Event.Data, err = json.Marshal(map[string]any{"removed": map[string]any{"block_hashes": append([]uint64{}, e.Names...)}}); err != nil {
-			return dst, err
-		}
-	case Stored:
-		var extra []json.RawMessage
-		if len(e.Extra) > 0 {
-			if err := json.Unmarshal(e.Extra, &extra); err != nil {
-				return dst, fmt.Errorf("extra: %w", err)
-			}
-		}
-		type stored struct {
-			Parent *uint64       `json:"parent_hash"`
-			Start  *int64        `json:"start_position,omitempty"`
-			Blocks []dynamoBlock `json:"blocks"`
-		}
-		s := stored{Blocks: make([]dynamoBlock, len(e.Names))}
-		if e.HasParent {
-			s.Parent = &e.Parent
-		}
-		if e.Start >= 0 {
-			s.Start = &e.Start
-		}
-		for i := range s.Blocks {
-			s.Blocks[i] = dynamoBlock{Name: e.Names[i], Local: e.Locals[i], Extra: json.RawMessage("null")}
-			if i < len(extra) {
-				s.Blocks[i].Extra = extra[i]
-			}
-		}
-		if d.Event.Data, err = json.Marshal(map[string]any{"stored": s}); err != nil {
-			return dst, err
-		}
-	default:
-		return dst, fmt.Errorf("an event that does %q", e.Op)
-	}
-	ms := rec.Time.Milliseconds()
-	return appendLine(dst, dynamoLine{Timestamp: &ms, Event: &d})
-}
-
 func appendLine(dst []byte, v any) ([]byte, error) {
 	p, err := json.Marshal(v)
 	if err != nil {
@@ -247,23 +186,6 @@ func (r *Reader) parseDynamoRequest(p []byte, rec *Record) error {
 		rec.Request.BlockSize = 0
 	}
 	return rec.Request.check()
-}
-
-// AppendDynamoRequest appends a request record, whose ids must be prefix ids, as
-// a line of a Dynamo request trace that began at a time in Unix ms.
-func AppendDynamoRequest(dst []byte, rec *Record, beganMS int64) ([]byte, error) {
-	q := rec.Request
-	if rec.Kind != KindRequest || q == nil {
-		return dst, fmt.Errorf("a %s record has no form in a Dynamo request trace", rec.Kind)
-	}
-	at := beganMS + rec.Time.Milliseconds()
-	return appendLine(dst, map[string]any{
-		"schema": dynamoReqSchema, "event_type": "request_end", "event_time_unix_ms": at,
-		"request": map[string]any{
-			"request_id": q.ID, "request_received_ms": at, "model": q.Model, "output_tokens": q.OSL,
-			"replay": map[string]any{"trace_block_size": q.BlockSize, "input_length": q.ISL, "input_sequence_hashes": append([]uint64{}, q.Blocks...)},
-		},
-	})
 }
 
 // mooncakeLine is a line of a Mooncake request trace (FAST'25 release); one

@@ -175,30 +175,20 @@ func (r *Reader) parseOwn(p []byte, rec *Record) error {
 		return rec.Request.check()
 	case KindSettings, KindWorker, KindCosts:
 		rec.Kind = "" // decisions have what they refer to
-		switch {
-		case r.header.Schema != Schema:
-			return nil
-		case head.Kind == KindSettings:
+		switch head.Kind {
+		case KindSettings:
 			return r.parseSettings(p)
-		case head.Kind == KindCosts:
+		case KindCosts:
 			return r.parseCosts(p)
 		}
 		return r.parseWorker(p)
 	case KindDecision:
 		var err error
-		if r.header.Schema == schemaV1 {
-			rec.Decision, err = r.decisionV1(p)
-		} else {
-			rec.Decision, err = r.parseDecision(p)
-		}
+		rec.Decision, err = r.parseDecision(p)
 		return err
 	case KindOutcome:
 		var err error
-		if r.header.Schema == schemaV1 {
-			rec.Outcome, err = r.outcomeV1(p)
-		} else {
-			rec.Outcome, err = parseOutcome(p)
-		}
+		rec.Outcome, err = parseOutcome(p)
 		return err
 	case KindEnd:
 		rec.End = new(End)

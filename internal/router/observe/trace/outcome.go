@@ -43,17 +43,12 @@ func parseOutcome(p []byte) (*Outcome, error) {
 	if err := json.Unmarshal(p, &l); err != nil {
 		return nil, err
 	}
-	nameWorkers(l.Legs)
-	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes, Continued: l.Continued}, nil
-}
-
-// nameWorkers gives legs that name only a rank its worker.
-func nameWorkers(legs []receipt.Leg) {
-	for i := range legs {
-		if l := &legs[i]; l.Worker == "" {
-			l.Worker, _, _ = SplitRank(l.Rank)
+	for i := range l.Legs { // one that names only a rank is of its worker
+		if leg := &l.Legs[i]; leg.Worker == "" {
+			leg.Worker, _, _ = SplitRank(leg.Rank)
 		}
 	}
+	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes, Continued: l.Continued}, nil
 }
 
 // AppendOutcome appends the line of an outcome. Figures that JSON has no number for

@@ -86,7 +86,6 @@ type Reader struct {
 	names, locals []uint64
 	ranks         map[string]string
 	known         descriptions
-	v1            v1
 	chats         map[int64]int64 // the first request of each one's conversation
 }
 
@@ -205,7 +204,7 @@ func (r *Reader) begin() error {
 		return nil
 	}
 	r.count(n)
-	if r.header, err = parseHeader(p); err != nil {
+	if err := json.Unmarshal(p, &r.header); err != nil {
 		return &LineError{r.name, r.stats.Lines, 0, fmt.Errorf("header: %w", err)}
 	}
 	if r.o.Start.IsZero() {
@@ -221,15 +220,6 @@ func (r *Reader) count(n int) {
 	r.stats.Bytes += int64(n)
 }
 
-// parseHeader reads a header of any version that is read here.
-func parseHeader(p []byte) (h Header, err error) {
-	err = json.Unmarshal(p, &h)
-	if h.Schema == schemaV1 {
-		h.Rules, h.Terms = rulesV1, termsV1()
-	}
-	return h, err
-}
-
 // detect finds out the format by a file's first line.
 func detect(p []byte) (Format, error) {
 	var keys map[string]json.RawMessage
@@ -242,12 +232,12 @@ func detect(p []byte) (Format, error) {
 			return "", fmt.Errorf("%w: schema is no string", ErrSchema)
 		}
 		switch {
-		case schema == Schema, schema == schemaV1:
+		case schema == Schema:
 			return Own, nil
 		case schema == dynamoReqSchema:
 			return DynamoRequests, nil
 		case strings.HasPrefix(schema, schemaName):
-			return Own, fmt.Errorf("%w: it has schema %s, this dynctl reads %s and v1 (a newer dynctl may read it)", ErrSchema, schema, Schema)
+			return Own, fmt.Errorf("%w: it has schema %s, this dynctl reads %s: use the version of dynctl that wrote it", ErrSchema, schema, Schema)
 		}
 		return "", fmt.Errorf("%w: it has schema %q", ErrSchema, schema)
 	}
@@ -301,11 +291,11 @@ func quoted(names []string) string {
 
 // restart meets a header within a file: parts that were put together.
 func (r *Reader) restart(p []byte) error {
-	h, err := parseHeader(p)
-	if err != nil {
+	var h Header
+	if err := json.Unmarshal(p, &h); err != nil {
 		return err
 	}
-	if h.Schema != Schema && h.Schema != schemaV1 {
+	if h.Schema != Schema {
 		return fmt.Errorf("%w: schema %q within the file", ErrSchema, h.Schema)
 	}
 	r.stats.Parts++

@@ -20,8 +20,7 @@
 // There is never any text of a prompt or an answer in it. Kinds and members that
 // a reader does not know are stepped over; a decision that depends on such a member,
 // or on a settings or worker line that was lost, cannot be made again, and says so.
-// Version 1, which had all of it in each decision, is read too. Times are microseconds since the
-// header's start; within a rank, records are in the order in which they took
+// Times are microseconds since the header's start; within a rank, records are in the order in which they took
 // effect. docs/trace-format.md has every member.
 //
 // Also read, and recognized by their first line: the lines of Dynamo's KV event
@@ -44,11 +43,8 @@ import (
 // Schema names the version of the project's own format.
 const Schema = "dynctl.trace/v2"
 
-const (
-	// schemaName is Schema without its version.
-	schemaName = "dynctl.trace/"
-	schemaV1   = schemaName + "v1"
-)
+// schemaName is Schema without its version.
+const schemaName = "dynctl.trace/"
 
 // Header is the first line of an own trace.
 type Header struct {

@@ -24,7 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Sources are what questions are answered from. All but Words are needed.
+// Sources are what questions are answered from. All are needed.
 type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
@@ -40,7 +40,6 @@ type Sources struct {
 	Prompts interface {
 		Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) prompt.Prompt
 	}
-	Words *prompt.Words // nil where no words of prompts are kept
 	// Now are the settings and the fleet as they are.
 	Now func() (*effective.Settings, *workers.Snapshot)
 	// Last hears of workers that are ejected and yet asked, since nobody else is left.
@@ -84,9 +83,6 @@ func (a *Asker) Hash(d *Question, v *api.View, start time.Time) {
 			if h := d.view(size); len(h.locals) == 0 {
 				h.locals = blockhash.Locals(h.locals, d.Prompt.IDs, size, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
-				if a.from.Words != nil && !d.Dry {
-					a.from.Words.Note(d.Model, h.locals, d.Prompt.IDs, size)
-				}
 			}
 		}
 	}

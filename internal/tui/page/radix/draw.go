@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -19,9 +18,6 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	ix := &c.R.Index
 	block := max(c.R.BlockSize, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
-	if x.refused != "" {
-		p.Words(theme.Warn, "   no words: "+x.refused)
-	}
 	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
 		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
 	p.End()
@@ -31,19 +27,12 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	// Prefix, tokens, subtree, bar, share, hits, ranks always; the rest with room.
 	fixed := 2 + name + 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
 	room := c.W - fixed
-	bar, keep := 0, 0
-	if x.words {
-		keep = room // where there is little, the words come first
-		if room > 62 {
-			keep = 62
-		}
-	}
-	room -= keep
-	if room >= 11 && !x.words {
+	bar := 0
+	if room >= 11 {
 		bar = 10
 		room -= 11
 	}
-	showMask := x.mask && !x.words && mask > 0 && mask <= 64 && room >= mask+1
+	showMask := x.mask && mask > 0 && mask <= 64 && room >= mask+1
 	if showMask {
 		room -= mask + 1
 	}
@@ -58,12 +47,7 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 	if show.age = room >= 7; show.age {
 		room -= 7
 	}
-	if show.lost = show.age && room >= 9; show.lost {
-		room -= 9
-	}
-	if x.words {
-		show.words = keep + room - 1
-	}
+	show.lost = show.age && room >= 9
 
 	p.Put(theme.Title, "  ")
 	p.Cell(theme.Title, "PREFIX", name)
@@ -97,25 +81,17 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 		p.Put(theme.Title, " ")
 		p.Right(theme.Title, "EVICT/s", 8)
 	}
-	if show.words > 0 {
-		p.Put(theme.Title, " ")
-		p.Cell(theme.Title, "BEGINS WITH", show.words)
-	}
 	if showMask {
 		p.Put(theme.Title, " ")
 		p.Cell(theme.Title, maskTitle(ranks), mask)
 	}
 	p.End()
 
-	strip := 0
-	if !x.noStrip && !x.flat && c.W >= 100 && c.H >= 22 && len(x.rows) > 0 {
-		strip = 6
-	}
 	detail := 0
 	if c.H >= 16 && len(x.rows) > 0 {
 		detail = 5
 	}
-	h := c.H - p.Len() - strip - detail
+	h := c.H - p.Len() - detail
 	from, to := x.cursor.Window(len(x.rows), p.Len(), h)
 	for i := from; i < to; i++ {
 		x.drawRow(p, i, name, bar, block, show, ranks, int64(ix.Blocks))
@@ -125,8 +101,6 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 		switch z := x.tree.zoom; {
 		case z.err != "":
 			text = z.err
-		case z.loaded && x.begins != "":
-			text = "no loaded run begins with these words (esc clears the filter)"
 		case z.loaded && x.rank+strconv.Itoa(x.depth) != "0":
 			text = "nothing in the index fits the filter (esc clears it)"
 		case z.loaded:
@@ -137,14 +111,10 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 		p.Line(theme.Dim, "  "+text)
 		return
 	}
-	p.Fill(c.H - strip - detail)
+	p.Fill(c.H - detail)
 	if detail > 0 {
 		x.drawDetail(c, p, block)
-		p.Fill(c.H - strip)
-	}
-	if strip > 0 {
-		p.Rule("icicle (key i): width = blocks, one line per level")
-		x.icicle(p, strip-1)
+		p.Fill(c.H)
 	}
 }
 
@@ -168,7 +138,6 @@ func (x *Page) crumbs() string {
 // columnsOf says which columns there is room for.
 type columnsOf struct {
 	kids, saved, age, lost, mask bool
-	words                        int // how wide
 }
 
 func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
@@ -250,10 +219,6 @@ func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsO
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Plain, atLeast(widget.Rate(r.k.lost), false), 8)
 	}
-	if show.words > 0 {
-		p.Put(theme.Plain, " ")
-		p.Put(theme.Plain, p.FitWords(begin(n), show.words))
-	}
 	if show.mask {
 		p.Put(theme.Plain, " ")
 		var b strings.Builder
@@ -267,14 +232,6 @@ func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsO
 		p.Put(theme.Plain, b.String())
 	}
 	p.End()
-}
-
-// begin is what a run begins with.
-func begin(n *admin.IndexNode) string {
-	if n.Preview == "" {
-		return widget.Unknown // not kept any more, or nobody knew its words
-	}
-	return n.Preview
 }
 
 // atLeast marks a figure that is a lower bound; of none at all nothing is known.
@@ -358,7 +315,4 @@ func (x *Page) drawDetail(c *page.Ctx, p *widget.Painter, block int) {
 		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64(end*block)))
 	}
 	p.Line(theme.Plain, p.Cut(held, c.W))
-	if x.words {
-		p.Line(theme.Plain, p.FitWords("  begins with: "+begin(n), c.W))
-	}
 }

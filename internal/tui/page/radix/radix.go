@@ -1,11 +1,9 @@
 // Package radix is the view of the radix index: a path-compressed tree that loads
-// what is opened, and an icicle strip of its shape.
+// what is opened.
 package radix
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,14 +29,10 @@ type Page struct {
 	find    string
 	rank    string // only what this rank holds
 	depth   int    // only runs that end at or below it
-	noStrip bool
 	mask    bool
 	expand  map[string]int // nodes to open when they are loaded, and how deep
 	flat    bool           // the most used runs of the whole tree instead of its levels
 	holders string         // the node whose holders are shown when they have come
-	words   bool           // what runs begin with is asked for and shown
-	refused string         // why it is not shown although it was asked for
-	begins  string         // only runs that have this among these words
 }
 
 const byHits = "hits"
@@ -55,7 +49,7 @@ func (x *Page) Name() string { return "Radix" }
 
 // Keys implements page.Page.
 func (x *Page) Keys() []string {
-	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "W words", "i icicle", "/ hash rank:", "? help"}
+	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "/ hash rank:", "? help"}
 }
 
 // Act implements page.Page.
@@ -67,13 +61,7 @@ func (x *Page) Act(c *page.Ctx, a keys.Action) (tea.Cmd, bool) {
 	switch a {
 	case keys.Flat:
 		x.flat = !x.flat
-		x.text, x.find, x.rank, x.depth, x.begins = "", "", "", 0, ""
-		return x.reload(c), true
-	case keys.Words:
-		x.words, x.refused = !x.words, ""
-		if !x.words && x.begins != "" {
-			x.text, x.find, x.rank, x.depth, x.begins = "", "", "", 0, ""
-		}
+		x.text, x.find, x.rank, x.depth = "", "", "", 0
 		return x.reload(c), true
 	case keys.Sort:
 		if x.flat {
@@ -81,9 +69,6 @@ func (x *Page) Act(c *page.Ctx, a keys.Action) (tea.Cmd, bool) {
 		}
 		x.sort = (x.sort + 1) % len(treeOrders)
 		return x.reload(c), true
-	case keys.Icicle:
-		x.noStrip = !x.noStrip
-		return nil, true
 	case keys.RankMask:
 		x.mask = !x.mask
 		return nil, true
@@ -173,11 +158,6 @@ func (x *Page) keyAt(i int) string { return x.rows[i].key() }
 // refresh makes the rows again and finds the cursor's.
 func (x *Page) refresh() {
 	x.rows = x.tree.rows(x.rows)
-	if x.begins != "" {
-		x.rows = slices.DeleteFunc(x.rows, func(r row) bool {
-			return r.more == 0 && !strings.Contains(strings.ToLower(r.k.n.Preview), x.begins)
-		})
-	}
 	x.cursor.Sync(len(x.rows), x.keyAt)
 }
 
@@ -217,12 +197,12 @@ func (x *Page) ask(c *page.Ctx, k *node) tea.Cmd {
 	k.asking, k.asked = true, c.Now
 	limit := k.limit
 	if x.flat {
-		return c.Load.Children(admin.BrowseQuery{Limit: max(limit, hitsLimit), Flat: true, Preview: x.words})
+		return c.Load.Children(admin.BrowseQuery{Limit: max(limit, hitsLimit), Flat: true})
 	}
 	if treeOrders[x.sort] == byHits {
 		limit = max(limit, hitsLimit)
 	}
-	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: limit, Rank: x.rank, MinDepth: x.depth, Preview: x.words})
+	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: limit, Rank: x.rank, MinDepth: x.depth})
 }
 
 // opened opens the next of several levels.
@@ -280,12 +260,8 @@ func (x *Page) Take(c *page.Ctx, msg tea.Msg) tea.Cmd {
 	if ok && x.flat && m.Router == x.router && m.Query.Node != "" && m.Query.Node == x.holders && m.Err == nil && m.Answer.Node != nil {
 		return x.showHolders(c, &node{n: *m.Answer.Node})
 	}
-	if !ok || m.Router != x.router || m.Query.Preview != x.words || m.Query.Flat != x.flat || !x.flat && (m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth) {
+	if !ok || m.Router != x.router || m.Query.Flat != x.flat || !x.flat && (m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth) {
 		return nil
-	}
-	if status := (*admin.StatusError)(nil); m.Query.Preview && errors.As(m.Err, &status) && (status.Status == http.StatusForbidden || status.Status == http.StatusConflict) {
-		x.words, x.refused = false, m.Err.Error()
-		return x.reload(c)
 	}
 	k := x.tree.nodes[m.Query.Node]
 	x.tree.take(m.Query, m.Answer, m.Err)
@@ -340,11 +316,6 @@ func (x *Page) Filter() string { return x.text }
 // SetFilter takes "HASH", "rank:LABEL" and "depth>N"; the last two are
 // answered by the router.
 func (x *Page) SetFilter(c *page.Ctx, text string) (tea.Cmd, error) {
-	whole := strings.TrimSpace(text)
-	text, begins, worded := strings.Cut(text, "words:")
-	if begins = strings.ToLower(strings.TrimSpace(begins)); worded && begins == "" {
-		return nil, errors.New("filter: words: needs what a run begins with, such as words:support bot")
-	}
 	hash, rank, depth := "", "", 0
 	for _, w := range strings.Fields(text) {
 		switch {
@@ -362,7 +333,7 @@ func (x *Page) SetFilter(c *page.Ctx, text string) (tea.Cmd, error) {
 		default:
 			for _, r := range strings.ToLower(w) {
 				if !strings.ContainsRune("0123456789abcdef", r) {
-					return nil, fmt.Errorf("filter: %q is no head of a hash; give hex digits, rank:LABEL, depth>N or words:TEXT", w)
+					return nil, fmt.Errorf("filter: %q is no head of a hash; give hex digits, rank:LABEL or depth>N", w)
 				}
 			}
 			hash = strings.ToLower(w)
@@ -370,10 +341,7 @@ func (x *Page) SetFilter(c *page.Ctx, text string) (tea.Cmd, error) {
 	}
 	again := rank != x.rank || depth != x.depth
 	x.flat = x.flat && !again // they choose within levels
-	x.text, x.find, x.rank, x.depth, x.begins = whole, hash, rank, depth, begins
-	if begins != "" && !x.words {
-		x.words, x.refused, again = true, "", true
-	}
+	x.text, x.find, x.rank, x.depth = strings.TrimSpace(text), hash, rank, depth
 	x.refresh()
 	if again {
 		return x.reload(c), nil
