@@ -28,7 +28,7 @@ var accepted = []struct{ item, what, tests string }{
 	{"A2", "the decode body is the client's but for the transfer parameters", "TestInvariant03BytesInBytesOut"},
 	{"A3", "a failed prefill never reaches decode", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
 	{"A4", "missing parameters: error or counted fallback", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
-	{"A5", "503 with codes of their own for no prefill and no decode worker", "TestAcceptanceNoWorkers"},
+	{"A5", "503 with codes of their own for no prefill and no decode worker", "TestAcceptanceOnePair"},
 	{"A6", "round robin of prefill, independent of decode", "selector:TestRoundRobinPhasesAreIndependent TestTurnsOfRoundRobin"},
 	{"A7", "Authorization and traceparent on both legs", "TestInvariant03BytesInBytesOut"},
 	{"A8", "IPv6 and https URLs", "TestFleetByAdminAPI upstream:TestTLSAndIPv6"},
@@ -38,7 +38,7 @@ var accepted = []struct{ item, what, tests string }{
 	{"A12", "embeddings and rerank are never split", "TestEndpoints"},
 	{"A13", "sleeping and unhealthy workers are left out", "TestSessionsAndSleepers"},
 	{"A14", "only workers of the model", "TestPairsServeOneModel"},
-	{"A15", "metrics and spans of each leg", "TestAcceptanceLegMetrics telemetry:TestSpansFollowTheClientsTrace"},
+	{"A15", "metrics and spans of each leg", "TestAcceptanceOnePair telemetry:TestSpansFollowTheClientsTrace"},
 	{"1", "a prompt of 400 characters counts 100", "api:TestEstimateTokens"},
 	{"2", "500 ids count 500", "api:TestEstimateTokens"},
 	{"3", "two messages of 800 and 1200 characters count 500", "api:TestEstimateTokens"},
@@ -52,11 +52,11 @@ var accepted = []struct{ item, what, tests string }{
 	{"11", "three prefill workers in two full cycles", "selector:TestRoundRobinSortedCycles"},
 	{"12", "two decode workers alternate", "selector:TestRoundRobinPhasesAreIndependent"},
 	{"13", "a single worker is always chosen", "selector:TestRoundRobinPhasesAreIndependent"},
-	{"14", "no prefill worker is an error of its own", "TestAcceptanceNoWorkers"},
-	{"15", "no decode worker is an error of its own", "TestAcceptanceNoWorkers"},
+	{"14", "no prefill worker is an error of its own", "TestAcceptanceOnePair"},
+	{"15", "no decode worker is an error of its own", "TestAcceptanceOnePair"},
 	{"16", "prefill rotates in its pool", "selector:TestRoundRobinSortedCycles TestTurnsOfRoundRobin"},
 	{"17", "decode rotates in its pool", "selector:TestRoundRobinSpreadsEvenly TestTurnsOfRoundRobin"},
-	{"18", "threshold 0 with one of each is always both", "decide:TestPath TestAcceptanceLegMetrics"},
+	{"18", "threshold 0 with one of each is always both", "decide:TestPath TestAcceptanceOnePair"},
 	{"19", "the least loaded is chosen", "TestAcceptanceLeastLoaded"},
 	{"20", "without a figure: round robin", "TestAcceptanceLeastLoaded"},
 	{"21", "round robin looks at no figures", "TestAcceptanceLeastLoaded"},
@@ -114,22 +114,6 @@ func TestAcceptanceListIsProven(t *testing.T) {
 	}
 }
 
-func TestAcceptanceNoWorkers(t *testing.T) {
-	t.Parallel()
-	body := []byte(`{"model":"sim","prompt":"x"}`)
-	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.PrefillFallback = "error" })
-	r.drainWorker("prefill-0")
-	e := r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_prefill_worker")
-	if !strings.Contains(e.Error.Message, "no prefill worker") {
-		t.Errorf("%q", e.Error.Message)
-	}
-	r.drainWorker("decode-0")
-	e = r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_decode_worker")
-	if !strings.Contains(e.Error.Message, "no decode worker") {
-		t.Errorf("%q", e.Error.Message)
-	}
-}
-
 func (r *rig) drainWorker(name string) {
 	r.t.Helper()
 	if _, err := r.Admin.DrainWorker(r.t.Context(), name); err != nil {
@@ -137,8 +121,8 @@ func (r *rig) drainWorker(name string) {
 	}
 }
 
-// TestAcceptanceLegMetrics: both legs of a request are in the metrics and in its receipt.
-func TestAcceptanceLegMetrics(t *testing.T) {
+// TestAcceptanceOnePair: both legs of a request are in the metrics and in its receipt.
+func TestAcceptanceOnePair(t *testing.T) {
 	t.Parallel()
 	rec := recorded{ended: make(chan struct{})}
 	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
@@ -184,6 +168,23 @@ func TestAcceptanceLegMetrics(t *testing.T) {
 	}
 	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
 		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
+	}
+	t.Run("no workers", func(t *testing.T) { noWorkers(t, r.in(t)) })
+}
+
+// noWorkers: which of the two kinds is missing is an error of its own.
+func noWorkers(t *testing.T, r *rig) {
+	body := []byte(`{"model":"sim","prompt":"x"}`)
+	r.set(func(c *settings.Config) { c.Routing.PrefillFallback = "error" })
+	r.drainWorker("prefill-0")
+	e := r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_prefill_worker")
+	if !strings.Contains(e.Error.Message, "no prefill worker") {
+		t.Errorf("%q", e.Error.Message)
+	}
+	r.drainWorker("decode-0")
+	e = r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_decode_worker")
+	if !strings.Contains(e.Error.Message, "no decode worker") {
+		t.Errorf("%q", e.Error.Message)
 	}
 }
 

@@ -33,9 +33,9 @@ func remoteParams(body []byte) gjson.Result {
 // at most; a retry of either leg begins with a new prefill.
 func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 	t.Parallel()
+	r, p := tappedRig(t, "2p3d:profile=instant+2p3d:profile=instant,engine=sglang,bootstrap_wait=1s,model=sglang", func(c *settings.Config) { c.Retry.Budget = 1 })
 	t.Run("nixl", func(t *testing.T) {
-		t.Parallel()
-		r, p := tappedRig(t, "2p3d:profile=instant")
+		r := r.in(t)
 		var fails atomic.Int32
 		p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 			if strings.HasPrefix(engine, "decode") && strings.HasPrefix(q.URL.Path, "/v1/completions") && fails.Add(-1) >= 0 {
@@ -50,7 +50,7 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 			fails.Store(int32(i % 3)) // of three attempts
 			prompt := ids(200, i)
 			_, text := r.complete(prompt)
-			if want := direct(t, r.Sim.Named("prefill-0").URL(), prompt); text != want {
+			if want := right(prompt); text != want {
 				t.Errorf("text %q, want %q", text, want)
 			}
 			prefills, decodes := p.legsOf("prefill"), p.legsOf("decode")
@@ -67,8 +67,7 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 		}
 	})
 	t.Run("sglang", func(t *testing.T) {
-		t.Parallel()
-		r, p := tappedRig(t, "2p3d:profile=instant,engine=sglang,bootstrap_wait=1s")
+		r := r.in(t)
 		var fails atomic.Int32
 		p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 			if strings.HasPrefix(engine, "decode") && strings.HasPrefix(q.URL.Path, "/v1/completions") && fails.Add(-1) >= 0 {
@@ -81,7 +80,7 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 		for i := range 6 {
 			p.reset()
 			fails.Store(int32(i % 3))
-			r.complete(ids(200, i))
+			r.post("/v1/completions", object{"model": "sglang", "prompt": ids(200, i), "max_tokens": 12, "ignore_eos": true})
 			for _, d := range p.legsOf("decode") {
 				room := gjson.GetBytes(d.body, "bootstrap_room").Int()
 				if room == 0 || rooms[room] {
@@ -497,73 +496,80 @@ func (r *rig) heal() {
 // its request on the engines within a bound, at every stage; so does shutdown.
 func TestInvariant08CancelReachesEveryone(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name, fleet string
-		hang        string // engines that hang
-		legs        int
+	r, p := tappedRig(t, "1p1d:profile=instant,model=first+1p1d:profile=instant,model=second+1p1d:profile=instant,engine=sglang,model=both+1a:profile=instant,model=whole+1p1d:speed=1,model=stream")
+	cases := []struct {
+		name, model string
+		hang        []string // engines that do
 		stream      bool
 	}{
-		{"prefill leg, sequential", "1p1d:profile=instant", "prefill", 1, true},
-		{"decode leg before its head", "1p1d:profile=instant", "decode", 1, true},
-		{"both legs, concurrent", "1p1d:profile=instant,engine=sglang", "", 2, true},
-		{"whole answer", "1a:profile=instant", "aggregated", 1, false},
-	} {
-		for _, how := range []string{"disconnect", "shutdown"} {
-			t.Run(c.name+"/"+how, func(t *testing.T) {
-				t.Parallel()
-				r, p := tappedRig(t, c.fleet)
-				reached, left := make(chan string, 8), make(chan string, 8)
-				p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-					if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, c.hang) {
-						return false
-					}
-					reached <- engine
-					<-q.Context().Done()
-					left <- engine
-					panic(http.ErrAbortHandler)
-				})
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1), "stream": c.stream}))
-				}()
-				for range c.legs {
-					<-reached
-				}
-				if how == "disconnect" {
-					cancel()
-				} else {
-					r.Router.CancelRequests()
-				}
-				for range c.legs { // which no time limit ends
-					select {
-					case <-left:
-					case <-time.After(patience):
-						t.Fatalf("a leg still runs %s after the end", patience)
-					}
-				}
-				<-done
-				r.eventually("an empty ledger", r.Router.Balanced)
-				if how == "disconnect" {
-					r.eventually("the count", func() error {
-						if n := r.status().Traffic.Cancelled; n != 1 {
-							return fmt.Errorf("%d cancelled requests counted", n)
-						}
-						return nil
-					})
-				}
-				p.set(nil)
-			})
+		{"prefill leg, sequential", "first", []string{"prefill-0"}, true},
+		{"decode leg before its head", "second", []string{"decode-1"}, true},
+		{"both legs, concurrent", "both", []string{"prefill-2", "decode-2"}, true},
+		{"whole answer", "whole", []string{"aggregated-0"}, false},
+	}
+	reached, left := map[string]chan bool{}, map[string]chan bool{}
+	for _, c := range cases {
+		for _, e := range c.hang {
+			reached[e], left[e] = make(chan bool, 8), make(chan bool, 8)
 		}
 	}
+	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || reached[engine] == nil {
+			return false
+		}
+		reached[engine] <- true
+		<-q.Context().Done()
+		left[engine] <- true
+		panic(http.ErrAbortHandler)
+	})
+	body := func(model string, stream bool) []byte {
+		return encode(t, object{"model": model, "prompt": ids(200, 1), "stream": stream, "max_tokens": 5000, "ignore_eos": true})
+	}
+	// begun sends a request and waits until its legs have reached their engines.
+	begun := func(ctx context.Context, i int) (done chan struct{}) {
+		done = make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(cases[i].model, cases[i].stream))
+		}()
+		for _, e := range cases[i].hang {
+			<-reached[e]
+		}
+		return done
+	}
+	ended := func(t *testing.T, i int, done chan struct{}) {
+		for _, e := range cases[i].hang { // which no time limit ends
+			select {
+			case <-left[e]:
+			case <-time.After(patience):
+				t.Fatalf("the leg on %s still runs %s after the end", e, patience)
+			}
+		}
+		<-done
+	}
+	for i, c := range cases {
+		t.Run(c.name+"/disconnect", func(t *testing.T) {
+			r := r.in(t)
+			before := r.status().Traffic.Cancelled
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := begun(ctx, i)
+			cancel()
+			ended(t, i, done)
+			r.eventually("an empty ledger", r.Router.Balanced)
+			r.eventually("the count", func() error {
+				if n := r.status().Traffic.Cancelled; n != before+1 {
+					return fmt.Errorf("%d cancelled requests counted, %d before", n, before)
+				}
+				return nil
+			})
+		})
+	}
 	t.Run("in the middle of a stream the engine stops", func(t *testing.T) {
-		t.Parallel()
-		r := start(t, "1p1d:speed=1")
+		r := r.in(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1), "stream": true, "max_tokens": 5000, "ignore_eos": true}))
+		resp, err := r.open(ctx, http.MethodPost, "/v1/completions", body("stream", true))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -573,15 +579,28 @@ func TestInvariant08CancelReachesEveryone(t *testing.T) {
 		}
 		cancel()
 		r.eventually("the engine to abort", func() error { // the whole answer would take it longer, and so would the lease
-			if s := r.counters("decode-0"); s.Running+s.Waiting != 0 || s.Pinned != 0 {
+			if s := r.counters("decode-3"); s.Running+s.Waiting != 0 || s.Pinned != 0 {
 				return fmt.Errorf("%d running, %d waiting", s.Running, s.Waiting)
 			}
-			if s := r.counters("prefill-0"); s.Pinned != 0 {
+			if s := r.counters("prefill-3"); s.Pinned != 0 {
 				return fmt.Errorf("%d request(s) still pinned on the prefill side", s.Pinned)
 			}
 			return nil
 		})
 	})
+	t.Run("shutdown", func(t *testing.T) {
+		r.healAll()
+		var all []chan struct{}
+		for i := range cases {
+			all = append(all, begun(t.Context(), i))
+		}
+		r.Router.CancelRequests()
+		for i := range cases {
+			ended(t, i, all[i])
+		}
+		r.in(t).eventually("an empty ledger", r.Router.Balanced)
+	})
+	p.set(nil)
 }
 
 // TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut: a byte of an answer

@@ -134,6 +134,7 @@ func TestTwoEngines(t *testing.T) {
 		{"decisions are numbered", decisionsAreNumbered},
 		{"an answer outlives an ejection", answerOutlivesAnEjection},
 		{"the receipt keeps every attempt", receiptKeepsEveryAttempt},
+		{"a retry sees the fleet of now", retrySeesTheFleetOfNow},
 		{"passive ejection", passiveEjection}, // the last: an engine dies
 	} {
 		t.Run(c.name, func(t *testing.T) {

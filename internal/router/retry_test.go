@@ -22,19 +22,22 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// TestRetrySeesTheFleetOfNow: a request whose first attempt takes long goes on
+// retrySeesTheFleetOfNow: a request whose first attempt takes long goes on
 // with the workers that are there then, not with those that were.
-func TestRetrySeesTheFleetOfNow(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
+func retrySeesTheFleetOfNow(t *testing.T, r *rig, p *tap, _ *onDecision) {
+	r.set(func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
+	other := map[string]string{"aggregated-0": "aggregated-1", "aggregated-1": "aggregated-0"}
+	at := map[string]string{"aggregated-0": r.worker("aggregated-0").URL, "aggregated-1": r.worker("aggregated-1").URL}
+	removed := make(chan string, 1)
 	more := engineAlone(t)
 	changed := make(chan error, 1)
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path != "/v1/completions" || engine != "aggregated-0" {
+		if q.URL.Path != "/v1/completions" {
 			return false
 		}
+		removed <- other[engine]
 		ctx := q.Context()
-		err := r.Admin.RemoveWorker(ctx, "aggregated-1")
+		err := r.Admin.RemoveWorker(ctx, other[engine])
 		if err == nil {
 			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.URL() + ",name=newcomer"})
 		}
@@ -52,6 +55,7 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 				return errors.New("not usable yet")
 			})
 		}
+		p.set(nil)
 		changed <- err
 		w.WriteHeader(http.StatusInternalServerError)
 		return true
@@ -63,9 +67,22 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 	if a.status != http.StatusOK || a.header.Get("X-Dynctl-Worker") != "newcomer/dp0" {
 		t.Errorf("%s from %q", a, a.header.Get("X-Dynctl-Worker"))
 	}
-	if n := len(p.legsOf("aggregated-1")); n != 0 {
+	gone := <-removed
+	if n := len(p.legsOf(gone)); n != 0 {
 		t.Errorf("%d legs went to a worker that had been removed", n)
 	}
+	if err := r.Admin.RemoveWorker(t.Context(), "newcomer"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Admin.AddWorker(t.Context(), admin.AddWorker{Spec: at[gone] + ",name=" + gone}); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the worker that was removed", func() error {
+		if w := r.worker(gone); !w.Usable {
+			return errors.New(w.Reason)
+		}
+		return nil
+	})
 }
 
 // TestFailingRequests: whether a request or its engines are at fault.

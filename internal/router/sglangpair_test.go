@@ -10,6 +10,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // TestSGLangPairs: a decode engine of SGLang's takes no request by itself, so
@@ -95,7 +96,7 @@ func TestSGLangPairs(t *testing.T) {
 // engine, which got no KV for it, makes of that.
 func TestAnswerThatCounts(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,engine=sglang", func(c *settings.Config) {
+	r, p := tappedRig(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=10m", func(c *settings.Config) {
 		c.Routing.Threshold.Tokens, c.Retry = 1, settings.Retry{Attempts: 2, Budget: 1}
 	})
 	meet := make(chan time.Time) // when the prefill engine answers
@@ -138,4 +139,28 @@ func TestAnswerThatCounts(t *testing.T) {
 	if final == 0 {
 		t.Error("the prefill engine was never the first")
 	}
+	p.set(nil)
+	r.healAll()
+	t.Run("a prefill's failure cancels the decode leg", func(t *testing.T) { prefillFailureCancelsDecode(t, r.in(t)) })
+}
+
+// prefillFailureCancelsDecode: with concurrent legs the failure of the
+// prefill ends the decode leg at once, and the retry has a new room.
+func prefillFailureCancelsDecode(t *testing.T, r *rig) {
+	r.set(func(c *settings.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
+	if err := r.Sim.Named("prefill-0").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+		t.Fatal(err)
+	}
+	// The rendezvous alone would wait ten minutes.
+	a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1001)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.refused(t, http.StatusBadGateway, "prefill_failed")
+	r.eventually("an idle decode engine", func() error {
+		if s := r.counters("decode-0"); s.Running+s.Waiting != 0 {
+			return fmt.Errorf("%d requests", s.Running+s.Waiting)
+		}
+		return nil
+	})
 }
