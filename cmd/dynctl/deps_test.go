@@ -48,6 +48,7 @@ var allowed = map[string][]string{
 	// Only tests import them.
 	"internal/rig/clitest":     {"internal/cli", "internal/loopback"},
 	"internal/rig/certtest":    {},
+	"internal/rig/fakeengine":  {"internal/eventlog", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/health"},
 	"internal/rig/hostile":     {},
 	"internal/rig/kvmodel":     {"internal/router/cache/blockhash", "internal/router/cache/kvevent", "internal/router/cache/kvindex"},
 	"internal/rig/property":    {},

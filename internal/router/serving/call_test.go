@@ -19,7 +19,7 @@ import (
 func TestReleasedCallIsEmpty(t *testing.T) {
 	c := New()
 	c.ID, c.Model, c.Name, c.Start, c.Book = "id", "model", "asked", time.Now(), &account.Request{}
-	c.begun.Store(true)
+	c.begun.Store(hasBegun)
 	c.decided, c.retry.budgeted = true, true
 	c.Question.AcquireHashes()
 	c.Question.IDs = append(c.Question.IDs, 1)
@@ -37,7 +37,7 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	}
 	second.ID = "second"
 	c.Release()
-	if !reflect.DeepEqual(c.Asked, Asked{}) || c.begun.Load() || c.decided || c.retry.budgeted || c.next != nil || c.Question.IDs != nil || c.Question.Run.Plan.DecodeIndex != -1 || second.ID != "" {
+	if !reflect.DeepEqual(c.Asked, Asked{}) || c.begun.Load() != mayBegin || c.decided || c.retry.budgeted || c.next != nil || c.Question.IDs != nil || c.Question.Run.Plan.DecodeIndex != -1 || second.ID != "" {
 		t.Errorf("%+v is left", c)
 	}
 	for i := range c.scratch {

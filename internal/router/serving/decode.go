@@ -68,24 +68,28 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, held *ledger.
 	}
 	record := c.Book.BeginLeg(selector.Decode, p, leg)
 	c.Book.Answer.Of(record)
+	b := &c.decoding
+	defer func() {
+		if a != nil {
+			return
+		}
+		if b.head != nil {
+			b.head.Release()
+		}
+		if b.resp != nil {
+			b.resp.Close()
+		}
+		*b = decoding{}
+		if err == nil {
+			err = errPanic
+		}
+		record.End(err, time.Now())
+	}()
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
-		err = g.broke(ctx, c, selector.Decode, p.Worker, err)
-		record.End(err, time.Now())
-		return nil, err
+		return nil, g.broke(ctx, c, selector.Decode, p.Worker, err)
 	}
-	b := &c.decoding
 	*b = decoding{g: g, c: c, peer: p, held: held, record: record, resp: resp}
-	defer func() {
-		if a == nil {
-			if b.head != nil {
-				b.head.Release()
-			}
-			resp.Close()
-			record.End(err, time.Now())
-			*b = decoding{}
-		}
-	}()
 	head := resp.Begins()
 	record.Head(head.Status)
 	if head.Status/100 != 2 {
@@ -111,13 +115,18 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, held *ledger.
 	return &b.answer, nil
 }
 
-// good reports that the head of the answer is good.
-func (b *decoding) good() {
-	b.c.begun.Store(true)
+// good reports that the head of the answer is good. The error is that the prefill leg beside
+// it failed a moment before, for which this leg ends.
+func (b *decoding) good(ctx context.Context) error {
+	if !b.c.begun.CompareAndSwap(mayBegin, hasBegun) {
+		<-ctx.Done()
+		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, &upstream.Failure{Kind: upstream.Canceled, Addr: b.answer.Addr, Op: "read the answer of", Sent: true, Started: true, Err: ctx.Err()})
+	}
 	if body := b.c.Body; body != nil && b.g.Repeats.Watches(len(body.B), time.Now()) {
 		b.g.Repeats.Served(b.c.key())
 	}
 	b.g.report(b.c, selector.Decode, health.Success)
+	return nil
 }
 
 // stream holds the head of an event stream until its first token or error: what fails before
@@ -142,7 +151,9 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	if verdict == sse.Failed {
 		return b.failed(w, head.Scanner.Summary().Error)
 	}
-	b.good()
+	if err := b.good(ctx); err != nil {
+		return err
+	}
 	first := time.Now()
 	b.tokens = head.Scanner.Tokens()
 	b.record.Streams(first, b.tokens > 0)
@@ -182,7 +193,9 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	json := strings.HasPrefix(a.Header.Get("Content-Type"), "application/json")
 	// An answer to HEAD has the length of a body that does not come.
 	if b.c.From.Method == http.MethodHead || a.ContentLength > maxWholeAnswer || a.ContentLength < 0 && !json {
-		b.good()
+		if err := b.good(ctx); err != nil {
+			return err
+		}
 		b.held.FirstToken()
 		return nil
 	}
@@ -190,7 +203,9 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	if err != nil {
 		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, err)
 	}
-	b.good()
+	if err := b.good(ctx); err != nil {
+		return err
+	}
 	b.held.FirstToken()
 	if json {
 		b.c.Book.Answer.Learn(sse.Inspect(body))

@@ -47,13 +47,19 @@ func (t overHTTP) Do(ctx context.Context, leg *upstream.Leg) (Response, error) {
 	return resp, nil
 }
 
+// Health judges workers by how their requests end: as [health.Outliers] does, or a test.
+type Health interface {
+	Admit(w *workers.Worker) (a health.Admission, ok bool)
+	Report(a health.Admission, out health.Outcome) health.Admission
+}
+
 // Legs are how requests are sent to workers.
 type Legs struct {
 	Transport Transport
 	// Open bounds how many are in progress.
 	Open     *admission.Memory
 	Ledger   *ledger.Ledger
-	Outliers *health.Outliers
+	Outliers Health
 	// Answers asks whether a worker gives a sign of life.
 	Answers func(ctx context.Context, w *workers.Worker) bool
 	Costs   *outcome.Teacher

@@ -151,7 +151,9 @@ func (b *both) Decode(ctx context.Context) (err error) {
 	return err
 }
 
-func (b *both) Begun() bool { return b.c.begun.Load() }
+func (b *both) Begun() bool { return b.c.begun.Load() == hasBegun }
+
+func (b *both) Stop() bool { return b.c.begun.CompareAndSwap(mayBegin, mustNot) }
 
 func (b *both) Both(err error) bool {
 	f, ok := errors.AsType[*attempt.Error](err)

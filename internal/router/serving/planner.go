@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // Decider is the planner of a fleet. Where limits bound what ranks take, requests wait in
@@ -119,6 +120,8 @@ func (p *Decider) Drop(c *Call) { c.giveUpPlace() }
 var (
 	errNoLeg   = errors.New("limits.legs is reached")
 	errEjected = errors.New("the worker is ejected")
+	// errPanic is the error of a leg that a panic has ended.
+	errPanic = errors.New("internal error of the router")
 )
 
 // noLeg refuses a request because limits.legs is reached.
@@ -148,6 +151,7 @@ func (l *plan) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		}
 		defer c.Turns.Leave()
 	}
+	c.begun.Store(mayBegin)
 	if !g.Open.Take(1) {
 		c.giveUpPlace()
 		return nil, g.noLeg()
@@ -161,6 +165,11 @@ func (l *plan) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		c.giveUpPlace()
 		return nil, g.fail(c, selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)
 	}
+	defer func() {
+		if a == nil && err == nil { // a panic
+			g.report(c, selector.Decode, health.Canceled)
+		}
+	}()
 	held := c.reserved
 	if c.reserved = nil; held == nil {
 		held = p.Asker.Reserve(d)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -13,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// prefill runs a prefill leg and judges its answer. The error is an *attempt.Error, or an
+// prefill is a prefill leg with all that is held for it. The error is an *attempt.Error, or an
 // answer that the client shall get (4xx).
 func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
 	if !g.Open.Take(1) {
@@ -26,8 +27,18 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p disag
 	leg := c.leg(selector.Prefill, p, c.edit(t.PrefillEdits(), p, selector.Prefill), c.Question.Settings.Timeouts.Prefill, t.RequestID())
 	c.Measured.PrefillBegins()
 	record := c.Book.BeginLeg(selector.Prefill, p, leg)
-	defer func() { g.endPrefill(c, record, err) }()
+	err = errPanic // until it returns
+	defer func() {
+		if errors.Is(err, errPanic) {
+			g.report(c, selector.Prefill, health.Canceled)
+		}
+		g.endPrefill(c, record, err)
+	}()
+	return g.prefilled(ctx, c, t, p, leg, record)
+}
 
+// prefilled sends a prefill leg and judges its answer.
+func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p disagg.Peer, leg *upstream.Leg, record *account.Leg) error {
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
 		return g.broke(ctx, c, selector.Prefill, p.Worker, err)

@@ -40,11 +40,18 @@ type Retried struct {
 	Traffic  *traffic.Traffic
 }
 
+// Whether the answer of an attempt has begun.
+const (
+	mayBegin uint32 = iota
+	hasBegun
+	mustNot
+)
+
 // attempts is the state of a call's attempts.
 type attempts struct {
-	// begun is set with the first byte from the decode leg that counts; it is read by the
-	// prefill leg that runs beside it.
-	begun atomic.Bool
+	// begun changes with the first byte from the decode leg that counts, or when the prefill
+	// leg that runs beside it has failed before.
+	begun atomic.Uint32
 	// decided says that the next attempt's decision is made, and its place taken.
 	decided bool
 	// retry is the attempt that may follow a failed one, until a leg of it is sent.
@@ -76,7 +83,7 @@ type retry struct {
 func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 	a, err := r.attempts(ctx, c)
 	if err != nil {
-		if !c.begun.Load() && ctx.Err() == nil {
+		if c.begun.Load() != hasBegun && ctx.Err() == nil {
 			r.excuse(c)
 		}
 		return nil, err
@@ -107,7 +114,7 @@ func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 		if last != nil && errors.Is(err, errNoLeg) {
 			return nil, last // what an engine has answered says more
 		}
-		if c.begun.Load() || ctx.Err() != nil || !r.again(c, run.Attempt, err) {
+		if c.begun.Load() == hasBegun || ctx.Err() != nil || !r.again(c, run.Attempt, err) {
 			return nil, err
 		}
 		if f, ok := errors.AsType[*attempt.Error](err); last == nil || !ok || !f.Reason.Means().Unsent {

@@ -17,8 +17,10 @@ type Legs interface {
 	// ctx is for its whole answer. They are called at the same time, each once.
 	Prefill(ctx context.Context) error
 	Decode(ctx context.Context) error
-	// Begun reports whether the decode leg has begun to answer.
+	// Begun reports whether the decode leg has begun to answer. Stop reports whether it has
+	// not, and then it may not begin any more: it waits for its context to end.
 	Begun() bool
+	Stop() bool
 	// Both reports whether what made one leg fail may make the other one fail as well:
 	// that one is given Grace to show it.
 	Both(err error) bool
@@ -72,7 +74,9 @@ func Begin(ctx context.Context, legs Legs) (_ *Pair, end Ending) {
 			if legs.Both(failed) {
 				waitFor(pctx, decoded)
 			}
-			stopDecode(failed)
+			if legs.Stop() { // it has not begun meanwhile
+				stopDecode(failed)
+			}
 		}
 	}()
 	err := legs.Decode(dctx)

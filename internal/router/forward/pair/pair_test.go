@@ -41,21 +41,28 @@ type two struct {
 	prefilled       time.Duration // when the prefill leg ended
 	panics          []any
 	both            error // after which the other leg may fail, too
+	answer          context.Context
 }
 
 func (p *two) Prefill(ctx context.Context) error {
 	defer func() { p.prefilled = time.Since(p.start) }()
 	return p.prefill.run(ctx)
 }
-func (p *two) Decode(ctx context.Context) error { return p.decode.run(ctx) }
-func (p *two) Begun() bool                      { return p.begins > 0 && time.Since(p.start) >= p.begins }
-func (p *two) Both(err error) bool              { return p.both != nil && errors.Is(err, p.both) }
-func (p *two) Panicked(v any)                   { p.panics = append(p.panics, v) }
+func (p *two) Decode(ctx context.Context) error {
+	p.answer = ctx
+	return p.decode.run(ctx)
+}
+func (p *two) Begun() bool         { return p.begins > 0 && time.Since(p.start) >= p.begins }
+func (p *two) Stop() bool          { return !p.Begun() }
+func (p *two) Both(err error) bool { return p.both != nil && errors.Is(err, p.both) }
+func (p *two) Panicked(v any)      { p.panics = append(p.panics, v) }
 
 // runPair begins a pair and reads the answer to its end.
 func runPair(ctx context.Context, legs *two) Ending {
 	p, end := Begin(ctx, legs)
 	if end.Err == nil {
+		synctest.Wait()
+		end.Err = legs.answer.Err() // nobody ends an answer that has begun
 		p.End(true)
 	}
 	return end
@@ -81,7 +88,7 @@ func TestRun(t *testing.T) {
 		{"prefill ends late", two{prefill: leg{takes: 3*s + Grace/2}, decode: leg{takes: 3 * s}}, Ending{}, 3*s + Grace/2, 3*s + Grace/2},
 		{"prefill fails, and decode would show whether it does", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: 3 * s}, both: errPrefill}, Ending{Err: errPrefill, Cancelled: true}, s + Grace, s},
 		{"prefill fails, and then decode", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s + Grace/2, err: errDecode}, both: errPrefill}, Ending{Err: errDecode, Other: errPrefill}, s + Grace/2, s},
-		{"prefill fails, and decode answers", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s + Grace/2}, both: errPrefill}, Ending{}, s + Grace/2, s},
+		{"prefill fails, and decode answers", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s + Grace/2}, begins: s + Grace/2, both: errPrefill}, Ending{}, s + Grace/2, s},
 		{"decode fails, and then prefill", two{prefill: leg{takes: s + Grace/2, err: errPrefill}, decode: leg{takes: s, err: errDecode}, both: errDecode}, Ending{Err: errDecode, Waiting: true, Other: errPrefill}, s + Grace/2, s + Grace/2},
 		{"decode fails, and prefill shows nothing", two{prefill: leg{takes: 60 * s}, decode: leg{takes: s, err: errDecode}, both: errDecode}, Ending{Err: errDecode, Waiting: true}, s + Grace, s + Grace},
 		{"decode fails, and prefill is well", two{prefill: leg{takes: s + Grace/2}, decode: leg{takes: s, err: errDecode}, both: errDecode}, Ending{Err: errDecode, Waiting: true}, s + Grace/2, s + Grace/2},
