@@ -26,8 +26,8 @@ import (
 var accepted = []struct{ item, what, tests string }{
 	{"A1", "the prefill body, with min_tokens made safe", "disagg:TestA1PrefillBody"},
 	{"A2", "the decode body is the client's but for the transfer parameters", "TestInvariant03BytesInBytesOut"},
-	{"A3", "a failed prefill never reaches decode", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
-	{"A4", "missing parameters: error or counted fallback", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
+	{"A3", "a failed prefill never reaches decode", "serving:TestInvariant04BrokenPrefills serving:TestReasons"},
+	{"A4", "missing parameters: error or counted fallback", "serving:TestInvariant04BrokenPrefills serving:TestReasons"},
 	{"A5", "503 with codes of their own for no prefill and no decode worker", "TestAcceptanceOnePair"},
 	{"A6", "round robin of prefill, independent of decode", "selector:TestRoundRobinPhasesAreIndependent TestTurnsOfRoundRobin"},
 	{"A7", "Authorization and traceparent on both legs", "TestInvariant03BytesInBytesOut"},

@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -280,57 +279,6 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 	t.Run("legs are bounded", func(t *testing.T) { legsAreBounded(t, r.in(t), p) })
 }
 
-// brokenPrefills are answers of a prefill worker that must not lead to a decode leg.
-var brokenPrefills = []struct {
-	name   string
-	answer func(w http.ResponseWriter, q *http.Request, good []byte)
-	// status is what the client gets where the request itself is at fault; else 0.
-	status int
-}{
-
-	{name: "500", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) {
-		w.WriteHeader(500)
-		_, _ = io.WriteString(w, `{"error":"boom"}`)
-	}},
-	{name: "503", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(503) }},
-	{name: "429", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(429) }},
-	{name: "302", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) {
-		w.Header().Set("Location", "/x")
-		w.WriteHeader(302)
-	}},
-	{name: "no params", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params", nil))
-	}},
-	{name: "empty answer", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { writeJSON(w, nil) }},
-	{name: "not JSON", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { writeJSON(w, []byte("<html>hello</html>")) }},
-	{name: "cut JSON", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) { writeJSON(w, good[:len(good)-9]) }},
-	{name: "too few blocks", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_block_ids", []any{[]int{1}}))
-	}},
-	{name: "blocks of another type", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_block_ids", "1,2,3"))
-	}},
-	{name: "another host", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_port", "http"))
-	}},
-	{name: "no engine id", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_engine_id", nil))
-	}},
-	{name: "no request id", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_request_id", nil))
-	}},
-	{name: "reset", answer: func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }},
-	{name: "cut off", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		w.Header().Set("Content-Length", "100000")
-		_, _ = w.Write(good)
-		panic(http.ErrAbortHandler)
-	}},
-	{name: "timeout", answer: func(_ http.ResponseWriter, q *http.Request, _ []byte) {
-		<-q.Context().Done()
-		panic(http.ErrAbortHandler)
-	}},
-}
-
 func writeJSON(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(b)
@@ -357,139 +305,6 @@ func edit(b []byte, path string, v any) []byte {
 		panic(err)
 	}
 	return out
-}
-
-// TestInvariant04FailedPrefillNeverReachesDecodeSilently: every way in which a
-// prefill can fail ends, by policy, in an error, in a retry with another
-// prefill worker, or in a counted and labelled local prefill; in an error where two
-// prefill engines died or hung on the request.
-func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "2p1d:profile=instant", func(c *settings.Config) {
-		c.Timeouts.Prefill = time.Minute
-		c.Retry = settings.Retry{Attempts: 4, Budget: 1}
-	})
-	for n, policy := range []string{"error", "local"} {
-		t.Run(policy, func(t *testing.T) {
-			r := r.in(t)
-			r.Config.Routing.PrefillFallback, r.Config.Routing.MissingParams = policy, policy
-			r.set(func(*settings.Config) {})
-			var broken atomic.Value // name of the engine, "" for none, "*" for all
-			var how atomic.Pointer[func(http.ResponseWriter, *http.Request, []byte)]
-			broken.Store("")
-			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
-				b := broken.Load().(string)
-				if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, "prefill") || b != "*" && b != engine {
-					return false
-				}
-				good := &recorder{ResponseWriter: &nowhere{}}
-				resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(body))
-				if err == nil {
-					_, _ = io.Copy(good, resp.Body)
-					resp.Body.Close()
-				}
-				(*how.Load())(w, q, good.body.Bytes())
-				return true
-			})
-			t.Cleanup(http.DefaultClient.CloseIdleConnections)
-			for i, c := range brokenPrefills {
-				how.Store(&c.answer)
-				// Little time for prefills of which none can answer, more where one
-				// must.
-				within := func(d time.Duration) {
-					if cfg := r.Config; c.name == "timeout" {
-						cfg.Timeouts.Prefill = d
-						if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-							t.Fatal(err)
-						}
-					}
-				}
-				within(300 * time.Millisecond)
-				prompt := ids(150, 31*i+7+10000*n)
-				want := right(prompt)
-				body := encode(t, object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true})
-
-				// Both prefill workers are broken in this way.
-				r.heal()
-				broken.Store("*")
-				p.reset()
-				fallbacks := r.status().Traffic.Fallbacks
-				a := r.send(http.MethodPost, "/v1/completions", body)
-				decodes := p.legsOf("decode")
-				for _, d := range decodes {
-					if remoteParams(d.body).Exists() {
-						t.Errorf("%s: a decode leg carries transfer parameters: %s", c.name, d.body)
-					}
-				}
-				if a.header.Get("X-Dynctl-Decision") == "" {
-					t.Fatalf("%s: an answer without a decision: %s %v", c.name, a, a.header)
-				}
-				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
-				if policy == "error" {
-					if len(decodes) != 0 {
-						t.Errorf("%s: %d decode legs", c.name, len(decodes))
-					}
-					if c.name == "429" {
-						if a.status != 429 {
-							t.Errorf("%s: %s", c.name, a)
-						}
-					} else if a.status < 500 {
-						t.Errorf("%s: %s", c.name, a)
-					} else if e := a.refused(t, a.status, "prefill_failed"); a.status != 502 && a.status != 504 || !strings.Contains(e.Error.Message, "prefill-") {
-						t.Errorf("%s: %s", c.name, a)
-					}
-				} else if c.name == "reset" || c.name == "cut off" || c.name == "timeout" {
-					// The request may be what two engines died of: it gets no third one.
-					if a.status != 502 && a.status != 504 || len(decodes) != 0 || !strings.Contains(strings.Join(rec.Notes, "\n"), attempt.NoMoreLost) {
-						t.Errorf("%s: %s, %d decode legs, %q", c.name, a, len(decodes), rec.Notes)
-					}
-				} else {
-					if a.status != 200 || a.completion(t).Choices[0].Text != want {
-						t.Errorf("%s: %s, want text %q", c.name, a, want)
-						continue
-					}
-					if a.header.Get("X-Dynctl-Path") != "local" || rec.Reason != "prefill_failed" || len(rec.Notes) == 0 {
-						t.Errorf("%s: the fallback is not labelled: %s %s %q", c.name, a.header.Get("X-Dynctl-Path"), rec.Reason, rec.Notes)
-					}
-					if n := r.status().Traffic.Fallbacks; n != fallbacks+1 {
-						t.Errorf("%s: %d fallbacks counted", c.name, n-fallbacks)
-					}
-				}
-				for _, l := range rec.Legs {
-					if l.Kind == "prefill" && l.Error == "" {
-						t.Errorf("%s: a failed prefill leg stands in the receipt without an error", c.name)
-					}
-				}
-
-				// One of them is: the other one does it, with a prefill of its own.
-				if c.name == "no params" {
-					continue // by policy at once: the worker's setup is at fault
-				}
-				within(3 * time.Second)
-				for _, bad := range []string{"prefill-0", "prefill-1"} {
-					r.heal()
-					broken.Store(bad)
-					p.reset()
-					a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(150, 5000+31*i+10000*n), "max_tokens": 12, "ignore_eos": true}))
-					if a.status != 200 || a.header.Get("X-Dynctl-Path") != "remote" || strings.HasPrefix(a.header.Get("X-Dynctl-Prefill-Worker"), bad) {
-						t.Errorf("%s on %s: %s %v", c.name, bad, a, a.header)
-					}
-				}
-			}
-			broken.Store("")
-		})
-	}
-}
-
-// heal waits until no worker is ejected or otherwise unusable.
-func (r *rig) heal() {
-	r.t.Helper()
-	for _, w := range []string{"prefill-0", "prefill-1", "decode-0", "decode-1"} {
-		if r.Sim.Named(w) == nil {
-			continue
-		}
-		r.Router.Heal(w)
-	}
 }
 
 // TestInvariant08CancelReachesEveryone: a client that leaves ends every leg of

@@ -133,8 +133,6 @@ func TestTwoEngines(t *testing.T) {
 		{"busy thresholds", busyThresholds},
 		{"decisions are numbered", decisionsAreNumbered},
 		{"an answer outlives an ejection", answerOutlivesAnEjection},
-		{"the receipt keeps every attempt", receiptKeepsEveryAttempt},
-		{"a retry sees the fleet of now", retrySeesTheFleetOfNow},
 		{"passive ejection", passiveEjection}, // the last: an engine dies
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -5,12 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tidwall/gjson"
-
-	"github.com/dynctl/dynctl/internal/settings"
-	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // TestSGLangPairs: a decode engine of SGLang's takes no request by itself, so
@@ -89,78 +85,4 @@ func TestSGLangPairs(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestAnswerThatCounts: of both legs' answers that come at the same time the client gets
-// the one that the request ended with. A prefill's 400 is final, whatever the decode
-// engine, which got no KV for it, makes of that.
-func TestAnswerThatCounts(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=10m", func(c *settings.Config) {
-		c.Routing.Threshold.Tokens, c.Retry = 1, settings.Retry{Attempts: 2, Budget: 1}
-	})
-	meet := make(chan time.Time) // when the prefill engine answers
-	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path != "/v1/completions" {
-			return false
-		}
-		status, at := http.StatusInternalServerError, time.Now().Add(200*time.Microsecond)
-		if engine == "prefill-0" {
-			status = http.StatusBadRequest
-			select {
-			case at = <-meet:
-			case <-q.Context().Done():
-				return true
-			}
-		} else {
-			select {
-			case meet <- at:
-				at = at.Add(60 * time.Microsecond)
-			case <-q.Context().Done():
-				return true
-			}
-		}
-		for time.Now().Before(at) { // sleeping is too coarse
-		}
-		w.WriteHeader(status)
-		return true
-	})
-	final := 0
-	for i := range 100 {
-		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
-		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-		if len(c.Earlier) > 0 {
-			continue // the decode engine was the first
-		}
-		if final++; a.status != http.StatusBadRequest {
-			t.Fatalf("request %d: %s after legs %+v", i, a, c.Legs)
-		}
-	}
-	if final == 0 {
-		t.Error("the prefill engine was never the first")
-	}
-	p.set(nil)
-	r.healAll()
-	t.Run("a prefill's failure cancels the decode leg", func(t *testing.T) { prefillFailureCancelsDecode(t, r.in(t)) })
-}
-
-// prefillFailureCancelsDecode: with concurrent legs the failure of the
-// prefill ends the decode leg at once, and the retry has a new room.
-func prefillFailureCancelsDecode(t *testing.T, r *rig) {
-	r.set(func(c *settings.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
-	if err := r.Sim.Named("prefill-0").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
-		t.Fatal(err)
-	}
-	// The rendezvous alone would wait ten minutes.
-	a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1001)}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.refused(t, http.StatusBadGateway, "prefill_failed")
-	r.eventually("an idle decode engine", func() error {
-		if s := r.counters("decode-0"); s.Running+s.Waiting != 0 {
-			return fmt.Errorf("%d requests", s.Running+s.Waiting)
-		}
-		return nil
-	})
 }
