@@ -2,7 +2,6 @@ package router_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -57,9 +56,9 @@ var accepted = []struct{ item, what, tests string }{
 	{"16", "prefill rotates in its pool", "selector:TestRoundRobinSortedCycles TestTurnsOfRoundRobin"},
 	{"17", "decode rotates in its pool", "selector:TestRoundRobinSpreadsEvenly TestTurnsOfRoundRobin"},
 	{"18", "threshold 0 with one of each is always both", "decide:TestPath TestAcceptanceOnePair"},
-	{"19", "the least loaded is chosen", "TestAcceptanceLeastLoaded"},
-	{"20", "without a figure: round robin", "TestAcceptanceLeastLoaded"},
-	{"21", "round robin looks at no figures", "TestAcceptanceLeastLoaded"},
+	{"19", "the least loaded is chosen", "TestFleetByAdminAPI"},
+	{"20", "without a figure: round robin", "TestFleetByAdminAPI"},
+	{"21", "round robin looks at no figures", "TestFleetByAdminAPI"},
 	{"22", "nixl has no LMCache spec", "TestInvariant01OnePrefillOneDecode TestAcceptanceDecoderSpecs"},
 	{"23", "LMCache without registry: the worker's own spec", "TestAcceptanceDecoderSpecs"},
 	{"24", "registry: that decoder's spec", "TestAcceptanceDecoderSpecs"},
@@ -185,71 +184,6 @@ func noWorkers(t *testing.T, r *rig) {
 	e = r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_decode_worker")
 	if !strings.Contains(e.Error.Message, "no decode worker") {
 		t.Errorf("%q", e.Error.Message)
-	}
-}
-
-func TestAcceptanceLeastLoaded(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:speed=1", func(c *settings.Config) { c.Routing.Policy = "least_loaded" })
-	// Load that the router did not send, seen only in the engine's figures.
-	load := func(e string) {
-		q, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named(e).URL()+"/v1/completions",
-			strings.NewReader(`{"model":"sim","prompt":"x","max_tokens":4000,"ignore_eos":true,"stream":true}`))
-		resp, err := r.Client.Do(q)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		t.Cleanup(func() { resp.Body.Close() })
-	}
-	for range 4 {
-		load("aggregated-0")
-	}
-	r.eventually("the figure", func() error {
-		if e := r.worker("aggregated-0").Ranks[0].Engine; e == nil || e.Running == nil || *e.Running < 4 {
-			return fmt.Errorf("%+v", e)
-		}
-		return nil
-	})
-	for i := range 4 {
-		if a, _ := r.complete(ids(20, i)); a.header.Get("X-Dynctl-Worker") != "aggregated-1/dp0" {
-			t.Errorf("request %d went to the loaded worker", i)
-		}
-	}
-	// Round robin does not look.
-	cfg := r.Config
-	cfg.Routing.Policy = "round_robin"
-	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]int{}
-	for i := range 4 {
-		a, _ := r.complete(ids(20, 10+i))
-		got[a.header.Get("X-Dynctl-Worker")]++
-	}
-	if got["aggregated-0/dp0"] != 2 {
-		t.Errorf("round robin: %v", got)
-	}
-	// Without a figure of one of them, least_loaded is round robin.
-	cfg.Routing.Policy = "least_loaded"
-	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-		t.Fatal(err)
-	}
-	var dry *admin.RouteAnswer
-	r.eventually("a decision before the next scrape", func() (err error) {
-		r.Router.ForgetLoad("aggregated-1")
-		if dry, err = r.Admin.Route(t.Context(), adminRoute(ids(20, 1), "")); err != nil {
-			return err
-		}
-		for _, k := range gjson.GetBytes(dry.Receipt, "decode.candidates").Array() {
-			if k.Get("rank").String() == "aggregated-1/dp0" && k.Get("has_load").Bool() {
-				return errors.New("the scrape was faster")
-			}
-		}
-		return nil
-	})
-	if tb := gjson.GetBytes(dry.Receipt, "decode.tie_break").String() + gjson.GetBytes(dry.Receipt, "decode.policy").String(); !strings.Contains(tb, "round_robin") {
-		t.Errorf("without a figure: %s", gjson.GetBytes(dry.Receipt, "decode"))
 	}
 }
 

@@ -84,14 +84,10 @@ func (r *recorded) State() *admin.Recorder { return r.Load() }
 
 func (r *recorded) Ended() <-chan struct{} { return r.ended }
 
-// TestStatusShowsTheRecorder: what the process records is part of the status and
+// statusShowsTheRecorder: what the process records is part of the status and
 // of the metrics, and a recording that broke is a reason not to be ready, a metric
 // and an event.
-func TestStatusShowsTheRecorder(t *testing.T) {
-	t.Parallel()
-	rec := recorded{ended: make(chan struct{})}
-	rec.Store(&admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1})
-	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", Recording: &rec})
+func statusShowsTheRecorder(t *testing.T, r *rig, rec *recorded) {
 	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec.State() || st.State != "ready" {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}

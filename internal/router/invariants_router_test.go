@@ -42,10 +42,12 @@ type panicky struct {
 	nowhere
 	at    string
 	after int
+	did   *atomic.Int32 // counts its panics
 }
 
 func (p *panicky) Write(b []byte) (int, error) {
 	if p.after--; p.at == "write" && p.after < 0 {
+		p.did.Add(1)
 		panic("the writer broke")
 	}
 	return len(b), nil
@@ -54,6 +56,7 @@ func (p *panicky) Write(b []byte) (int, error) {
 func (p *panicky) WriteHeader(int) {
 	if p.at == "head" {
 		p.at = ""
+		p.did.Add(1)
 		panic("the head broke")
 	}
 }
@@ -68,7 +71,8 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 	for n, model := range []string{"vllm", "sglang"} {
 		t.Run(model, func(t *testing.T) {
 			r := r.in(t)
-			before, panics := r.status().Traffic, len(r.events("panic"))
+			before := r.status().Traffic
+			var panics atomic.Int32
 			var wg sync.WaitGroup
 			body := func(i int) []byte {
 				return encode(t, object{"model": model, "prompt": ids(40+i%5*60, i), "max_tokens": 40, "ignore_eos": true, "stream": i%2 == 0})
@@ -98,7 +102,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 							q, _ := http.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", bytes.NewReader(body(i)))
 							func() {
 								defer func() { _ = recover() }()
-								r.Router.ServeHTTP(&panicky{at: []string{"head", "write"}[i/4%2], after: i % 3}, q)
+								r.Router.ServeHTTP(&panicky{at: []string{"head", "write"}[i/4%2], after: i % 3, did: &panics}, q)
 							}()
 						case 3:
 							_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(i))
@@ -139,8 +143,8 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 				}
 				return nil
 			})
-			if len(r.events("panic")) == panics {
-				t.Error("no event of the panics")
+			if panics.Load() == 0 || len(r.events("panic")) == 0 { // of one in a while
+				t.Errorf("%d panics, %d events", panics.Load(), len(r.events("panic")))
 			}
 			// Nothing is poisoned: the fleet comes back and serves.
 			if err := r.Ready(r.wait()); err != nil {

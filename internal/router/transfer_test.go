@@ -20,18 +20,16 @@ import (
 
 // TestConnectorsEndToEnd: every connector moves KV. Those that other tests have a fleet
 // for are checked there: NIXL (TestEnginesProveReuseTransferAndRestraint, and with ranks
-// TestSteeringHeaders), NIXL's push (TestPushedPrompts), offload (TestOffload), SGLang
-// (TestSGLangPairs), LMCache (TestAcceptanceDecoderSpecs).
+// TestSteeringHeaders), SGLang (TestSGLangPairs), LMCache (TestAcceptanceDecoderSpecs).
 func TestConnectorsEndToEnd(t *testing.T) {
 	t.Parallel()
-	for name, fleet := range map[string]string{
-		"nixl push with ranks": "2p2d:profile=instant,dp=2,connector=nixl-push",
-		"shared storage":       "1p1d:profile=instant,connector=shared-storage",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			carries(t, start(t, fleet))
-		})
+	r, p := tappedRig(t, "2p2d:profile=instant,dp=2,connector=nixl-push,model=push+1p1d:profile=instant,connector=shared-storage,model=storage+"+
+		"2p2d:profile=instant,connector=offload-p2p,model=offload+2p2d:profile=instant,connector=nixl-offload-p2p,model=both")
+	for _, model := range []string{"push", "storage", "offload", "both"} {
+		t.Run(model, func(t *testing.T) { carries(t, r.in(t).of(model)) })
+	}
+	for _, model := range []string{"offload", "both"} {
+		t.Run("legs of "+model, func(t *testing.T) { offloadingLegs(t, r.in(t).of(model), p) })
 	}
 }
 
@@ -55,19 +53,19 @@ func carries(t *testing.T, r *rig) {
 		return moved, bad, pinned
 	}
 	before, badBefore, _ := counters()
-	alone := engineAlone(t)
+	alone := engineAlone(t, r.model)
 	for i := range 10 {
 		prompt := ids(150+i, 9000+i)
 		a, got := r.complete(prompt)
-		if want := right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+		if want := r.right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
 			t.Errorf("prompt %d: %q by %s, want %q", i, got, a.header.Get("X-Dynctl-Path"), want)
 		}
 		prompt = ids(150+i, 9100+i)
-		s := r.post("/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": true})
-		if got, want := streamed(t, s.body), right(prompt); got != want {
+		s := r.post("/v1/completions", object{"model": r.model, "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": true})
+		if got, want := streamed(t, s.body), r.right(prompt); got != want {
 			t.Errorf("prompt %d, streamed: %q, want %q", i, got, want)
 		}
-		chat := object{"model": "sim", "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
+		chat := object{"model": r.model, "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
 		got = r.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content
 		if want := askEngine(t, alone.URL(), "/v1/chat/completions", chat).completion(t).Choices[0].Message.Content; got != want {
 			t.Errorf("chat %d: %q, want %q", i, got, want)
@@ -278,7 +276,7 @@ func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
 // engine does it, split like a chat, and answer as one engine alone does.
 func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
 	without := len(r.events("prefill_without_params"))
-	alone := engineAlone(t)
+	alone := engineAlone(t, "sim")
 	words := strings.Repeat("a good many words of context ", 30)
 	schema := object{"properties": object{"city": object{"type": "string"}}}
 	for name, c := range map[string]struct {
@@ -366,7 +364,7 @@ func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
 // truncatedPromptsGoRemote: an engine that cuts the prompt counts fewer tokens
 // than the client sent; that is no fault of the prefill.
 func truncatedPromptsGoRemote(t *testing.T, r *rig, _ *tap) {
-	alone := engineAlone(t)
+	alone := engineAlone(t, "sim")
 	for _, limit := range []int{100, -1} {
 		body := object{"model": "sim", "prompt": ids(400, 1), "truncate_prompt_tokens": limit, "max_tokens": 12, "ignore_eos": true}
 		a := r.post("/v1/completions", body)
