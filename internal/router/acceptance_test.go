@@ -2,7 +2,6 @@ package router_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -26,9 +25,9 @@ import (
 var accepted = []struct{ item, what, tests string }{
 	{"A1", "the prefill body, with min_tokens made safe", "disagg:TestA1PrefillBody"},
 	{"A2", "the decode body is the client's but for the transfer parameters", "TestInvariant03BytesInBytesOut"},
-	{"A3", "a failed prefill never reaches decode", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
-	{"A4", "missing parameters: error or counted fallback", "TestInvariant04FailedPrefillNeverReachesDecodeSilently"},
-	{"A5", "503 with codes of their own for no prefill and no decode worker", "TestAcceptanceNoWorkers"},
+	{"A3", "a failed prefill never reaches decode", "serving:TestInvariant04BrokenPrefills serving:TestReasons"},
+	{"A4", "missing parameters: error or counted fallback", "serving:TestInvariant04BrokenPrefills serving:TestReasons"},
+	{"A5", "503 with codes of their own for no prefill and no decode worker", "TestAcceptanceOnePair"},
 	{"A6", "round robin of prefill, independent of decode", "selector:TestRoundRobinPhasesAreIndependent TestTurnsOfRoundRobin"},
 	{"A7", "Authorization and traceparent on both legs", "TestInvariant03BytesInBytesOut"},
 	{"A8", "IPv6 and https URLs", "TestFleetByAdminAPI upstream:TestTLSAndIPv6"},
@@ -38,7 +37,7 @@ var accepted = []struct{ item, what, tests string }{
 	{"A12", "embeddings and rerank are never split", "TestEndpoints"},
 	{"A13", "sleeping and unhealthy workers are left out", "TestSessionsAndSleepers"},
 	{"A14", "only workers of the model", "TestPairsServeOneModel"},
-	{"A15", "metrics and spans of each leg", "TestAcceptanceLegMetrics telemetry:TestSpansFollowTheClientsTrace"},
+	{"A15", "metrics and spans of each leg", "TestAcceptanceOnePair telemetry:TestSpansFollowTheClientsTrace"},
 	{"1", "a prompt of 400 characters counts 100", "api:TestEstimateTokens"},
 	{"2", "500 ids count 500", "api:TestEstimateTokens"},
 	{"3", "two messages of 800 and 1200 characters count 500", "api:TestEstimateTokens"},
@@ -52,14 +51,14 @@ var accepted = []struct{ item, what, tests string }{
 	{"11", "three prefill workers in two full cycles", "selector:TestRoundRobinSortedCycles"},
 	{"12", "two decode workers alternate", "selector:TestRoundRobinPhasesAreIndependent"},
 	{"13", "a single worker is always chosen", "selector:TestRoundRobinPhasesAreIndependent"},
-	{"14", "no prefill worker is an error of its own", "TestAcceptanceNoWorkers"},
-	{"15", "no decode worker is an error of its own", "TestAcceptanceNoWorkers"},
+	{"14", "no prefill worker is an error of its own", "TestAcceptanceOnePair"},
+	{"15", "no decode worker is an error of its own", "TestAcceptanceOnePair"},
 	{"16", "prefill rotates in its pool", "selector:TestRoundRobinSortedCycles TestTurnsOfRoundRobin"},
 	{"17", "decode rotates in its pool", "selector:TestRoundRobinSpreadsEvenly TestTurnsOfRoundRobin"},
-	{"18", "threshold 0 with one of each is always both", "decide:TestPath TestAcceptanceLegMetrics"},
-	{"19", "the least loaded is chosen", "TestAcceptanceLeastLoaded"},
-	{"20", "without a figure: round robin", "TestAcceptanceLeastLoaded"},
-	{"21", "round robin looks at no figures", "TestAcceptanceLeastLoaded"},
+	{"18", "threshold 0 with one of each is always both", "decide:TestPath TestAcceptanceOnePair"},
+	{"19", "the least loaded is chosen", "TestFleetByAdminAPI"},
+	{"20", "without a figure: round robin", "TestFleetByAdminAPI"},
+	{"21", "round robin looks at no figures", "TestFleetByAdminAPI"},
 	{"22", "nixl has no LMCache spec", "TestInvariant01OnePrefillOneDecode TestAcceptanceDecoderSpecs"},
 	{"23", "LMCache without registry: the worker's own spec", "TestAcceptanceDecoderSpecs"},
 	{"24", "registry: that decoder's spec", "TestAcceptanceDecoderSpecs"},
@@ -114,22 +113,6 @@ func TestAcceptanceListIsProven(t *testing.T) {
 	}
 }
 
-func TestAcceptanceNoWorkers(t *testing.T) {
-	t.Parallel()
-	body := []byte(`{"model":"sim","prompt":"x"}`)
-	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.PrefillFallback = "error" })
-	r.drainWorker("prefill-0")
-	e := r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_prefill_worker")
-	if !strings.Contains(e.Error.Message, "no prefill worker") {
-		t.Errorf("%q", e.Error.Message)
-	}
-	r.drainWorker("decode-0")
-	e = r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_decode_worker")
-	if !strings.Contains(e.Error.Message, "no decode worker") {
-		t.Errorf("%q", e.Error.Message)
-	}
-}
-
 func (r *rig) drainWorker(name string) {
 	r.t.Helper()
 	if _, err := r.Admin.DrainWorker(r.t.Context(), name); err != nil {
@@ -137,8 +120,8 @@ func (r *rig) drainWorker(name string) {
 	}
 }
 
-// TestAcceptanceLegMetrics: both legs of a request are in the metrics and in its receipt.
-func TestAcceptanceLegMetrics(t *testing.T) {
+// TestAcceptanceOnePair: both legs of a request are in the metrics and in its receipt.
+func TestAcceptanceOnePair(t *testing.T) {
 	t.Parallel()
 	rec := recorded{ended: make(chan struct{})}
 	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
@@ -185,70 +168,22 @@ func TestAcceptanceLegMetrics(t *testing.T) {
 	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
 		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
 	}
+	t.Run("no workers", func(t *testing.T) { noWorkers(t, r.in(t)) })
 }
 
-func TestAcceptanceLeastLoaded(t *testing.T) {
-	t.Parallel()
-	r := start(t, "2a:speed=1", func(c *settings.Config) { c.Routing.Policy = "least_loaded" })
-	// Load that the router did not send, seen only in the engine's figures.
-	load := func(e string) {
-		q, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named(e).URL()+"/v1/completions",
-			strings.NewReader(`{"model":"sim","prompt":"x","max_tokens":4000,"ignore_eos":true,"stream":true}`))
-		resp, err := r.Client.Do(q)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		t.Cleanup(func() { resp.Body.Close() })
+// noWorkers: which of the two kinds is missing is an error of its own.
+func noWorkers(t *testing.T, r *rig) {
+	body := []byte(`{"model":"sim","prompt":"x"}`)
+	r.set(func(c *settings.Config) { c.Routing.PrefillFallback = "error" })
+	r.drainWorker("prefill-0")
+	e := r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_prefill_worker")
+	if !strings.Contains(e.Error.Message, "no prefill worker") {
+		t.Errorf("%q", e.Error.Message)
 	}
-	for range 4 {
-		load("aggregated-0")
-	}
-	r.eventually("the figure", func() error {
-		if e := r.worker("aggregated-0").Ranks[0].Engine; e == nil || e.Running == nil || *e.Running < 4 {
-			return fmt.Errorf("%+v", e)
-		}
-		return nil
-	})
-	for i := range 4 {
-		if a, _ := r.complete(ids(20, i)); a.header.Get("X-Dynctl-Worker") != "aggregated-1/dp0" {
-			t.Errorf("request %d went to the loaded worker", i)
-		}
-	}
-	// Round robin does not look.
-	cfg := r.Config
-	cfg.Routing.Policy = "round_robin"
-	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]int{}
-	for i := range 4 {
-		a, _ := r.complete(ids(20, 10+i))
-		got[a.header.Get("X-Dynctl-Worker")]++
-	}
-	if got["aggregated-0/dp0"] != 2 {
-		t.Errorf("round robin: %v", got)
-	}
-	// Without a figure of one of them, least_loaded is round robin.
-	cfg.Routing.Policy = "least_loaded"
-	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-		t.Fatal(err)
-	}
-	var dry *admin.RouteAnswer
-	r.eventually("a decision before the next scrape", func() (err error) {
-		r.Router.ForgetLoad("aggregated-1")
-		if dry, err = r.Admin.Route(t.Context(), adminRoute(ids(20, 1), "")); err != nil {
-			return err
-		}
-		for _, k := range gjson.GetBytes(dry.Receipt, "decode.candidates").Array() {
-			if k.Get("rank").String() == "aggregated-1/dp0" && k.Get("has_load").Bool() {
-				return errors.New("the scrape was faster")
-			}
-		}
-		return nil
-	})
-	if tb := gjson.GetBytes(dry.Receipt, "decode.tie_break").String() + gjson.GetBytes(dry.Receipt, "decode.policy").String(); !strings.Contains(tb, "round_robin") {
-		t.Errorf("without a figure: %s", gjson.GetBytes(dry.Receipt, "decode"))
+	r.drainWorker("decode-0")
+	e = r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_decode_worker")
+	if !strings.Contains(e.Error.Message, "no decode worker") {
+		t.Errorf("%q", e.Error.Message)
 	}
 }
 

@@ -7,13 +7,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -21,73 +17,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
-
-// TestInvariant10NoPatchIsLost: changes of the configuration that come at the
-// same time all take effect, each upon the one before, be they patches of the admin
-// API or the process's own.
-func TestInvariant10NoPatchIsLost(t *testing.T) {
-	t.Parallel()
-	patches := map[string]any{}
-	for _, row := range settings.Rows() {
-		if row.Fixed {
-			continue
-		}
-		switch row.At(&settings.Config{}).(type) {
-		case *int:
-			patches[row.Key] = 7.0
-		case *float64:
-			patches[row.Key] = 0.75
-			if row.Check != nil && row.Check(0.75) != nil {
-				patches[row.Key] = 1.75
-			}
-		case *bool:
-			patches[row.Key] = true
-		case *time.Duration:
-			patches[row.Key] = "7s"
-		}
-	}
-	if len(patches) < 20 {
-		t.Fatalf("only %d settings to change", len(patches))
-	}
-	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant"})
-	var wg sync.WaitGroup
-	for key, value := range patches {
-		wg.Go(func() {
-			if _, err := r.Admin.SetConfig(t.Context(), map[string]any{key: value}); err != nil {
-				t.Error(err)
-			}
-		})
-		wg.Go(func() {
-			err := r.Router.Settings().Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
-				for range 20 {
-					runtime.Gosched() // where another change could come between
-				}
-				c.Aliases = append(slices.Clone(c.Aliases), settings.Alias{Name: "alias of " + key, Model: "sim"})
-				return c, origin, nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	v, err := r.Admin.Config(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if v.Revision != uint64(2*len(patches)+1) {
-		t.Errorf("revision %d after %d changes", v.Revision, 2*len(patches))
-	}
-	for _, s := range v.Settings {
-		want, patched := patches[s.Key]
-		if patched && (s.Value != want || s.Origin != "admin API") {
-			t.Errorf("%s is %v by %q, want %v", s.Key, s.Value, s.Origin, want)
-		}
-		if list, _ := s.Value.([]any); s.Key == "aliases" && len(list) != len(patches) {
-			t.Errorf("%d aliases, want %d", len(list), len(patches))
-		}
-	}
-}
 
 // modelListIsAskedForOnce: clients who ask for the models at the same time
 // share one question to the fleet, and none of them has to wait for it.
@@ -155,14 +84,10 @@ func (r *recorded) State() *admin.Recorder { return r.Load() }
 
 func (r *recorded) Ended() <-chan struct{} { return r.ended }
 
-// TestStatusShowsTheRecorder: what the process records is part of the status and
+// statusShowsTheRecorder: what the process records is part of the status and
 // of the metrics, and a recording that broke is a reason not to be ready, a metric
 // and an event.
-func TestStatusShowsTheRecorder(t *testing.T) {
-	t.Parallel()
-	rec := recorded{ended: make(chan struct{})}
-	rec.Store(&admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1})
-	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", Recording: &rec})
+func statusShowsTheRecorder(t *testing.T, r *rig, rec *recorded) {
 	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec.State() || st.State != "ready" {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}

@@ -354,7 +354,7 @@ type garbage struct {
 func TestGarbageEngines(t *testing.T) {
 	t.Parallel()
 	g := newGarbage(t)
-	other := engineAlone(t)
+	other := engineAlone(t, "sim")
 	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
 		u, _ := url.Parse("http://" + g.ln.Addr().String())
 		return []workers.Spec{

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -84,7 +86,16 @@ func TestFleetByAdminAPI(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2a:speed=2")
 	t.Run("clients that leave count against no worker", func(t *testing.T) { clientsThatLeave(t, r.in(t)) })
-	more := engineAlone(t)
+	t.Run("least loaded", func(t *testing.T) { leastLoaded(t, r.in(t)) })
+	r.eventually("idle engines", func() error {
+		for _, w := range []string{"aggregated-0", "aggregated-1"} {
+			if s := r.counters(w); s.Running+s.Waiting != 0 {
+				return fmt.Errorf("%s works on %d requests", w, s.Running+s.Waiting)
+			}
+		}
+		return nil
+	})
+	more := engineAlone(t, "sim")
 	ctx := t.Context()
 	resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(30, 1), "max_tokens": 60, "ignore_eos": true, "stream": true}))
 	if err != nil {
@@ -147,6 +158,72 @@ func TestFleetByAdminAPI(t *testing.T) {
 	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`))
 	if a.status != http.StatusServiceUnavailable {
 		t.Errorf("a router without workers answers %s", a)
+	}
+}
+
+// leastLoaded: by the figures of the engines, and by round robin where one has none.
+func leastLoaded(t *testing.T, r *rig) {
+	r.set(func(c *settings.Config) { c.Routing.Policy = "least_loaded" })
+	defer r.set(func(*settings.Config) {})
+	// Load that the router did not send, seen only in the engine's figures.
+	load := func(e string) {
+		q, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named(e).URL()+"/v1/completions",
+			strings.NewReader(`{"model":"sim","prompt":"x","max_tokens":4000,"ignore_eos":true,"stream":true}`))
+		resp, err := r.Client.Do(q)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+	}
+	for range 4 {
+		load("aggregated-0")
+	}
+	r.eventually("the figure", func() error {
+		if e := r.worker("aggregated-0").Ranks[0].Engine; e == nil || e.Running == nil || *e.Running < 4 {
+			return fmt.Errorf("%+v", e)
+		}
+		return nil
+	})
+	for i := range 4 {
+		if a, _ := r.complete(ids(20, i)); a.header.Get("X-Dynctl-Worker") != "aggregated-1/dp0" {
+			t.Errorf("request %d went to the loaded worker", i)
+		}
+	}
+	// Round robin does not look.
+	cfg := r.Config
+	cfg.Routing.Policy = "round_robin"
+	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	for i := range 4 {
+		a, _ := r.complete(ids(20, 10+i))
+		got[a.header.Get("X-Dynctl-Worker")]++
+	}
+	if got["aggregated-0/dp0"] != 2 {
+		t.Errorf("round robin: %v", got)
+	}
+	// Without a figure of one of them, least_loaded is round robin.
+	cfg.Routing.Policy = "least_loaded"
+	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
+		t.Fatal(err)
+	}
+	var dry *admin.RouteAnswer
+	r.eventually("a decision before the next scrape", func() (err error) {
+		r.Router.ForgetLoad("aggregated-1")
+		if dry, err = r.Admin.Route(t.Context(), adminRoute(ids(20, 1), "")); err != nil {
+			return err
+		}
+		for _, k := range gjson.GetBytes(dry.Receipt, "decode.candidates").Array() {
+			if k.Get("rank").String() == "aggregated-1/dp0" && k.Get("has_load").Bool() {
+				return errors.New("the scrape was faster")
+			}
+		}
+		return nil
+	})
+	if tb := gjson.GetBytes(dry.Receipt, "decode.tie_break").String() + gjson.GetBytes(dry.Receipt, "decode.policy").String(); !strings.Contains(tb, "round_robin") {
+		t.Errorf("without a figure: %s", gjson.GetBytes(dry.Receipt, "decode"))
 	}
 }
 

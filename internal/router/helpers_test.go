@@ -47,7 +47,8 @@ type object = map[string]any
 // rig is a router with engines for the time of one test.
 type rig struct {
 	*loopback.Rig
-	t *testing.T
+	t     *testing.T
+	model string // that complete asks for
 }
 
 // start runs a fleet and a router in front of it, and waits until both are
@@ -97,7 +98,7 @@ func startCold(t *testing.T, o loopback.Options, configure ...func(*settings.Con
 			t.Errorf("close: %v", err)
 		}
 	})
-	return &rig{g, t}
+	return &rig{g, t, "sim"}
 }
 
 // set changes the configuration from what the router was started with.
@@ -111,7 +112,10 @@ func (r *rig) set(change func(*settings.Config)) {
 }
 
 // in is the rig for a subtest.
-func (r *rig) in(t *testing.T) *rig { return &rig{r.Rig, t} }
+func (r *rig) in(t *testing.T) *rig { return &rig{r.Rig, t, r.model} }
+
+// of is the rig for requests for a model.
+func (r *rig) of(model string) *rig { return &rig{r.Rig, r.t, model} }
 
 func waitCtx(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -262,28 +266,35 @@ func ids(n, tag int) []int {
 // complete runs a completion of 12 tokens and returns its text.
 func (r *rig) complete(prompt []int, header ...string) (*answer, string) {
 	r.t.Helper()
-	a := r.post("/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true}, header...)
+	a := r.post("/v1/completions", object{"model": r.model, "prompt": prompt, "max_tokens": 12, "ignore_eos": true}, header...)
 	return a, a.completion(r.t).Choices[0].Text
 }
 
 // right is what an engine alone says to the prompt of complete.
-func right(prompt []int) string {
+func right(prompt []int) string { return (&rig{model: "sim"}).right(prompt) }
+
+// right is that of an engine with the rig's model.
+func (r *rig) right(prompt []int) string {
 	oracle.Lock()
 	defer oracle.Unlock()
-	if oracle.engine == nil {
-		f, err := sim.ParseFleet("1a:profile=instant")
+	if oracle.words == nil {
+		oracle.words, oracle.engines = vocab.New(), map[string]*reference.Engine{}
+	}
+	e := oracle.engines[r.model]
+	if e == nil {
+		f, err := sim.ParseFleet("1a:profile=instant,model=" + r.model)
 		if err != nil {
 			panic(err) // the fleet is ours
 		}
-		oracle.words = vocab.New()
-		oracle.engine = reference.New(f.Groups[0], oracle.words)
+		e = reference.New(f.Groups[0], oracle.words)
+		oracle.engines[r.model] = e
 	}
 	tokens := make([]uint32, len(prompt))
 	for i, id := range prompt {
 		tokens[i] = uint32(id)
 	}
 	text := ""
-	for _, id := range oracle.engine.Answer(tokens, 12, true).Tokens {
+	for _, id := range e.Answer(tokens, 12, true).Tokens {
 		text += oracle.words.Text(id)
 	}
 	return text
@@ -291,14 +302,14 @@ func right(prompt []int) string {
 
 var oracle struct {
 	sync.Mutex
-	engine *reference.Engine
-	words  *vocab.Vocab
+	engines map[string]*reference.Engine
+	words   *vocab.Vocab
 }
 
 // engineAlone starts an engine that no router knows yet.
-func engineAlone(t *testing.T) *sim.Engine {
+func engineAlone(t *testing.T, model string) *sim.Engine {
 	t.Helper()
-	f, err := sim.ParseFleet("1a:profile=instant")
+	f, err := sim.ParseFleet("1a:profile=instant,model=" + model)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -33,9 +32,9 @@ func remoteParams(body []byte) gjson.Result {
 // at most; a retry of either leg begins with a new prefill.
 func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 	t.Parallel()
+	r, p := tappedRig(t, "2p3d:profile=instant+2p3d:profile=instant,engine=sglang,bootstrap_wait=1s,model=sglang", func(c *settings.Config) { c.Retry.Budget = 1 })
 	t.Run("nixl", func(t *testing.T) {
-		t.Parallel()
-		r, p := tappedRig(t, "2p3d:profile=instant")
+		r := r.in(t)
 		var fails atomic.Int32
 		p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 			if strings.HasPrefix(engine, "decode") && strings.HasPrefix(q.URL.Path, "/v1/completions") && fails.Add(-1) >= 0 {
@@ -50,7 +49,7 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 			fails.Store(int32(i % 3)) // of three attempts
 			prompt := ids(200, i)
 			_, text := r.complete(prompt)
-			if want := direct(t, r.Sim.Named("prefill-0").URL(), prompt); text != want {
+			if want := right(prompt); text != want {
 				t.Errorf("text %q, want %q", text, want)
 			}
 			prefills, decodes := p.legsOf("prefill"), p.legsOf("decode")
@@ -67,8 +66,7 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 		}
 	})
 	t.Run("sglang", func(t *testing.T) {
-		t.Parallel()
-		r, p := tappedRig(t, "2p3d:profile=instant,engine=sglang,bootstrap_wait=1s")
+		r := r.in(t)
 		var fails atomic.Int32
 		p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 			if strings.HasPrefix(engine, "decode") && strings.HasPrefix(q.URL.Path, "/v1/completions") && fails.Add(-1) >= 0 {
@@ -81,7 +79,7 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 		for i := range 6 {
 			p.reset()
 			fails.Store(int32(i % 3))
-			r.complete(ids(200, i))
+			r.post("/v1/completions", object{"model": "sglang", "prompt": ids(200, i), "max_tokens": 12, "ignore_eos": true})
 			for _, d := range p.legsOf("decode") {
 				room := gjson.GetBytes(d.body, "bootstrap_room").Int()
 				if room == 0 || rooms[room] {
@@ -281,57 +279,6 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 	t.Run("legs are bounded", func(t *testing.T) { legsAreBounded(t, r.in(t), p) })
 }
 
-// brokenPrefills are answers of a prefill worker that must not lead to a decode leg.
-var brokenPrefills = []struct {
-	name   string
-	answer func(w http.ResponseWriter, q *http.Request, good []byte)
-	// status is what the client gets where the request itself is at fault; else 0.
-	status int
-}{
-
-	{name: "500", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) {
-		w.WriteHeader(500)
-		_, _ = io.WriteString(w, `{"error":"boom"}`)
-	}},
-	{name: "503", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(503) }},
-	{name: "429", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(429) }},
-	{name: "302", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) {
-		w.Header().Set("Location", "/x")
-		w.WriteHeader(302)
-	}},
-	{name: "no params", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params", nil))
-	}},
-	{name: "empty answer", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { writeJSON(w, nil) }},
-	{name: "not JSON", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { writeJSON(w, []byte("<html>hello</html>")) }},
-	{name: "cut JSON", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) { writeJSON(w, good[:len(good)-9]) }},
-	{name: "too few blocks", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_block_ids", []any{[]int{1}}))
-	}},
-	{name: "blocks of another type", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_block_ids", "1,2,3"))
-	}},
-	{name: "another host", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_port", "http"))
-	}},
-	{name: "no engine id", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_engine_id", nil))
-	}},
-	{name: "no request id", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		writeJSON(w, edit(good, "kv_transfer_params.remote_request_id", nil))
-	}},
-	{name: "reset", answer: func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }},
-	{name: "cut off", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
-		w.Header().Set("Content-Length", "100000")
-		_, _ = w.Write(good)
-		panic(http.ErrAbortHandler)
-	}},
-	{name: "timeout", answer: func(_ http.ResponseWriter, q *http.Request, _ []byte) {
-		<-q.Context().Done()
-		panic(http.ErrAbortHandler)
-	}},
-}
-
 func writeJSON(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(b)
@@ -360,210 +307,84 @@ func edit(b []byte, path string, v any) []byte {
 	return out
 }
 
-// TestInvariant04FailedPrefillNeverReachesDecodeSilently: every way in which a
-// prefill can fail ends, by policy, in an error, in a retry with another
-// prefill worker, or in a counted and labelled local prefill; in an error where two
-// prefill engines died or hung on the request.
-func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "2p1d:profile=instant", func(c *settings.Config) {
-		c.Timeouts.Prefill = time.Minute
-		c.Retry = settings.Retry{Attempts: 4, Budget: 1}
-	})
-	for n, policy := range []string{"error", "local"} {
-		t.Run(policy, func(t *testing.T) {
-			r := r.in(t)
-			r.Config.Routing.PrefillFallback, r.Config.Routing.MissingParams = policy, policy
-			r.set(func(*settings.Config) {})
-			var broken atomic.Value // name of the engine, "" for none, "*" for all
-			var how atomic.Pointer[func(http.ResponseWriter, *http.Request, []byte)]
-			broken.Store("")
-			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
-				b := broken.Load().(string)
-				if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, "prefill") || b != "*" && b != engine {
-					return false
-				}
-				good := &recorder{ResponseWriter: &nowhere{}}
-				resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(body))
-				if err == nil {
-					_, _ = io.Copy(good, resp.Body)
-					resp.Body.Close()
-				}
-				(*how.Load())(w, q, good.body.Bytes())
-				return true
-			})
-			t.Cleanup(http.DefaultClient.CloseIdleConnections)
-			for i, c := range brokenPrefills {
-				how.Store(&c.answer)
-				// Little time for prefills of which none can answer, more where one
-				// must.
-				within := func(d time.Duration) {
-					if cfg := r.Config; c.name == "timeout" {
-						cfg.Timeouts.Prefill = d
-						if err := r.Router.Settings().Reload(cfg, nil); err != nil {
-							t.Fatal(err)
-						}
-					}
-				}
-				within(300 * time.Millisecond)
-				prompt := ids(150, 31*i+7+10000*n)
-				want := right(prompt)
-				body := encode(t, object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true})
-
-				// Both prefill workers are broken in this way.
-				r.heal()
-				broken.Store("*")
-				p.reset()
-				fallbacks := r.status().Traffic.Fallbacks
-				a := r.send(http.MethodPost, "/v1/completions", body)
-				decodes := p.legsOf("decode")
-				for _, d := range decodes {
-					if remoteParams(d.body).Exists() {
-						t.Errorf("%s: a decode leg carries transfer parameters: %s", c.name, d.body)
-					}
-				}
-				if a.header.Get("X-Dynctl-Decision") == "" {
-					t.Fatalf("%s: an answer without a decision: %s %v", c.name, a, a.header)
-				}
-				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
-				if policy == "error" {
-					if len(decodes) != 0 {
-						t.Errorf("%s: %d decode legs", c.name, len(decodes))
-					}
-					if c.name == "429" {
-						if a.status != 429 {
-							t.Errorf("%s: %s", c.name, a)
-						}
-					} else if a.status < 500 {
-						t.Errorf("%s: %s", c.name, a)
-					} else if e := a.refused(t, a.status, "prefill_failed"); a.status != 502 && a.status != 504 || !strings.Contains(e.Error.Message, "prefill-") {
-						t.Errorf("%s: %s", c.name, a)
-					}
-				} else if c.name == "reset" || c.name == "cut off" || c.name == "timeout" {
-					// The request may be what two engines died of: it gets no third one.
-					if a.status != 502 && a.status != 504 || len(decodes) != 0 || !strings.Contains(strings.Join(rec.Notes, "\n"), attempt.NoMoreLost) {
-						t.Errorf("%s: %s, %d decode legs, %q", c.name, a, len(decodes), rec.Notes)
-					}
-				} else {
-					if a.status != 200 || a.completion(t).Choices[0].Text != want {
-						t.Errorf("%s: %s, want text %q", c.name, a, want)
-						continue
-					}
-					if a.header.Get("X-Dynctl-Path") != "local" || rec.Reason != "prefill_failed" || len(rec.Notes) == 0 {
-						t.Errorf("%s: the fallback is not labelled: %s %s %q", c.name, a.header.Get("X-Dynctl-Path"), rec.Reason, rec.Notes)
-					}
-					if n := r.status().Traffic.Fallbacks; n != fallbacks+1 {
-						t.Errorf("%s: %d fallbacks counted", c.name, n-fallbacks)
-					}
-				}
-				for _, l := range rec.Legs {
-					if l.Kind == "prefill" && l.Error == "" {
-						t.Errorf("%s: a failed prefill leg stands in the receipt without an error", c.name)
-					}
-				}
-
-				// One of them is: the other one does it, with a prefill of its own.
-				if c.name == "no params" {
-					continue // by policy at once: the worker's setup is at fault
-				}
-				within(3 * time.Second)
-				for _, bad := range []string{"prefill-0", "prefill-1"} {
-					r.heal()
-					broken.Store(bad)
-					p.reset()
-					a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(150, 5000+31*i+10000*n), "max_tokens": 12, "ignore_eos": true}))
-					if a.status != 200 || a.header.Get("X-Dynctl-Path") != "remote" || strings.HasPrefix(a.header.Get("X-Dynctl-Prefill-Worker"), bad) {
-						t.Errorf("%s on %s: %s %v", c.name, bad, a, a.header)
-					}
-				}
-			}
-			broken.Store("")
-		})
-	}
-}
-
-// heal waits until no worker is ejected or otherwise unusable.
-func (r *rig) heal() {
-	r.t.Helper()
-	for _, w := range []string{"prefill-0", "prefill-1", "decode-0", "decode-1"} {
-		if r.Sim.Named(w) == nil {
-			continue
-		}
-		r.Router.Heal(w)
-	}
-}
-
 // TestInvariant08CancelReachesEveryone: a client that leaves ends every leg of
 // its request on the engines within a bound, at every stage; so does shutdown.
 func TestInvariant08CancelReachesEveryone(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name, fleet string
-		hang        string // engines that hang
-		legs        int
+	r, p := tappedRig(t, "1p1d:profile=instant,model=first+1p1d:profile=instant,model=second+1p1d:profile=instant,engine=sglang,model=both+1a:profile=instant,model=whole+1p1d:speed=1,model=stream")
+	cases := []struct {
+		name, model string
+		hang        []string // engines that do
 		stream      bool
 	}{
-		{"prefill leg, sequential", "1p1d:profile=instant", "prefill", 1, true},
-		{"decode leg before its head", "1p1d:profile=instant", "decode", 1, true},
-		{"both legs, concurrent", "1p1d:profile=instant,engine=sglang", "", 2, true},
-		{"whole answer", "1a:profile=instant", "aggregated", 1, false},
-	} {
-		for _, how := range []string{"disconnect", "shutdown"} {
-			t.Run(c.name+"/"+how, func(t *testing.T) {
-				t.Parallel()
-				r, p := tappedRig(t, c.fleet)
-				reached, left := make(chan string, 8), make(chan string, 8)
-				p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-					if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, c.hang) {
-						return false
-					}
-					reached <- engine
-					<-q.Context().Done()
-					left <- engine
-					panic(http.ErrAbortHandler)
-				})
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1), "stream": c.stream}))
-				}()
-				for range c.legs {
-					<-reached
-				}
-				if how == "disconnect" {
-					cancel()
-				} else {
-					r.Router.CancelRequests()
-				}
-				for range c.legs { // which no time limit ends
-					select {
-					case <-left:
-					case <-time.After(patience):
-						t.Fatalf("a leg still runs %s after the end", patience)
-					}
-				}
-				<-done
-				r.eventually("an empty ledger", r.Router.Balanced)
-				if how == "disconnect" {
-					r.eventually("the count", func() error {
-						if n := r.status().Traffic.Cancelled; n != 1 {
-							return fmt.Errorf("%d cancelled requests counted", n)
-						}
-						return nil
-					})
-				}
-				p.set(nil)
-			})
+		{"prefill leg, sequential", "first", []string{"prefill-0"}, true},
+		{"decode leg before its head", "second", []string{"decode-1"}, true},
+		{"both legs, concurrent", "both", []string{"prefill-2", "decode-2"}, true},
+		{"whole answer", "whole", []string{"aggregated-0"}, false},
+	}
+	reached, left := map[string]chan bool{}, map[string]chan bool{}
+	for _, c := range cases {
+		for _, e := range c.hang {
+			reached[e], left[e] = make(chan bool, 8), make(chan bool, 8)
 		}
 	}
+	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || reached[engine] == nil {
+			return false
+		}
+		reached[engine] <- true
+		<-q.Context().Done()
+		left[engine] <- true
+		panic(http.ErrAbortHandler)
+	})
+	body := func(model string, stream bool) []byte {
+		return encode(t, object{"model": model, "prompt": ids(200, 1), "stream": stream, "max_tokens": 5000, "ignore_eos": true})
+	}
+	// begun sends a request and waits until its legs have reached their engines.
+	begun := func(ctx context.Context, i int) (done chan struct{}) {
+		done = make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(cases[i].model, cases[i].stream))
+		}()
+		for _, e := range cases[i].hang {
+			<-reached[e]
+		}
+		return done
+	}
+	ended := func(t *testing.T, i int, done chan struct{}) {
+		for _, e := range cases[i].hang { // which no time limit ends
+			select {
+			case <-left[e]:
+			case <-time.After(patience):
+				t.Fatalf("the leg on %s still runs %s after the end", e, patience)
+			}
+		}
+		<-done
+	}
+	for i, c := range cases {
+		t.Run(c.name+"/disconnect", func(t *testing.T) {
+			r := r.in(t)
+			before := r.status().Traffic.Cancelled
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := begun(ctx, i)
+			cancel()
+			ended(t, i, done)
+			r.eventually("an empty ledger", r.Router.Balanced)
+			r.eventually("the count", func() error {
+				if n := r.status().Traffic.Cancelled; n != before+1 {
+					return fmt.Errorf("%d cancelled requests counted, %d before", n, before)
+				}
+				return nil
+			})
+		})
+	}
 	t.Run("in the middle of a stream the engine stops", func(t *testing.T) {
-		t.Parallel()
-		r := start(t, "1p1d:speed=1")
+		r := r.in(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1), "stream": true, "max_tokens": 5000, "ignore_eos": true}))
+		resp, err := r.open(ctx, http.MethodPost, "/v1/completions", body("stream", true))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -573,15 +394,28 @@ func TestInvariant08CancelReachesEveryone(t *testing.T) {
 		}
 		cancel()
 		r.eventually("the engine to abort", func() error { // the whole answer would take it longer, and so would the lease
-			if s := r.counters("decode-0"); s.Running+s.Waiting != 0 || s.Pinned != 0 {
+			if s := r.counters("decode-3"); s.Running+s.Waiting != 0 || s.Pinned != 0 {
 				return fmt.Errorf("%d running, %d waiting", s.Running, s.Waiting)
 			}
-			if s := r.counters("prefill-0"); s.Pinned != 0 {
+			if s := r.counters("prefill-3"); s.Pinned != 0 {
 				return fmt.Errorf("%d request(s) still pinned on the prefill side", s.Pinned)
 			}
 			return nil
 		})
 	})
+	t.Run("shutdown", func(t *testing.T) {
+		r.healAll()
+		var all []chan struct{}
+		for i := range cases {
+			all = append(all, begun(t.Context(), i))
+		}
+		r.Router.CancelRequests()
+		for i := range cases {
+			ended(t, i, all[i])
+		}
+		r.in(t).eventually("an empty ledger", r.Router.Balanced)
+	})
+	p.set(nil)
 }
 
 // TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut: a byte of an answer

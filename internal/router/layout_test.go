@@ -16,7 +16,7 @@ import (
 // no request.
 func TestLayouts(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1a:dp=4,lb=internal,profile=instant,model=one+2a:dp=2,lb=hybrid,profile=instant,model=two+3a:lb=external,profile=instant,model=three", func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
+	r := start(t, "1a:dp=4,lb=internal,profile=instant,model=one+2a:dp=2,lb=hybrid,profile=instant,model=two+3a:lb=external,profile=instant,model=three+1a:profile=instant,dp=4,model=vllm+1a:profile=instant,dp=4,engine=sglang,model=sglang", func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
 	send := func(t *testing.T, model string, n int) {
 		t.Helper()
 		for i := range n {
@@ -48,6 +48,8 @@ func TestLayouts(t *testing.T) {
 			}
 		})
 	}
+	t.Run("ranks hold their own", func(t *testing.T) { ranksOfOneWorkerHoldTheirOwn(t, r.in(t)) })
+	r.set(func(*settings.Config) {})
 	second := r.Sim.Named("aggregated-2").URL() // of the two that are hybrid
 	if err := r.Admin.RemoveWorker(t.Context(), "aggregated-2"); err != nil {
 		t.Fatal(err)
@@ -66,5 +68,37 @@ func TestLayouts(t *testing.T) {
 		if k.Requests != 0 {
 			t.Errorf("%s got %d requests", k.Label, k.Requests)
 		}
+	}
+}
+
+// ranksOfOneWorkerHoldTheirOwn: with data-parallel ranks a prompt goes back
+// to the rank that holds it, and the engine says so too.
+func ranksOfOneWorkerHoldTheirOwn(t *testing.T, r *rig) {
+	r.set(func(c *settings.Config) { c.Routing.DecodePolicy = "" })
+	for _, engine := range []string{"vllm", "sglang"} {
+		t.Run(engine, func(t *testing.T) {
+			r := r.in(t)
+			home := map[int]string{}
+			for round := range 3 {
+				for i := range 8 {
+					a := r.post("/v1/completions", object{"model": engine, "prompt": ids(320, i), "max_tokens": 12, "ignore_eos": true})
+					rank := a.header.Get("X-Dynctl-Worker")
+					cached := a.completion(t).Usage.PromptTokensDetails.CachedTokens
+					if round == 0 {
+						home[i] = rank
+					} else if rank != home[i] || cached != 304 {
+						t.Errorf("prompt %d went to %s with %d cached tokens, its home is %s", i, rank, cached, home[i])
+					}
+					r.synced()
+				}
+			}
+			used := map[string]bool{}
+			for _, k := range home {
+				used[k] = true
+			}
+			if len(used) != 4 {
+				t.Errorf("eight prompts live on %v of four ranks", used)
+			}
+		})
 	}
 }

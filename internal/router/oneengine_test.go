@@ -27,7 +27,6 @@ func TestOneEngine(t *testing.T) {
 		{"a stream is cut anywhere", streamIsCutAnywhere},
 		{"a client leaves after its answer", clientLeavesAfterItsAnswer},
 		{"invariant 2: forms and queries cannot steer", invariant02FormsAndQueriesCannotSteer},
-		{"failures of a rank", failuresOfARank},
 		{"a dry run reads the request", dryRunReadsTheRequest},
 		{"no series of a worker that left", noSeriesOfAWorkerThatLeft},
 		{"the router drains", drainOfTheRouter}, // the last: it serves no more

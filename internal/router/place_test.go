@@ -13,6 +13,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -77,7 +78,9 @@ func (h *held) inLine(n int) {
 // leave the queue.
 func TestRequestsThatWait(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Limits.QueueTimeout = patience })
+	p, rec := &tap{}, &recorded{ended: make(chan struct{})}
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1})
+	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", Specs: p.specs(t), Recording: rec}, func(c *settings.Config) { c.Limits.QueueTimeout = patience })
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, *rig, *tap)
@@ -98,6 +101,7 @@ func TestRequestsThatWait(t *testing.T) {
 			r.eventually("an empty ledger", r.Router.Balanced)
 		})
 	}
+	t.Run("the status shows the recorder", func(t *testing.T) { statusShowsTheRecorder(t, r.in(t), rec) })
 }
 
 // onDecision is called with each decision of a router.
@@ -133,7 +137,6 @@ func TestTwoEngines(t *testing.T) {
 		{"busy thresholds", busyThresholds},
 		{"decisions are numbered", decisionsAreNumbered},
 		{"an answer outlives an ejection", answerOutlivesAnEjection},
-		{"the receipt keeps every attempt", receiptKeepsEveryAttempt},
 		{"passive ejection", passiveEjection}, // the last: an engine dies
 	} {
 		t.Run(c.name, func(t *testing.T) {

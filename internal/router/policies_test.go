@@ -52,39 +52,6 @@ func TestTurnsOfRoundRobin(t *testing.T) {
 	check(16, func(i int) []int { return ids(20+80*(i%2), 100+i) }, 2, 8)
 }
 
-// TestRanksOfOneWorkerHoldTheirOwn: with data-parallel ranks a prompt goes back
-// to the rank that holds it, and the engine says so too.
-func TestRanksOfOneWorkerHoldTheirOwn(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1a:profile=instant,dp=4,model=vllm+1a:profile=instant,dp=4,engine=sglang,model=sglang")
-	for _, engine := range []string{"vllm", "sglang"} {
-		t.Run(engine, func(t *testing.T) {
-			r := r.in(t)
-			home := map[int]string{}
-			for round := range 3 {
-				for i := range 8 {
-					a := r.post("/v1/completions", object{"model": engine, "prompt": ids(320, i), "max_tokens": 12, "ignore_eos": true})
-					rank := a.header.Get("X-Dynctl-Worker")
-					cached := a.completion(t).Usage.PromptTokensDetails.CachedTokens
-					if round == 0 {
-						home[i] = rank
-					} else if rank != home[i] || cached != 304 {
-						t.Errorf("prompt %d went to %s with %d cached tokens, its home is %s", i, rank, cached, home[i])
-					}
-					r.synced()
-				}
-			}
-			used := map[string]bool{}
-			for _, k := range home {
-				used[k] = true
-			}
-			if len(used) != 4 {
-				t.Errorf("eight prompts live on %v of four ranks", used)
-			}
-		})
-	}
-}
-
 // TestSessionsAndSleepers: a session stays on its rank, by header or by body field.
 // Workers that sleep or are unhealthy are left out.
 func TestSessionsAndSleepers(t *testing.T) {

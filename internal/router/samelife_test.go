@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -83,20 +84,33 @@ func (h *hop) open(to string) {
 // the very batch that is expected.
 func TestFeedsOfTheSameProcess(t *testing.T) {
 	t.Parallel()
-	for name, restarted := range map[string]bool{"cut": false, "restarted": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			h := newHop(t)
-			r := startCold(t, loopback.Options{Fleet: "1a:profile=instant,replay=off", Specs: func(s []workers.Spec) []workers.Spec {
-				s[0].Events = []string{"tcp://" + h.ln.Addr().String()}
-				return s
-			}})
-			began := time.Now()
-			e := r.Sim.Engine(0)
-			at := strings.TrimPrefix(e.Worker().Events[0].Endpoint, "tcp://")
-			h.open(at)
-			if err := r.Ready(r.wait()); err != nil {
-				t.Fatal(err)
+	hops := []*hop{newHop(t), newHop(t)}
+	r := startCold(t, loopback.Options{Fleet: "2a:profile=instant,replay=off", Specs: func(s []workers.Spec) []workers.Spec {
+		for i := range s {
+			s[i].Events = []string{"tcp://" + hops[i].ln.Addr().String()}
+		}
+		return s
+	}}, func(c *settings.Config) { c.Routing.AllowHeaders = true })
+	began := time.Now()
+	publishers := make([]string, len(hops))
+	for i, h := range hops {
+		publishers[i] = strings.TrimPrefix(r.Sim.Engine(i).Worker().Events[0].Endpoint, "tcp://")
+		h.open(publishers[i])
+	}
+	if err := r.Ready(r.wait()); err != nil {
+		t.Fatal(err)
+	}
+	for i, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprint("restarted ", restarted), func(t *testing.T) {
+			r := r.in(t)
+			h, e, at := hops[i], r.Sim.Engine(i), publishers[i]
+			events := func(kind string) (n int) { // of this engine
+				for _, v := range r.events(kind) {
+					if v.Worker == e.Name() {
+						n++
+					}
+				}
+				return n
 			}
 			// What is published before the subscription has come is lost.
 			subscribers := func(n int) {
@@ -119,7 +133,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 			})
 			const batches = 5
 			for i := range batches {
-				r.complete(ids(64, i))
+				r.complete(ids(64, i), "X-Dynctl-Worker", e.Name())
 			}
 			r.synced()
 			if f := r.worker(e.Name()).Ranks[0].Feed; f.Replay == nil || *f.Replay != "" || f.LastSeq == nil || *f.LastSeq != batches-1 {
@@ -139,7 +153,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 				}
 			}
 			r.eventually("an event of the loss", func() error {
-				if n := len(r.events("feed_disconnected")); n != 1 {
+				if n := events("feed_disconnected"); n != 1 {
 					return fmt.Errorf("%d events", n)
 				}
 				return nil
@@ -165,14 +179,14 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 			if s, err := r.Admin.Status(t.Context()); err != nil || !restarted && (s.State != "ready" || len(s.Reasons) != 0 || s.Index.UntrustedRank != 1) {
 				t.Errorf("an idle engine after its connection was lost: %s %v, untrusted %d (%v)", s.State, s.Reasons, s.Index.UntrustedRank, err)
 			}
-			r.complete(ids(64, 50))
+			r.complete(ids(64, 50), "X-Dynctl-Worker", e.Name())
 			r.eventually("the next batch", func() error {
 				if f := r.worker(e.Name()).Ranks[0].Feed; f.State != "live" || f.LastSeq == nil || *f.LastSeq != batches {
 					return fmt.Errorf("%+v", f)
 				}
 				return nil
 			})
-			f, kept := r.worker(e.Name()).Ranks[0].Feed, len(r.events("feed_kept"))
+			f, kept := r.worker(e.Name()).Ranks[0].Feed, events("feed_kept")
 			if restarted {
 				if kept != 0 || f.Dropped != 1 {
 					t.Errorf("kept %d times after a restart: %+v", kept, f)

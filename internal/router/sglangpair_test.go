@@ -5,26 +5,24 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tidwall/gjson"
-
-	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // TestSGLangPairs: a decode engine of SGLang's takes no request by itself, so
 // that everything goes to a pair or is refused before an engine is asked.
 func TestSGLangPairs(t *testing.T) {
 	t.Parallel()
-	for dp, fleet := range map[int]string{1: "2p2d:profile=instant,engine=sglang", 3: "1p:profile=instant,engine=sglang,dp=3+1d:profile=instant,engine=sglang"} {
-		t.Run(fleet, func(t *testing.T) {
-			t.Parallel()
-			r, p := tappedRig(t, fleet)
+	r, p := tappedRig(t, "2p2d:profile=instant,engine=sglang,model=dp1+1p:profile=instant,engine=sglang,dp=3,model=dp3+1d:profile=instant,engine=sglang,model=dp3")
+	for _, dp := range []int{1, 3} {
+		model := fmt.Sprint("dp", dp)
+		t.Run(model, func(t *testing.T) {
+			r := r.in(t).of(model)
 			carries(t, r)
 			prompts := [][]int{ids(90, 1), ids(130, 2), ids(40, 3)}
 			for _, stream := range []bool{false, true} {
 				p.reset()
-				a := r.post("/v1/completions", object{"model": "sim", "prompt": prompts, "max_tokens": 5, "stream": stream})
+				a := r.post("/v1/completions", object{"model": model, "prompt": prompts, "max_tokens": 5, "stream": stream})
 				if got := a.header.Get("X-Dynctl-Path"); got != "remote" {
 					t.Errorf("stream %v: path %q", stream, got)
 				}
@@ -33,7 +31,7 @@ func TestSGLangPairs(t *testing.T) {
 				}
 				if !stream {
 					for i, prompt := range prompts {
-						if got, want := gjson.GetBytes(a.body, fmt.Sprintf("choices.%d.text", i)).String(), right(prompt); got == "" || !strings.HasPrefix(want, got) {
+						if got, want := gjson.GetBytes(a.body, fmt.Sprintf("choices.%d.text", i)).String(), r.right(prompt); got == "" || !strings.HasPrefix(want, got) {
 							t.Errorf("answer %d: %q, want the beginning of %q", i, got, want)
 						}
 					}
@@ -60,7 +58,7 @@ func TestSGLangPairs(t *testing.T) {
 			}
 			p.reset()
 			text := func(n int) string { return strings.Repeat("a prompt of words ", n) }
-			a := r.post("/generate", object{"text": []string{text(20), text(30)}, "sampling_params": object{"max_new_tokens": 4}})
+			a := r.post("/generate", object{"model": model, "text": []string{text(20), text(30)}, "sampling_params": object{"max_new_tokens": 4}})
 			if len(gjson.ParseBytes(a.body).Array()) != 2 || a.header.Get("X-Dynctl-Path") != "remote" {
 				t.Errorf("/generate: %s", a)
 			}
@@ -71,10 +69,10 @@ func TestSGLangPairs(t *testing.T) {
 				path string
 				body object
 			}{
-				"several answers":            {"/v1/chat/completions", object{"model": "sim", "messages": chat, "n": 2}},
-				"several answers, completed": {"/v1/completions", object{"model": "sim", "prompt": prompts, "n": 2}},
-				"responses":                  {"/v1/responses", object{"model": "sim", "input": text(40)}},
-				"messages":                   {"/v1/messages", object{"model": "sim", "max_tokens": 5, "messages": chat}},
+				"several answers":            {"/v1/chat/completions", object{"model": model, "messages": chat, "n": 2}},
+				"several answers, completed": {"/v1/completions", object{"model": model, "prompt": prompts, "n": 2}},
+				"responses":                  {"/v1/responses", object{"model": model, "input": text(40)}},
+				"messages":                   {"/v1/messages", object{"model": model, "max_tokens": 5, "messages": chat}},
 			} {
 				a := r.send(http.MethodPost, c.path, encode(t, c.body))
 				if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "cannot be split") {
@@ -87,55 +85,5 @@ func TestSGLangPairs(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestAnswerThatCounts: of both legs' answers that come at the same time the client gets
-// the one that the request ended with. A prefill's 400 is final, whatever the decode
-// engine, which got no KV for it, makes of that.
-func TestAnswerThatCounts(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,engine=sglang", func(c *settings.Config) {
-		c.Routing.Threshold.Tokens, c.Retry = 1, settings.Retry{Attempts: 2, Budget: 1}
-	})
-	meet := make(chan time.Time) // when the prefill engine answers
-	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path != "/v1/completions" {
-			return false
-		}
-		status, at := http.StatusInternalServerError, time.Now().Add(200*time.Microsecond)
-		if engine == "prefill-0" {
-			status = http.StatusBadRequest
-			select {
-			case at = <-meet:
-			case <-q.Context().Done():
-				return true
-			}
-		} else {
-			select {
-			case meet <- at:
-				at = at.Add(60 * time.Microsecond)
-			case <-q.Context().Done():
-				return true
-			}
-		}
-		for time.Now().Before(at) { // sleeping is too coarse
-		}
-		w.WriteHeader(status)
-		return true
-	})
-	final := 0
-	for i := range 100 {
-		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
-		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-		if len(c.Earlier) > 0 {
-			continue // the decode engine was the first
-		}
-		if final++; a.status != http.StatusBadRequest {
-			t.Fatalf("request %d: %s after legs %+v", i, a, c.Legs)
-		}
-	}
-	if final == 0 {
-		t.Error("the prefill engine was never the first")
 	}
 }

@@ -20,18 +20,16 @@ import (
 
 // TestConnectorsEndToEnd: every connector moves KV. Those that other tests have a fleet
 // for are checked there: NIXL (TestEnginesProveReuseTransferAndRestraint, and with ranks
-// TestSteeringHeaders), NIXL's push (TestPushedPrompts), offload (TestOffload), SGLang
-// (TestSGLangPairs), LMCache (TestAcceptanceDecoderSpecs).
+// TestSteeringHeaders), SGLang (TestSGLangPairs), LMCache (TestAcceptanceDecoderSpecs).
 func TestConnectorsEndToEnd(t *testing.T) {
 	t.Parallel()
-	for name, fleet := range map[string]string{
-		"nixl push with ranks": "2p2d:profile=instant,dp=2,connector=nixl-push",
-		"shared storage":       "1p1d:profile=instant,connector=shared-storage",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			carries(t, start(t, fleet))
-		})
+	r, p := tappedRig(t, "2p2d:profile=instant,dp=2,connector=nixl-push,model=push+1p1d:profile=instant,connector=shared-storage,model=storage+"+
+		"2p2d:profile=instant,connector=offload-p2p,model=offload+2p2d:profile=instant,connector=nixl-offload-p2p,model=both")
+	for _, model := range []string{"push", "storage", "offload", "both"} {
+		t.Run(model, func(t *testing.T) { carries(t, r.in(t).of(model)) })
+	}
+	for _, model := range []string{"offload", "both"} {
+		t.Run("legs of "+model, func(t *testing.T) { offloadingLegs(t, r.in(t).of(model), p) })
 	}
 }
 
@@ -55,19 +53,19 @@ func carries(t *testing.T, r *rig) {
 		return moved, bad, pinned
 	}
 	before, badBefore, _ := counters()
-	alone := engineAlone(t)
+	alone := engineAlone(t, r.model)
 	for i := range 10 {
 		prompt := ids(150+i, 9000+i)
 		a, got := r.complete(prompt)
-		if want := right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+		if want := r.right(prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
 			t.Errorf("prompt %d: %q by %s, want %q", i, got, a.header.Get("X-Dynctl-Path"), want)
 		}
 		prompt = ids(150+i, 9100+i)
-		s := r.post("/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": true})
-		if got, want := streamed(t, s.body), right(prompt); got != want {
+		s := r.post("/v1/completions", object{"model": r.model, "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": true})
+		if got, want := streamed(t, s.body), r.right(prompt); got != want {
 			t.Errorf("prompt %d, streamed: %q, want %q", i, got, want)
 		}
-		chat := object{"model": "sim", "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
+		chat := object{"model": r.model, "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
 		got = r.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content
 		if want := askEngine(t, alone.URL(), "/v1/chat/completions", chat).completion(t).Choices[0].Message.Content; got != want {
 			t.Errorf("chat %d: %q, want %q", i, got, want)
@@ -149,34 +147,34 @@ func streamed(t *testing.T, body []byte) string {
 	return text.String()
 }
 
-// TestSGLangPrefillFailureCancelsDecode: with concurrent legs the failure of the
-// prefill ends the decode leg at once, and the retry has a new room.
-func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
+// TestPrefillsOfOnePair is what is made of a prefill's answer, and of a decode engine that
+// does not use it.
+func TestPrefillsOfOnePair(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=10m", func(c *settings.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
-	if err := r.Sim.Named("prefill-0").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
-		t.Fatal(err)
+	r, p := tappedRig(t, "1p1d:profile=instant+1p1d:profile=instant,model=small,max_model_len=200", func(c *settings.Config) { c.Tokens.Tokenizer = "engine" })
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *rig, *tap)
+	}{
+		{"a prefill ends the answer", prefillThatEndsTheAnswer}, // the first: there are no events of trouble
+		{"messages and responses", messagesAndResponsesGoRemote},
+		{"truncated prompts", truncatedPromptsGoRemote},
+		{"silent recompute", silentRecomputeIsDetected},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p.set(nil)
+			r.set(func(*settings.Config) {})
+			r.healAll()
+			c.test(t, r.in(t), p)
+		})
 	}
-	// The rendezvous alone would wait ten minutes.
-	a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1)}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.refused(t, http.StatusBadGateway, "prefill_failed")
-	r.eventually("an idle decode engine", func() error {
-		if s := r.counters("decode-0"); s.Running+s.Waiting != 0 {
-			return fmt.Errorf("%d requests", s.Running+s.Waiting)
-		}
-		return nil
-	})
 }
 
-// TestPrefillThatEndsTheAnswer: a prefill whose first token ends the answer has
+// prefillThatEndsTheAnswer: a prefill whose first token ends the answer has
 // no KV to move. The decode rank then answers by itself; no engine is blamed,
 // banned or ejected. Only an answer cut by length must have parameters.
-func TestPrefillThatEndsTheAnswer(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1p1d:profile=instant", func(c *settings.Config) {
+func prefillThatEndsTheAnswer(t *testing.T, r *rig, _ *tap) {
+	r.set(func(c *settings.Config) {
 		c.Retry.Attempts = 1
 		c.Routing.PrefillFallback = "error"
 	})
@@ -225,13 +223,12 @@ func TestPrefillThatEndsTheAnswer(t *testing.T) {
 	if len(r.events("prefill_without_params")) != 1 {
 		t.Errorf("events %+v", r.allEvents())
 	}
+	set(fault.Set{})
 }
 
-// TestSilentRecomputeIsDetected: a decode engine that answers well but does not
+// silentRecomputeIsDetected: a decode engine that answers well but does not
 // use the KV that was computed for it is found out by its own counters.
-func TestSilentRecomputeIsDetected(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant")
+func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 		if engine != "decode-0" || q.URL.Path != "/v1/completions" {
 			return false
@@ -275,12 +272,11 @@ func TestSilentRecomputeIsDetected(t *testing.T) {
 	})
 }
 
-// TestMessagesAndResponsesGoRemote: the other chat endpoints are tokenized as the
+// messagesAndResponsesGoRemote: the other chat endpoints are tokenized as the
 // engine does it, split like a chat, and answer as one engine alone does.
-func TestMessagesAndResponsesGoRemote(t *testing.T) {
-	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer = "engine" })
-	alone := engineAlone(t)
+func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
+	without := len(r.events("prefill_without_params"))
+	alone := engineAlone(t, "sim")
 	words := strings.Repeat("a good many words of context ", 30)
 	schema := object{"properties": object{"city": object{"type": "string"}}}
 	for name, c := range map[string]struct {
@@ -360,8 +356,33 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 		}
 	}
 	// An engine that is too old to take transfer parameters there is not asked to.
-	if n := len(r.events("prefill_without_params")); n != 0 {
+	if n := len(r.events("prefill_without_params")) - without; n != 0 {
 		t.Errorf("%d prefills without parameters", n)
+	}
+}
+
+// truncatedPromptsGoRemote: an engine that cuts the prompt counts fewer tokens
+// than the client sent; that is no fault of the prefill.
+func truncatedPromptsGoRemote(t *testing.T, r *rig, _ *tap) {
+	alone := engineAlone(t, "sim")
+	for _, limit := range []int{100, -1} {
+		body := object{"model": "sim", "prompt": ids(400, 1), "truncate_prompt_tokens": limit, "max_tokens": 12, "ignore_eos": true}
+		a := r.post("/v1/completions", body)
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Path != "remote" || len(c.Legs) != 2 || c.Legs[0].PromptTokens != c.Outcome.PromptTokens || c.Inputs.ISL != c.Outcome.PromptTokens {
+			t.Errorf("%d: %s (%s), isl %d, legs %+v", limit, c.Path, c.ReasonText, c.Inputs.ISL, c.Legs)
+		}
+		if got, want := a.completion(t).Choices[0].Text, askEngine(t, alone.URL(), "/v1/completions", body).completion(t).Choices[0].Text; got != want {
+			t.Errorf("%d: %q, one engine alone %q", limit, got, want)
+		}
+	}
+	if e := r.events("prefill_bad_params"); len(e) != 0 {
+		t.Errorf("events %+v", e)
+	}
+	// To its own limit an engine cuts a prompt of which the router has every id.
+	a := r.post("/v1/completions", object{"model": "small", "prompt": ids(400, 2), "truncate_prompt_tokens": -1, "max_tokens": 12, "ignore_eos": true})
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "remote" || c.Inputs.ISL != 400 || c.Outcome.PromptTokens >= 200 || c.Legs[0].PromptTokens >= 200 {
+		t.Errorf("%s (%s), isl %d, prompt %d, legs %+v", c.Path, c.ReasonText, c.Inputs.ISL, c.Outcome.PromptTokens, c.Legs)
 	}
 }
 
@@ -439,32 +460,5 @@ func TestTransferCheck(t *testing.T) {
 				t.Errorf("events %+v, %v counted", events, n)
 			}
 		})
-	}
-}
-
-// TestTruncatedPromptsGoRemote: an engine that cuts the prompt counts fewer tokens
-// than the client sent; that is no fault of the prefill.
-func TestTruncatedPromptsGoRemote(t *testing.T) {
-	t.Parallel()
-	r := start(t, "1p1d:profile=instant+1p1d:profile=instant,model=small,max_model_len=200")
-	alone := engineAlone(t)
-	for _, limit := range []int{100, -1} {
-		body := object{"model": "sim", "prompt": ids(400, 1), "truncate_prompt_tokens": limit, "max_tokens": 12, "ignore_eos": true}
-		a := r.post("/v1/completions", body)
-		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-		if c.Path != "remote" || len(c.Legs) != 2 || c.Legs[0].PromptTokens != c.Outcome.PromptTokens || c.Inputs.ISL != c.Outcome.PromptTokens {
-			t.Errorf("%d: %s (%s), isl %d, legs %+v", limit, c.Path, c.ReasonText, c.Inputs.ISL, c.Legs)
-		}
-		if got, want := a.completion(t).Choices[0].Text, askEngine(t, alone.URL(), "/v1/completions", body).completion(t).Choices[0].Text; got != want {
-			t.Errorf("%d: %q, one engine alone %q", limit, got, want)
-		}
-	}
-	if e := r.events("prefill_bad_params"); len(e) != 0 {
-		t.Errorf("events %+v", e)
-	}
-	// To its own limit an engine cuts a prompt of which the router has every id.
-	a := r.post("/v1/completions", object{"model": "small", "prompt": ids(400, 2), "truncate_prompt_tokens": -1, "max_tokens": 12, "ignore_eos": true})
-	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "remote" || c.Inputs.ISL != 400 || c.Outcome.PromptTokens >= 200 || c.Legs[0].PromptTokens >= 200 {
-		t.Errorf("%s (%s), isl %d, prompt %d, legs %+v", c.Path, c.ReasonText, c.Inputs.ISL, c.Outcome.PromptTokens, c.Legs)
 	}
 }

@@ -24,9 +24,8 @@ import (
 
 const recorded = "vllm-0.32.0-1p1d-evictions.jsonl.zst"
 
-// newReaders are the API of a running router and that of a recording at its end.
-func newReaders(t *testing.T, token string) map[string]http.Handler {
-	t.Helper()
+// TestReaders: the API of a running router and that of a recording.
+func TestReaders(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	rig, err := loopback.Start(ctx, loopback.Options{Fleet: "1a:profile=instant", Configure: func(c *settings.Config) {
@@ -45,6 +44,15 @@ func newReaders(t *testing.T, token string) map[string]http.Handler {
 	if err := rig.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
+	open := newReaders(t, rig.Router, "")
+	t.Run("answers", func(t *testing.T) { answers(t, open) }) // the first: the router has done nothing yet
+	t.Run("web pages", func(t *testing.T) { webPages(t, open, newReaders(t, rig.Router, "a-long-enough-token-42")) })
+	t.Run("documented requests", func(t *testing.T) { documentedRequests(t, open) })
+}
+
+// newReaders are the API of a running router and that of a recording at its end.
+func newReaders(t *testing.T, r *router.Router, token string) map[string]http.Handler {
+	t.Helper()
 	o := router.AdminOptions{Name: "here:1"}
 	a := adminserver.Access{Terms: func() adminserver.Terms {
 		return adminserver.Terms{Hosts: []string{"router.test"}, Body: time.Second, Write: time.Second}
@@ -55,7 +63,7 @@ func newReaders(t *testing.T, token string) map[string]http.Handler {
 			t.Fatal(err)
 		}
 	}
-	h, err := rig.Router.AdminHandler(o)
+	h, err := r.AdminHandler(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,10 +80,9 @@ func newReaders(t *testing.T, token string) map[string]http.Handler {
 	return map[string]http.Handler{"router": h, "recording": stage.Handler(a)}
 }
 
-// TestAnswers: every address answers what it is for, and says what is wrong
+// answers: every address answers what it is for, and says what is wrong
 // with a question, for a router and for a recording.
-func TestAnswers(t *testing.T) {
-	readers := newReaders(t, "")
+func answers(t *testing.T, readers map[string]http.Handler) {
 	type answer struct {
 		status int
 		want   string // somewhere in it
@@ -182,9 +189,9 @@ func TestAnswers(t *testing.T) {
 	ask("recording", "POST", "/admin/v1/drain", `{}`, answer{409, "not_running"})
 }
 
-// TestDocumentedRequests: whatever the documentation names is answered in JSON, by
+// documentedRequests: whatever the documentation names is answered in JSON, by
 // a router and by a recording, and so is what it does not name; errors have a code.
-func TestDocumentedRequests(t *testing.T) {
+func documentedRequests(t *testing.T, readers map[string]http.Handler) {
 	doc, err := os.ReadFile("../../../../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +200,7 @@ func TestDocumentedRequests(t *testing.T) {
 	if len(found) < 17 {
 		t.Fatalf("found only %d requests", len(found))
 	}
-	for reader, h := range newReaders(t, "") {
+	for reader, h := range readers {
 		for _, f := range found {
 			path := strings.NewReplacer("{name}", "nobody", "{id}", "nothing").Replace(f[2])
 			for _, method := range []string{f[1], http.MethodPut} {
@@ -217,10 +224,9 @@ func TestDocumentedRequests(t *testing.T) {
 	}
 }
 
-// TestWebPages: without a token, nothing that a web page of another site could
+// webPages: without a token, nothing that a web page of another site could
 // send is answered, whatever the site calls itself; programs on this machine are.
-func TestWebPages(t *testing.T) {
-	open, closed := newReaders(t, ""), newReaders(t, "a-long-enough-token-42")
+func webPages(t *testing.T, open, closed map[string]http.Handler) {
 	hosts := map[string]bool{
 		"127.0.0.1:8001": true, "127.0.0.1": true, "127.8.9.1:1": true, "[::1]:8001": true, "::1": true, "localhost:8001": true, "LOCALHOST": true, "localhost.": true,
 		"router.test": true, "Router.Test:8001": true,
