@@ -23,7 +23,7 @@ func PrefillAnswer(name, request, life string, prompt int, push bool, o engine.O
 	}
 	raw, err := json.Marshal(map[string]any{
 		"id": name, "choices": []any{map[string]any{"index": 0, "text": " x", "finish_reason": o.Finish}},
-		"usage": map[string]any{"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": map[string]any{"cached_tokens": o.Cached}},
+		"usage":              map[string]any{"prompt_tokens": prompt, "completion_tokens": 1, "prompt_tokens_details": map[string]any{"cached_tokens": o.Cached}},
 		"kv_transfer_params": params,
 	})
 	if err != nil {
