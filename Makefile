@@ -47,7 +47,7 @@ e2e: ## real engines and real clients
 
 # The properties with new inputs, then an hour of abuse over simulated engines (an
 # interrupt ends it early, with all checks), and the same faults under a virtual
-# clock, each from a new seed unless DYNCTL_SOAK_SEED names one. From 1,000 seeds on
+# clock, each from a new seed unless DYNCTL_SOAK_SEED names one. From 2,000 seeds on
 # the virtual form first proves that it finds bugs put in on purpose, the rare ones
 # included: each is tried until it is found, in at most as many seeds.
 # docs/reliability.md.

@@ -139,26 +139,18 @@ func (l *leg) ended() {
 // read reads the request that the engine gets.
 func (l *leg) read(path string, body []byte) engine.Request {
 	s, q := l.s, l.q
-	var b struct {
-		Prompt, Input []uint32
-		Most          int
-	}
-	ids := gjson.GetBytes(body, "prompt")
-	limit := gjson.GetBytes(body, "max_tokens")
 	kind := api.Completion
-	switch path {
-	case paths[api.Chat]:
-		kind, b.Prompt = api.Chat, q.whole
-	case paths[api.SGLangGenerate]:
-		kind, ids = api.SGLangGenerate, gjson.GetBytes(body, "input_ids")
-		limit = gjson.GetBytes(body, "sampling_params.max_new_tokens")
+	ids, limit := gjson.GetBytes(body, "prompt"), gjson.GetBytes(body, "max_tokens")
+	if path == paths[api.SGLangGenerate] {
+		kind = api.SGLangGenerate
+		ids, limit = gjson.GetBytes(body, "input_ids"), gjson.GetBytes(body, "sampling_params.max_new_tokens")
 	}
-	if b.Prompt == nil {
-		if err := json.Unmarshal([]byte(ids.Raw), &b.Prompt); err != nil {
-			s.violate("%s: an engine got %s: %v", q.id, body, err)
-		}
+	if path == paths[api.Chat] {
+		kind, l.tokens = api.Chat, q.whole
+	} else if err := json.Unmarshal([]byte(ids.Raw), &l.tokens); err != nil {
+		s.violate("%s: an engine got %s: %v", q.id, body, err)
 	}
-	l.tokens, l.before = b.Prompt, len(b.Prompt)-len(q.whole)
+	l.before = len(l.tokens) - len(q.whole)
 	want := append(slices.Clone(q.whole), q.want.Tokens[:min(max(0, l.before), len(q.want.Tokens))]...)
 	if !slices.Equal(l.tokens, want) {
 		s.violate("%s would go on from %v, the client has %v", q.id, l.tokens, want)

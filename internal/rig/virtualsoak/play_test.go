@@ -161,7 +161,7 @@ func TestSeedsRepeat(t *testing.T) {
 }
 
 // rareSeeds is how many seeds must be asked for before the rare bugs are planted.
-const rareSeeds = 1000
+const rareSeeds = 2000
 
 // TestPlantedBugsAreFound proves that the soak sees what it is for. Each bug is
 // tried until it is found; the rare ones, which need too many seeds for every

@@ -122,9 +122,11 @@ func (l *paired) handedOver(c *Call) *disagg.Transfer {
 // of life.
 func (g *Legs) mayBeLost(ctx context.Context, c *Call, f *attempt.Error, other *workers.Worker, err error) {
 	e, failed := errors.AsType[*attempt.Error](err)
-	switch f.OtherLost = failed && e.MayHaveDied(); {
+	// One that gave no sign of life then may be another process by now.
+	f.OtherLost = failed && (e.MayHaveDied() || e.Reason == attempt.Stale && !e.Alive)
+	switch {
 	case f.OtherLost:
-	case !f.MayHaveDied() && f.Reason != attempt.Stale && !(failed && e.Reason == attempt.Stale): // nothing says so
+	case !f.MayHaveDied() && f.Reason != attempt.Stale: // nothing says so
 		return
 	case g.Answers(ctx, other):
 		c.Question.Run.History.Answered(other.State)

@@ -19,6 +19,14 @@ func TestOtherLegMayBeLost(t *testing.T) {
 	of := func(p selector.Phase, w *workers.Worker, r attempt.Reason) *attempt.Error {
 		return attempt.NewError(p, w, r, true, errors.New("broken"))
 	}
+	revived := of(selector.Prefill, other, attempt.Stale)
+	if revived.Alive = true; revived.MayHaveDied() {
+		t.Error("a connection that was closed as idle is no death")
+	}
+	f := of(selector.Decode, w, attempt.StreamError)
+	if new(Legs).mayBeLost(t.Context(), New(), f, other, revived); f.OtherLost {
+		t.Error("an engine counts as lost that gave a sign of life")
+	}
 	for _, c := range []struct {
 		reason, other attempt.Reason // of the failure that counts, and of the other leg's; "" for none
 		answers, lost bool
@@ -31,8 +39,7 @@ func TestOtherLegMayBeLost(t *testing.T) {
 		// The decode engine waits in vain for the KV of one that has died.
 		{attempt.StreamError, attempt.Reset, true, true, false},
 		{attempt.Status5xx, attempt.Timeout, true, true, false},
-		{attempt.StreamError, attempt.Stale, false, true, true},
-		{attempt.StreamError, attempt.Stale, true, false, true},
+		{attempt.StreamError, attempt.Stale, true, true, false}, // it has come back since
 		{attempt.StreamError, attempt.Status5xx, false, false, false},
 		{attempt.StreamError, "", false, false, false},
 	} {
