@@ -64,16 +64,4 @@ func whatIsOff(t *testing.T, r *rig, _ *tap) {
 	if st := r.status(); st.State != "ready" || st.Recorder != nil || len(r.events("recording_failed")) != 0 {
 		t.Errorf("recorder %+v, state %s %q", st.Recorder, st.State, st.Reasons)
 	}
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/admin/v1/index/children?preview=true", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := r.Client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	if text, err := r.adminPage(t.Context(), "/admin/v1/index/children?preview=true"); err != nil || resp.StatusCode != http.StatusConflict || !strings.Contains(text, "--index-preview") {
-		t.Errorf("%d %s %v", resp.StatusCode, text, err)
-	}
 }
