@@ -126,7 +126,7 @@ type Fleet struct {
 	got    []*Request
 	wrong  []string
 	rooms  map[string]chan struct{} // closed when the prefill engine has come
-	Serves func(*Request) Answer // what a worker does for which nothing is set
+	Serves func(*Request) Answer    // what a worker does for which nothing is set
 }
 
 // Next sets what a worker does with its next requests.
