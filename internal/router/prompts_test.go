@@ -163,6 +163,10 @@ func TestEndpoints(t *testing.T) {
 	if n := r.touched("prefill-0"); n != 3 {
 		t.Errorf("the prefill worker got %d requests, want the three that generate", n)
 	}
+	// Nothing to count is no prompt; the engine says what it thinks of it.
+	if a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim"}`)); a.status != http.StatusBadRequest {
+		t.Errorf("%s", a)
+	}
 	// Anthropic's clients get errors in their own shape.
 	a := r.send(http.MethodPost, "/v1/messages", []byte(`{"model":"nobody","max_tokens":1,"messages":[]}`))
 	if a.status != 404 || gjson.GetBytes(a.body, "type").String() != "error" || gjson.GetBytes(a.body, "error.type").String() == "" {

@@ -132,6 +132,9 @@ func TestTroubleThatMoves(t *testing.T) {
 				if words := []string{"attempt 1\n", "attempt 2\n", "attempt 3\n", "failed in this request"}; slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text.String(), w) }) {
 					t.Errorf("explain says:\n%s", text.String())
 				}
+				if last := []string{"every rank is excluded", "attempt 4, the last\n"}; c.fleet == "2a" && slices.ContainsFunc(last, func(w string) bool { return !strings.Contains(text.String(), w) }) {
+					t.Errorf("explain does not say why there was another attempt:\n%s", text.String())
+				}
 			})
 		})
 	}

@@ -71,6 +71,8 @@ type Asked struct {
 	Rest bool
 	// WantIDs asks the engine for the ids of its tokens, where it can report them.
 	WantIDs bool
+	// Keeps says that whoever asked drops the input of a stream: it keeps some of that first.
+	Keeps bool
 	// Idle is told of it while a stream waits of which the client has a part.
 	Idle Idle
 	// Turns, where they are not nil, pace the call: it has its turn on the ranks of a plan
@@ -126,8 +128,12 @@ func (c *Call) Follow(rest *Call) {
 }
 
 // DropInput gives back, once the head of a stream has come, what only another attempt would
-// need: the request's body, its ids and hashes. No leg may run beside the stream.
+// need: the request's body, its ids and hashes. While a prefill leg runs beside the stream,
+// which may be sending the body, it does nothing.
 func (c *Call) DropInput() {
+	if c.decoding.after != nil {
+		return
+	}
 	d := &c.Question
 	d.Run.Request.Facts.TokenIDs, d.Prompt.IDs = nil, nil
 	d.ReleaseHashes()

@@ -86,7 +86,7 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 		}
 		return nil, err
 	}
-	if a.Streams() && c.decoding.after == nil { // else the prefill leg may be sending the body
+	if a.Streams() && !c.Keeps {
 		c.DropInput()
 	}
 	return a, nil

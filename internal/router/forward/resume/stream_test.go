@@ -47,7 +47,7 @@ func engine(after, limit, at int, usage, ids bool, id string) (events []string) 
 	}
 	if usage {
 		p, c := len(prompt)+after, end-after
-		events = append(events, event(map[string]any{"id": id, "object": "text_completion", "created": len(id), "model": "m", "choices": []any{}, "usage": map[string]any{"prompt_tokens": p, "total_tokens": p + c, "completion_tokens": c}}))
+		events = append(events, event(map[string]any{"id": id, "object": "text_completion", "created": len(id), "model": "m", "choices": []any{}, "usage": map[string]any{"prompt_tokens": p, "total_tokens": p + c, "completion_tokens": c, "prompt_tokens_details": map[string]any{"cached_tokens": p}}}))
 	}
 	return append(events, "data: [DONE]\n\n")
 }
@@ -87,6 +87,9 @@ func texts(t *testing.T, stream string) (text, usage string) {
 				P int `json:"prompt_tokens"`
 				C int `json:"completion_tokens"`
 				T int `json:"total_tokens"`
+				D struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
 			}
 		}
 		if err := json.Unmarshal([]byte(data), &v); err != nil {
@@ -101,7 +104,10 @@ func texts(t *testing.T, stream string) (text, usage string) {
 			}
 		}
 		if v.Usage != nil {
-			usage += fmt.Sprint(*v.Usage)
+			if v.Usage.D.Cached > v.Usage.P {
+				t.Fatalf("more is cached than the prompt has: %q", data)
+			}
+			usage += fmt.Sprint(v.Usage.P, v.Usage.C, v.Usage.T)
 		}
 	}
 	return text, usage

@@ -1,10 +1,12 @@
 package traffic
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"sort"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -88,4 +90,25 @@ func TestEnded(t *testing.T) {
 	if a := f.Figures(); a.Completed != 2 || a.Cancelled != 1 || a.Failed != 2 || a.Rejected != 1 || a.E2E == nil || a.E2E.Count != 2 {
 		t.Errorf("%+v", a)
 	}
+}
+
+// TestRun: what is older than a minute at most leaves the quantiles.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var f Traffic
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go f.Run(ctx)
+		f.TTFT.Add(time.Second)
+		time.Sleep(31 * time.Second)
+		synctest.Wait()
+		if n := f.Figures().TTFT; n == nil || n.Count != 1 {
+			t.Errorf("after half a minute: %+v", n)
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if n := f.Figures().TTFT; n != nil {
+			t.Errorf("after a minute: %+v", n)
+		}
+	})
 }

@@ -55,6 +55,14 @@ func TestFind(t *testing.T) {
 	if p := find(stage("estimate"), text); p.Source != disagg.FromEstimate || p.ISL != 3 || p.IDs != nil || p.Note != "" {
 		t.Errorf("an estimate: %+v", p)
 	}
+	var image api.View
+	if err := image.Parse([]byte(`{"messages":[{"role":"user","content":[{"type":"text","text":"twelve chars"},{"type":"image_url","image_url":{"url":"http://x/y"}}]}]}`), api.Chat, api.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.Find(t.Context(), &image, "m", registry.Snapshot().Model("m"), nil); p.Source != disagg.FromEstimate || p.ISL != 3 || !strings.Contains(p.Note, "more than text") {
+		t.Errorf("a prompt with an image: %+v", p)
+	}
+	image.Release()
 	if p := find(stage("auto"), text); p.Source != disagg.FromEstimate || p.Note != "" {
 		t.Errorf("ids that nobody needs: %+v", p)
 	}

@@ -384,6 +384,10 @@ func TestSelfCheck(t *testing.T) {
 	if err != nil || !r.Engine || asked.Load() != 1 {
 		t.Errorf("chat with tools: engine %t, %v, %d calls", r.Engine, err, asked.Load())
 	}
+	asked.Store(0)
+	if r, err = NewGated(local, e, Agreement{}).Prompt(t.Context(), "x", true); err != nil || !r.Engine || asked.Load() != 1 {
+		t.Errorf("a prompt that was not checked: engine %t, %v, %d calls", r.Engine, err, asked.Load())
+	}
 	alone := NewGated(local, nil, Agreement{})
 	if _, err := alone.Prompt(t.Context(), "x", true); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("error %v, want ErrUnsupported", err)

@@ -80,14 +80,14 @@ func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, erro
 		return e.Next.Do(ctx, c) // there is nothing to continue
 	}
 	b := &body{e: e, ctx: ctx, first: c, call: c, Continuation: resume.New(&c.View, e.Tokens.Decoder(), e.Bodies)}
-	c.WantIDs = b.Refused == "" && !b.Stream.Native
+	c.WantIDs, c.Keeps = b.Refused == "" && !b.Stream.Native, true
 	b.Begin()
-	b.Keep(&c.View) // the body is given back with the head of the answer
 	a, err := e.Next.Do(ctx, c)
 	if err != nil || !a.Streams() {
-		b.Release()
 		return a, err
 	}
+	b.Keep(&c.View) // and not before: until then the body has it all
+	c.DropInput()
 	if len(a.Before) > 0 {
 		b.Stream.Refuse(resume.FirstToken)
 	}

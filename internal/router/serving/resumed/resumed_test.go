@@ -610,3 +610,23 @@ func TestMemoryOfStreams(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingIsKeptBeforeTheHead: a request that waits for the head of its answer holds its
+// body, and nothing for another engine: of ten thousand that wait, each would hold its tools
+// and its ids twice.
+func TestNothingIsKeptBeforeTheHead(t *testing.T) {
+	for _, fleet := range []string{"2a", "1p1d", "1p1d sglang"} {
+		q := chat(`,"metadata":{"a":"` + strings.Repeat("long ", 100) + `"}`)
+		run(t, fleet, fleet, plain, func(t *testing.T, r *fakeengine.Router) {
+			r.Serves = func(e *fakeengine.Request) fakeengine.Answer {
+				if n := r.Bodies.Used(); n != int64(len(q.Body)) {
+					t.Errorf("%s is asked while %d bytes are taken, not the %d of the body", e.Worker, n, len(q.Body))
+				}
+				return r.Model.Answer(e)
+			}
+			if got := r.Send(t.Context(), q); got.Err != nil || read(got.Body).text != r.Text {
+				t.Errorf("%s", got)
+			}
+		})
+	}
+}
