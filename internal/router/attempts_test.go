@@ -120,7 +120,7 @@ func dryRunReadsTheRequest(t *testing.T, r *rig, _ *tap) {
 	if c.Inputs.SessionKey == 0 || dry.Inputs.SessionKey != c.Inputs.SessionKey {
 		t.Errorf("session %d, in the dry run %d", c.Inputs.SessionKey, dry.Inputs.SessionKey)
 	}
-	if n := counted(string(c.Inputs.ISLSource)) - before[string(c.Inputs.ISLSource)]; n != 1 {
+	if n := counted(c.Inputs.ISLSource) - before[c.Inputs.ISLSource]; n != 1 {
 		t.Errorf("one prompt and a dry run count as %v prompts", n)
 	}
 }

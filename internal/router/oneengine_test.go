@@ -2,8 +2,6 @@ package router_test
 
 import (
 	"errors"
-	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"

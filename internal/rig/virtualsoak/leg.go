@@ -338,7 +338,8 @@ func (l *leg) begins(status int, media string, length int) {
 		return
 	}
 	l.headed = true
-	l.head = upstream.Head{Status: status, Addr: l.addr, ContentLength: int64(length), Header: upstream.Fields(upstream.HeaderField{Key: "Content-Type", Value: media})}
+	l.head = upstream.Head{Status: status, Addr: l.addr, ContentLength: int64(length)}
+	l.head.Header.Add("Content-Type", media)
 	l.s.wake(l.waiting)
 }
 

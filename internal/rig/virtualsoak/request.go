@@ -242,7 +242,7 @@ func (q *request) finish(err error) {
 			q.status = e.Status
 		}
 	}
-	q.book.Ended(account.Outcome{Status: q.status, Err: e, Took: time.Duration(s.w.Now() - q.arrived)})
+	q.book.Ended(account.Outcome{Status: q.status, Err: e, Took: s.w.Now() - q.arrived})
 	q.balanced()
 	switch {
 	case q.ctx.Err() != nil && q.gone != "":

@@ -102,7 +102,7 @@ func (s *stage) settle() {
 func (s *stage) run(t *task) {
 	// The clock of the router's own code is that of the bubble that the seed runs in.
 	if d := s.w.Now() - s.slept; d > 0 {
-		time.Sleep(d)
+		<-time.After(d)
 		s.slept = s.w.Now()
 	}
 	t.woken = false

@@ -202,7 +202,7 @@ func TestReaders(t *testing.T) {
 						if seen++; seen <= n {
 							return nil
 						}
-						time.Sleep(wait)
+						<-time.After(wait)
 						synctest.Wait() // until a prefill leg beside has ended
 						if legs := r.Open.Used(); legs != 1 || r.Ledger.Total().Requests != 1 || r.Ledger.Total().Answering != 1 || r.Bodies.Used() != 0 && !strings.Contains(fleet, "sglang") {
 							t.Errorf("%d legs, %d requests, %d bytes while nobody reads", legs, r.Ledger.Total().Requests, r.Bodies.Used())

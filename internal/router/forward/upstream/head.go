@@ -137,13 +137,9 @@ type Header struct {
 	hops         []string // keys that the Connection header names
 }
 
-// Fields is a header of these lines, with keys in canonical form: that of an answer which
-// came over no connection.
-func Fields(lines ...HeaderField) (h Header) {
-	for _, l := range lines {
-		h.keys, h.values = append(h.keys, l.Key), append(h.values, l.Value)
-	}
-	return h
+// Add appends a header line. The key must be in canonical form.
+func (h *Header) Add(key, value string) {
+	h.keys, h.values = append(h.keys, key), append(h.values, value)
 }
 
 // Get is the first value of a header; "" if there is none. The key must be in
@@ -294,7 +290,7 @@ func (r *Response) parseHead(head []byte, method string) error {
 				}
 			}
 		}
-		h.keys, h.values = append(h.keys, key), append(h.values, value)
+		h.Add(key, value)
 	}
 	r.Header = h
 	r.frame(method, length, chunked, closes || !keeps)

@@ -502,7 +502,7 @@ func TestTurns(t *testing.T) {
 			leave[i] = cancel
 			defer cancel()
 			wg.Go(func() { got[i] = r.Send(ctx, q) })
-			time.Sleep(ms) // in this order
+			<-time.After(ms) // in this order
 		}
 		r.Worker("aggregated-1").State.SetDraining(false)
 		time.AfterFunc(time.Second, leave[streams-2])
