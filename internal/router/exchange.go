@@ -1,7 +1,6 @@
 package router
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -301,32 +300,21 @@ func (x *exchange) resolve() error {
 
 // findModel finds the model and its workers, and the adapter that the prompt's
 // blocks belong to. Endpoints without a body have no model.
-func (x *exchange) findModel() error {
-	d := &x.call.Question
+func (x *exchange) findModel() (err error) {
+	c, d := x.call, &x.call.Question
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
-	if x.call.Endpoint.Body != api.NoBody {
-		of = fleet.Resolve(x.call.Name)
-		if e := models.Unresolved(x.call.Name, of, fleet, x.r.starting(), func(model string) bool { return x.key.May(model) }); e != nil {
-			return e
-		}
-	}
-	x.call.Model, x.book.Model = of.Model, of.Model
-	d.Model, d.Named, d.ModelNote = x.call.Model, x.call.View.LoRA, models.Note(x.call.Name, of)
-	if x.call.Endpoint.Kind != api.ResponseObject {
-		if err := x.key.Refusal(x.call.Name, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
+	if c.Endpoint.Body != api.NoBody {
+		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key); err != nil {
 			return err
 		}
 	}
-	if d.Look(fleet); len(d.List) > 0 {
-		return nil
+	c.Model, x.book.Model = of.Model, of.Model
+	d.Model, d.Named, d.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
+	if d.Look(fleet); len(d.List) == 0 {
+		return models.NotServed(c.Name, fleet, x.r.starting())
 	}
-	if !of.Default {
-		return models.NotServed(x.call.Name, fleet, x.r.starting())
-	}
-	e := models.NotServed(of.Model, fleet, x.r.starting())
-	e.Message = "routing.default_model: " + e.Message
-	return e
+	return nil
 }
 
 // introduction is for how long after the start a model that no worker serves may be that

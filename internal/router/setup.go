@@ -134,7 +134,7 @@ func newEngines(o *Options, hop api.Hop, b *base, in *entry) (*engines, error) {
 	e := &engines{
 		client: upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: b.secure.EngineTLS()}),
 		monitor: health.NewMonitor(b.registry, health.Options{
-			Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: b.secure.EngineTLS(), Header: hopHeader(hop),
+			Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		}, b.event),
 		outliers: health.NewOutliers(b.registry, health.OutlierOptions{Answering: func(w *workers.Worker) bool {
 			return slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return in.ledger.Load(k).Answering > 0 })
@@ -230,7 +230,7 @@ type asking struct {
 
 func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*asking, error) {
 	tokens, err := prompt.New(prompt.Options{
-		TLS: b.secure.EngineTLS(), Header: hopHeader(hop),
+		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
 		CacheBytes: c.Tokens.CacheBytes,
 	})
@@ -335,9 +335,6 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 // lookInterval is how often requests that wait for a rank look at the fleet while no request
 // ends: that an engine's metrics change or grow stale, or a worker comes, wakes none of them.
 const lookInterval = 50 * time.Millisecond
-
-// hopHeader is what requests carry that follow from no client's.
-func hopHeader(hop api.Hop) http.Header { return http.Header{api.HeaderHop: {string(hop)}} }
 
 // probe answers probes. One of this router's own means that it is its own worker.
 func (r *Router) probe(w http.ResponseWriter, req *http.Request) {

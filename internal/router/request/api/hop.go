@@ -24,6 +24,9 @@ type Hop string
 // NewHop makes the hop of a process.
 func NewHop() Hop { return Hop(rand.Text()) }
 
+// Header is what requests carry that follow from no client's.
+func (me Hop) Header() http.Header { return http.Header{HeaderHop: {string(me)}} }
+
 // Passed reports whether a request with the headers h has passed this router before.
 func (me Hop) Passed(h http.Header) (passed bool) {
 	eachHop(h, func(hop string) { passed = passed || hop == string(me) })

@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -102,6 +103,34 @@ func Unresolved(asked string, of workers.Resolved, fleet *workers.Snapshot, star
 		Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "model",
 		Message: "the request names no model, and several are served here; name one of them in \"model\": " + served,
 	}
+}
+
+// Key says what a client may ask for.
+type Key interface {
+	May(names ...string) bool
+	// Refusal is the error for a model that the key is not for, by its names; nil otherwise.
+	Refusal(asked string, names ...string) error
+}
+
+// Find is the model that a request asks for, as a key may. The error is that there is none,
+// or that no worker serves it.
+func Find(asked string, fleet *workers.Snapshot, starting bool, key Key) (workers.Resolved, error) {
+	of := fleet.Resolve(asked)
+	if e := Unresolved(asked, of, fleet, starting, func(model string) bool { return key.May(model) }); e != nil {
+		return of, e
+	}
+	if err := key.Refusal(asked, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
+		return of, err
+	}
+	switch {
+	case len(fleet.Model(of.Model)) > 0:
+		return of, nil
+	case of.Default:
+		e := NotServed(of.Model, fleet, starting)
+		e.Message = "routing.default_model: " + e.Message
+		return of, e
+	}
+	return of, NotServed(asked, fleet, starting)
 }
 
 // Note says for a receipt how the model was found for a request that does not have its name
