@@ -100,12 +100,12 @@ func TestRun(t *testing.T) {
 		defer stop()
 		go f.Run(ctx)
 		f.TTFT.Add(time.Second)
-		time.Sleep(31 * time.Second)
+		<-time.After(31 * time.Second)
 		synctest.Wait()
 		if n := f.Figures().TTFT; n == nil || n.Count != 1 {
 			t.Errorf("after half a minute: %+v", n)
 		}
-		time.Sleep(30 * time.Second)
+		<-time.After(30 * time.Second)
 		synctest.Wait()
 		if n := f.Figures().TTFT; n != nil {
 			t.Errorf("after a minute: %+v", n)
