@@ -179,9 +179,12 @@ func leastLoaded(t *testing.T, r *rig) {
 	for range 4 {
 		load("aggregated-0")
 	}
-	r.eventually("the figure", func() error {
+	r.eventually("the figures", func() error {
 		if e := r.worker("aggregated-0").Ranks[0].Engine; e == nil || e.Running == nil || *e.Running < 4 {
 			return fmt.Errorf("%+v", e)
+		}
+		if e := r.worker("aggregated-1").Ranks[0].Engine; e == nil || e.Running == nil || e.Waiting == nil || *e.Running+*e.Waiting > 0 {
+			return fmt.Errorf("%+v", e) // of requests before
 		}
 		return nil
 	})
