@@ -177,8 +177,9 @@ func BenchmarkObserved(b *testing.B) {
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
-				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
-				x.book = account.Request{To: &r.stream, Live: r.receipts.Begin(x.start), Question: d, Endpoint: ep, Model: x.call.Model, Start: x.start}
+				x.closed, x.status = false, http.StatusOK
+				now := time.Now()
+				x.book = account.Request{To: &r.stream, Live: r.receipts.Begin(now), Question: d, Endpoint: ep, Model: x.call.Model, Start: now}
 				x.book.Tokenized(d.Prompt.Source)
 				x.book.Decided()
 				leg := x.book.BeginLeg(selector.Decode, peer, nil)

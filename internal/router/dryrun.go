@@ -38,7 +38,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	x.r.asker.Read(ctx, &x.call.Question, ep, ep.Kind, &x.call.View)
 	r.asker.Decide(&x.call.Question)
 	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Question.Settings.Revision,
+		Schema: receipt.Schema, ID: "dry-run", Time: x.book.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Question.Settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
 	for _, n := range x.call.Question.Notes() {

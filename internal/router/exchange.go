@@ -27,14 +27,13 @@ import (
 // authenticates, reads and tokenizes the request, has the call answered, and copies the
 // answer to the client.
 type exchange struct {
-	r     *Router
-	w     http.ResponseWriter
-	req   *http.Request
-	ctx   context.Context
-	start time.Time
-	call  *serving.Call
-	key   *access.Key // nil for a request that shows none
-	book  account.Request
+	r    *Router
+	w    http.ResponseWriter
+	req  *http.Request
+	ctx  context.Context
+	call *serving.Call
+	key  *access.Key // nil for a request that shows none
+	book account.Request
 
 	// What the client got.
 	answer    *serving.Answer // nil while none is open
@@ -52,10 +51,10 @@ var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 // newExchange makes a request's exchange.
 func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange {
 	x := exchanges.Get().(*exchange)
-	*x = exchange{r: r, w: w, req: req, start: time.Now(), call: serving.New()}
+	*x = exchange{r: r, w: w, req: req, call: serving.New()}
 	c := x.call
-	c.Start, c.Book, c.Idle = x.start, &x.book, x
-	x.book = account.Request{To: &r.stream, Start: x.start, Question: &c.Question}
+	c.Start, c.Book, c.Idle = time.Now(), &x.book, x
+	x.book = account.Request{To: &r.stream, Start: c.Start, Question: &c.Question}
 	return x
 }
 
@@ -138,7 +137,7 @@ func (x *exchange) serve() error {
 	x.book.Endpoint = ep
 	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), r.hop.After(x.req.Header)
 	if r.hop.Passed(x.req.Header) {
-		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.start); ok {
+		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.book.Start); ok {
 			r.event(e)
 		}
 		return x.refuse("loop", api.Looped())
@@ -147,7 +146,7 @@ func (x *exchange) serve() error {
 	c.Question.Settings = s
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
-		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.start); err != nil {
+		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.book.Start); err != nil {
 			return x.refuse(reason, err)
 		}
 	}
@@ -220,7 +219,7 @@ func (x *exchange) read() error {
 	x.call.Body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
-	x.call.Question.Took.Read = now.Sub(x.start)
+	x.call.Question.Took.Read = now.Sub(x.book.Start)
 	switch x.call.Endpoint.Body {
 	case api.NoBody: // one was sent all the same; it is ignored
 		body.Release()
@@ -342,11 +341,11 @@ func (x *exchange) tokenize() {
 	c := x.call
 	x.r.asker.Read(x.ctx, &c.Question, c.Endpoint, c.Endpoint.Kind, &c.View)
 	x.book.Tokenized(c.Question.Prompt.Source)
-	x.book.Live, x.book.ID, x.book.Stream = x.r.receipts.Begin(x.start), c.ID, c.View.Stream
+	x.book.Live, x.book.ID, x.book.Stream = x.r.receipts.Begin(x.book.Start), c.ID, c.View.Stream
 	if x.key != nil {
 		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant
 	}
-	x.r.budget.Request(x.start)
+	x.r.budget.Request(x.book.Start)
 }
 
 // finish records the outcome of the request, once, and then sends the client the
@@ -394,7 +393,7 @@ func (x *exchange) ended(e *api.Error, err error) {
 		status = e.Status
 	}
 	x.book.Ended(account.Outcome{
-		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.start),
+		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.book.Start),
 	})
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
 		r.log.Debug("request failed", "request", x.call.ID, "decision", x.book.Live.ID(), "status", status, "err", err)

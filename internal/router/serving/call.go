@@ -37,8 +37,8 @@ type Call struct {
 	Question question.Question
 
 	attempts
-	// scratch is the memory of the requests to engines, decode and prefill.
-	scratch [2]rewrite.Scratch
+	// scratch is the memory of the requests to engines; nil once no further one can follow.
+	scratch *scratch
 	// next is the call whose answer goes on where that of this one ended.
 	next *Call
 }
@@ -96,8 +96,17 @@ var calls = sync.Pool{New: func() any {
 	return c
 }}
 
+// scratch is memory of the requests of both phases, decode and prefill.
+type scratch [2]rewrite.Scratch
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
 // New is an empty call; whoever has it releases it.
-func New() *Call { return calls.Get().(*Call) }
+func New() *Call {
+	c := calls.Get().(*Call)
+	c.scratch = scratches.Get().(*scratch)
+	return c
+}
 
 // Release gives the call back with all that it holds. Its answer must be closed.
 func (c *Call) Release() {
@@ -106,9 +115,7 @@ func (c *Call) Release() {
 		c.Body.Release()
 	}
 	c.Question.Release()
-	for i := range c.scratch {
-		c.scratch[i].Reset()
-	}
+	c.dropScratch()
 	if c.next != nil {
 		c.next.Release()
 	}
@@ -143,9 +150,19 @@ func (c *Call) DropInput() {
 	c.Body.Release()
 	c.Body = nil
 	c.View.Forget()
+	c.dropScratch()
+}
+
+// dropScratch gives back the memory of requests to engines, if the call has it.
+func (c *Call) dropScratch() {
+	if c.scratch == nil {
+		return
+	}
 	for i := range c.scratch {
 		c.scratch[i].Reset()
 	}
+	scratches.Put(c.scratch)
+	c.scratch = nil
 }
 
 // Answer is an answer whose head is good. Its body is read, and then closed.
