@@ -39,7 +39,7 @@ type Call struct {
 	attempts
 	// scratch is the memory of the requests to engines; nil once no further one can follow.
 	scratch *scratch
-	// next is the call whose answer goes on where that of this one ended.
+	// next is the call whose answer continues that of this one.
 	next *Call
 }
 
@@ -71,7 +71,7 @@ type Asked struct {
 	Rest bool
 	// WantIDs asks the engine for the ids of its tokens, where it can report them.
 	WantIDs bool
-	// Keeps says that whoever asked drops the input of a stream: it keeps some of that first.
+	// Keeps leaves it to the wrapper to drop the input of a stream: it keeps a part of that.
 	Keeps bool
 	// Idle is told of it while a stream waits of which the client has a part.
 	Idle Idle
@@ -101,7 +101,7 @@ type scratch [2]rewrite.Scratch
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// New is an empty call; whoever has it releases it.
+// New is an empty call, which the caller releases.
 func New() *Call {
 	c := calls.Get().(*Call)
 	c.scratch = scratches.Get().(*scratch)
