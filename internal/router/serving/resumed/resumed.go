@@ -165,13 +165,13 @@ func (b *body) Done() bool { return b.now == nil || b.now.Done() }
 
 // Close is [serving.Body.Close].
 func (b *body) Close(err error) error {
+	defer b.Release()
 	b.Leave()
 	b.dropMove()
-	if b.now != nil {
-		err = b.now.Close(err)
+	if a := b.now; a != nil {
 		b.now = nil
+		err = a.Close(err)
 	}
-	b.Release()
 	return err
 }
 
