@@ -11,8 +11,12 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // TestReleasedCallIsEmpty: nothing of a call is found in the next one, nor of one that
@@ -57,5 +61,52 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 func TestCallIsSmall(t *testing.T) {
 	if n := unsafe.Sizeof(Call{}); n > 4096 {
 		t.Errorf("a call has %d bytes, and may have 4096: what only its attempts need belongs where DropInput gives it back", n)
+	}
+}
+
+// broken panics where it is told how a leg ended.
+type broken struct{ Health }
+
+func (broken) Report(health.Admission, health.Outcome) health.Admission { panic("the judge") }
+
+// closing counts how often an answer is closed.
+type closing struct {
+	Response
+	times int
+}
+
+func (c *closing) Close() { c.times++ }
+
+// TestPanicWhileAnAnswerIsJudged: whoever panics at the end of an answer, its place, its leg,
+// its connection and the leg beside it are given back, once.
+func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
+	books, open, resp, joined := ledger.New(), admission.NewMemory(5, nil), &closing{}, 0
+	w := &workers.Worker{Name: "w", State: &workers.State{}}
+	peer := disagg.Peer{Worker: w, Rank: &workers.Rank{}}
+	open.Take(1)
+	c := New()
+	defer c.Release()
+	c.Book, c.held = &account.Request{Question: &c.Question}, books.Reserve(peer.Rank, ledger.Claim{})
+	c.decoding = decoding{
+		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Book.BeginLeg(selector.Decode, peer, nil), resp: resp,
+		after: func(err error) {
+			if joined++; err == nil {
+				t.Error("the leg beside it hears of a good end")
+			}
+		},
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		_ = c.decoding.Close(Ended("w", "too early"))
+	}()
+	if err := books.Balanced(); err != nil || books.DoubleReleases() > 0 || open.Used() != 0 || resp.times != 1 || joined != 1 {
+		t.Errorf("%v, %d legs are in progress, closed %d times, joined %d times", err, open.Used(), resp.times, joined)
+	}
+	if err := c.decoding.Close(nil); err != nil { // again, for nothing
+		t.Error(err)
 	}
 }

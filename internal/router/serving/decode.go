@@ -229,39 +229,53 @@ func (b *decoding) Next() ([]byte, bool, error) {
 
 func (b *decoding) Done() bool { return b.resp.Done() }
 
-// Close judges how an answer ended of which the client has a part.
-func (b *decoding) Close(err error) error {
+// Close judges how an answer ended of which the client has a part. All is given back also
+// where that panics.
+func (b *decoding) Close(cause error) (err error) {
 	if b.resp == nil {
-		return err // it is closed
+		return cause // it is closed
 	}
-	w := b.peer.Worker
-	if f, ok := errors.AsType[*upstream.Failure](err); ok && f.Kind != upstream.Canceled {
-		reason := attempt.Reason(f.Kind)
-		if errors.Is(err, ErrEngine) {
-			reason = attempt.StreamError
-		}
-		b.g.report(b.c, selector.Decode, health.ServerError)
-		b.c.Book.Failed(selector.Decode, w, reason, err)
-		e := *f.APIError()
-		if reason == attempt.StreamError {
-			e.Message = f.Err.Error()
-		}
-		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", w.Name, e.Message)
-		e.Err = f
-		err = &Cut{Err: &e, Failure: attempt.Cut(w, reason)}
-	}
-	if b.head != nil {
-		b.head.Release()
-	}
-	b.resp.Close()
-	b.record.End(err, time.Now())
-	if b.after != nil {
-		b.after(err)
-	}
-	b.c.held.Release()
-	b.g.Open.Give(1)
-	*b = decoding{}
+	err = errPanic // until it is judged
+	defer func() { b.end(err) }()
+	err = b.judged(cause)
 	return err
+}
+
+// judged is what an error that ended the answer is to the client.
+func (b *decoding) judged(err error) error {
+	f, ok := errors.AsType[*upstream.Failure](err)
+	if !ok || f.Kind == upstream.Canceled {
+		return err
+	}
+	w, reason := b.peer.Worker, attempt.Reason(f.Kind)
+	if errors.Is(err, ErrEngine) {
+		reason = attempt.StreamError
+	}
+	b.g.report(b.c, selector.Decode, health.ServerError)
+	b.c.Book.Failed(selector.Decode, w, reason, err)
+	e := *f.APIError()
+	if reason == attempt.StreamError {
+		e.Message = f.Err.Error()
+	}
+	e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", w.Name, e.Message)
+	e.Err = f
+	return &Cut{Err: &e, Failure: attempt.Cut(w, reason)}
+}
+
+// end gives back all that was held for the answer.
+func (b *decoding) end(err error) {
+	was := *b
+	*b = decoding{}
+	defer was.g.Open.Give(1)
+	defer was.c.held.Release()
+	if was.after != nil {
+		defer was.after(err)
+	}
+	if was.head != nil {
+		was.head.Release()
+	}
+	was.resp.Close()
+	was.record.End(err, time.Now())
 }
 
 // ErrEngine is in the error that closes a stream in which the engine itself has sent an

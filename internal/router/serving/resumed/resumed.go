@@ -71,8 +71,12 @@ const (
 	askForMove = 50 * time.Millisecond
 )
 
-// errMoved ends a leg whose worker is drained.
-var errMoved = errors.New("the worker is drained, and the rest comes from elsewhere")
+var (
+	// errMoved ends a leg whose worker is drained.
+	errMoved = errors.New("the worker is drained, and the rest comes from elsewhere")
+	// errPanic ends one whose stream a panic has kept from its reader.
+	errPanic = errors.New("internal error of the router")
+)
 
 // Do is [serving.Engine.Do].
 func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, error) {
@@ -86,13 +90,20 @@ func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, erro
 	if err != nil || !a.Streams() {
 		return a, err
 	}
+	b.now = a
+	defer func() {
+		if err != nil { // a panic, which nobody closes the answer for
+			_ = b.Close(err)
+		}
+	}()
+	err = errPanic
 	b.Keep(&c.View) // and not before: until then the body has it all
 	c.DropInput()
 	if len(a.Before) > 0 {
 		b.Stream.Refuse(resume.FirstToken)
 	}
 	b.noMemory()
-	b.now = a
+	err = nil
 	return &serving.Answer{Head: a.Head, Before: a.Before, Body: b}, nil
 }
 
@@ -165,13 +176,13 @@ func (b *body) Done() bool { return b.now == nil || b.now.Done() }
 
 // Close is [serving.Body.Close].
 func (b *body) Close(err error) error {
+	defer b.Release()
 	b.Leave()
 	b.dropMove()
-	if b.now != nil {
-		err = b.now.Close(err)
+	if a := b.now; a != nil {
 		b.now = nil
+		err = a.Close(err)
 	}
-	b.Release()
 	return err
 }
 

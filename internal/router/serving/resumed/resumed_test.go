@@ -20,6 +20,8 @@ import (
 	"github.com/dynctl/dynctl/internal/rig/fakeengine"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/serving/resumed"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -627,6 +629,24 @@ func TestNothingIsKeptBeforeTheHead(t *testing.T) {
 			if got := r.Send(t.Context(), q); got.Err != nil || read(got.Body).text != r.Text {
 				t.Errorf("%s", got)
 			}
+		})
+	}
+}
+
+// TestPanicBehindTheHead: a panic between the head of a stream and its first reader gives
+// back all that the stream holds.
+func TestPanicBehindTheHead(t *testing.T) {
+	for _, fleet := range []string{"1a", "1p1d", "1p1d sglang"} {
+		run(t, fleet, fleet, plain, func(t *testing.T, r *fakeengine.Router) {
+			e, ok := r.Engine.(*resumed.Engine)
+			if !ok {
+				t.Fatalf("the engine is a %T", r.Engine)
+			}
+			e.Bodies = admission.NewMemory(1, func(bool, int64) { panic("by the test") })
+			if got := r.Send(t.Context(), chat("")); got.Panic == nil || len(r.Requests("")) == 0 {
+				t.Errorf("%s", got)
+			}
+			r.Balanced()
 		})
 	}
 }
