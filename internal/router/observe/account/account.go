@@ -111,7 +111,7 @@ func (r *Request) Decided() {
 
 // Chosen reports that the newest decision's plan is carried out: its place is taken, and
 // its legs follow. From then on costs are learned from this attempt's legs.
-func (r *Request) Chosen() { r.send(Event{Kind: Chosen, At: time.Now()}) }
+func (r *Request) Chosen() { r.send(Event{Kind: Chosen}) }
 
 // Retried reports that a leg of another attempt is sent, after a failure of a phase.
 func (r *Request) Retried(phase selector.Phase, reason attempt.Reason) {

@@ -25,7 +25,7 @@ const (
 
 	Introduced   // its receipt begins, before its first decision or in place of one
 	Decided      // a decision is made, for each attempt
-	Chosen       // the decision's plan is carried out: At
+	Chosen       // the decision's plan is carried out
 	Retried      // a leg of another attempt is sent: Phase, Reason
 	LegSent      // a leg is about to be sent: leg, Call
 	Head         // the head of a leg's answer came: leg, At, Count (the HTTP status)
