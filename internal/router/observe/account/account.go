@@ -100,9 +100,6 @@ func (r *Request) Undecided() { r.send(Event{Kind: Introduced}) }
 
 // Decided reports the newest decision.
 func (r *Request) Decided() {
-	if r.Question.Run.Attempt == 1 {
-		r.send(Event{Kind: Introduced})
-	}
 	if p := &r.Question.Run.Plan; p.Err == nil {
 		r.Path = string(p.Path)
 	}

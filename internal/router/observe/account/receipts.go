@@ -17,6 +17,9 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 		Decided: func(e Event) {
 			q := e.Request.Question
 			e.Request.Live.Update(func(c *receipt.Receipt) {
+				if q.Run.Attempt == 1 {
+					e.Request.introduce(c)
+				}
 				c.Begin(q.Run.Attempt)
 				Fill(c, q, untrusted)
 			})

@@ -23,7 +23,7 @@ const (
 	Aborted               // it ends early: Reason (who ended it)
 	Ended                 // it has ended, with Request.Outcome: Err (the cause)
 
-	Introduced   // its receipt begins, before its first decision or in place of one
+	Introduced   // its receipt begins in place of a decision
 	Decided      // a decision is made, for each attempt
 	Chosen       // the decision's plan is carried out
 	Retried      // a leg of another attempt is sent: Phase, Reason

@@ -65,7 +65,7 @@ func TestKindsOfRequests(t *testing.T) {
 			s.Chosen()
 			stream(s)
 			s.Ended(Outcome{Status: 200})
-		}, "introduced decided chosen sent head first streams runs piece leg ended answered finished"},
+		}, "decided chosen sent head first streams runs piece leg ended answered finished"},
 		{"after a failure", func(s *stand) {
 			s.Decided()
 			s.BeginLeg(selector.Decode, s.peer, nil).End(errors.New("gone"), now)
@@ -74,7 +74,7 @@ func TestKindsOfRequests(t *testing.T) {
 			s.Decided()
 			s.Retried(selector.Decode, attempt.Reset)
 			stream(s)
-		}, "introduced decided sent leg failed decided retried sent head first streams runs piece leg"},
+		}, "decided sent leg failed decided retried sent head first streams runs piece leg"},
 		{"prefill", func(s *stand) {
 			l := s.BeginLeg(selector.Prefill, s.peer, nil)
 			l.Head(http.StatusOK)
