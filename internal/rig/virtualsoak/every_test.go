@@ -122,7 +122,7 @@ func TestKilledAtEveryToken(t *testing.T) {
 						if c.stops {
 							fleets = 6 // each with stop strings elsewhere
 						}
-						if testing.Short() {
+						if testing.Short() && !c.stops {
 							fleets /= 2
 						}
 						for seed := uint64(1); fleets > 0; seed++ {
