@@ -73,14 +73,14 @@ type Asked struct {
 	WantIDs bool
 	// Keeps leaves it to the wrapper to drop the input of a stream: it keeps a part of that.
 	Keeps bool
-	// Idle is told of it while a stream waits of which the client has a part.
+	// Idle hears of it while a stream waits that the client has a part of.
 	Idle Idle
 	// Turns, where they are not nil, pace the call: it has its turn on the ranks of a plan
 	// before a leg of it is sent, and until the head of an answer is good.
 	Turns Turns
 }
 
-// Idle is told from time to time that a stream waits, and in a few words for what; its error
+// Idle hears from time to time that a stream waits, and in a few words for what; its error
 // ends the call.
 type Idle interface{ Idle(words string) error }
 

@@ -54,7 +54,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 	}
 	leg := c.leg(selector.Decode, p, body, c.Question.Settings.Timeouts.Response, id)
 	if t != nil && t.Leased() {
-		// An engine that hangs for longer than the lease and then goes on
+		// An engine that hangs for longer than the lease and then continues
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, c.aliveBy
 	}
@@ -229,7 +229,7 @@ func (b *decoding) Next() ([]byte, bool, error) {
 
 func (b *decoding) Done() bool { return b.resp.Done() }
 
-// Close judges how an answer ended of which the client has a part. All is given back also
+// Close judges how an answer ended that the client has a part of. All is given back also
 // where that panics.
 func (b *decoding) Close(cause error) (err error) {
 	if b.resp == nil {

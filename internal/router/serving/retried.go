@@ -18,7 +18,7 @@ import (
 )
 
 // Planner decides on a call, and returns what serves the decision. The error is that there
-// is nobody; ErrAgain that it has to be asked once more.
+// is no worker for it; ErrAgain that it has to be asked once more.
 type Planner interface {
 	Plan(ctx context.Context, c *Call) (Engine, error)
 }
@@ -160,8 +160,8 @@ func (c *Call) sends() {
 	c.retry = retry{}
 }
 
-// noRetry gives back what was taken of the budget where nobody was found who could be
-// asked: a lone worker that refuses would use up what the others need.
+// noRetry gives back what was taken of the budget where no worker was left to
+// ask: a lone worker that refuses would use up what the others need.
 func (r *Retried) noRetry(c *Call) {
 	if c.retry.budgeted {
 		r.Budget.Return(time.Now())

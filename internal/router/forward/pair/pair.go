@@ -32,7 +32,7 @@ type Legs interface {
 // Runner runs a prefill leg beside its decode leg, and waits: on goroutines, or one step
 // after the other under a clock of its own.
 type Runner interface {
-	// Go runs f, and the caller goes on.
+	// Go runs f beside the caller.
 	Go(f func())
 	// Wait waits until done is closed or ctx ends, and for limit at most; 0 is for as long
 	// as it takes.

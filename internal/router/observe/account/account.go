@@ -53,7 +53,7 @@ type Request struct {
 	begun   bool // see Recompute
 }
 
-// Outcome is how a request ended, besides its answer.
+// Outcome is how a request ended, apart from its answer.
 type Outcome struct {
 	Status int
 	// Err is the error that the client got; nil for none.

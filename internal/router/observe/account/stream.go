@@ -12,7 +12,7 @@ import (
 // Kind is the kind of an [Event].
 type Kind uint8
 
-// The kinds of events. Each comment lists the fields of [Event] that are set besides
+// The kinds of events. Each comment lists the fields of [Event] that are set beside
 // Kind and Request; "leg" stands for Leg. Those before Introduced also come from requests
 // without a receipt and a question.
 const (

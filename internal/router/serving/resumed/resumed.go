@@ -92,7 +92,7 @@ func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, erro
 	}
 	b.now = a
 	defer func() {
-		if err != nil { // a panic, which nobody closes the answer for
+		if err != nil { // a panic: the answer has no reader to close it
 			_ = b.Close(err)
 		}
 	}()
@@ -118,7 +118,7 @@ type body struct {
 	now         *serving.Answer
 	// pending is an error that came with a piece: it is next.
 	pending error
-	// cut is the error of the newest leg of which the client has a part.
+	// cut is the error of the newest leg that the client has a part of.
 	cut error
 	// places are the ranks on which the rest has its turn.
 	places []uint32
@@ -302,7 +302,7 @@ func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, st
 	return "", ""
 }
 
-// rest makes the call for what comes after ids, of which the last are so many of the
+// rest makes the call for what comes after ids, the last so many of them the
 // answer's; nil, with the reason, where there is none.
 func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers.Snapshot) (_ *serving.Call, why resume.Refusal, words string) {
 	raw, why := b.Rest(ids, sent)
