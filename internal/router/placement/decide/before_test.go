@@ -31,8 +31,8 @@ func before(in *Input) (path Path, reason decision.Reason, decode, prefill int, 
 	default:
 		phase.Weights.OverlapCredit *= in.Rule.LoadCredit
 	}
-	if phase.Weights != in.DecodePhase().Weights {
-		return // every prefill rank is busy: blocks that will be used count in full now
+	if now := in.DecodePhase(); phase.Phase != now.Phase || phase.Weights != now.Weights {
+		return // no prefill rank can be chosen: the decode rank does it all, and its blocks count in full
 	}
 	var rk selector.Ranking
 	selector.Rank(&phase, &rk)
