@@ -315,6 +315,7 @@ func (r *rank) liveReason() string {
 const (
 	reasonNone    = "connected, no batch yet"
 	reasonJoined  = "blocks stored before the feed began are missing until they are stored again"
+	reasonFits    = "the engine's blocks fit again"
 	reasonRefused = "blocks that the index had no room for are missing until they are stored again"
 	reasonFull    = "the index is full: some of its blocks are not known until there is room"
 )
@@ -385,7 +386,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 			r.set(Live, wantNext, "rebuilding: "+f)
 		}
 	} else if r.want == wantFit && s.Mismatch() == "" {
-		r.set(Live, wantNext, "the engine's blocks fit again")
+		r.set(Live, wantNext, reasonFits)
 	}
 	if r.disbelieved.rises(s.CopiesDisbelieved()) {
 		r.emit(eventlog.Warn, "copies_disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)

@@ -215,17 +215,20 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 	}
 }
 
-// endMore ends wantMore in the state that the rank was in. The caller holds r.mu.
+// endMore ends wantMore in the state of before, unless the batches that waited have changed
+// whether the rank's blocks fit. The caller holds r.mu.
 func (r *rank) endMore() {
-	w, reason := wantNext, r.reason
-	switch {
-	case r.state == Unknown:
-		w = wantFit
-	case r.state == Live && reason == reasonFull && !r.stream.Short():
-		reason = reasonRefused
-	}
 	r.until = r.m.now().Add(r.m.o.VerifyAfter)
-	r.set(r.state, w, reason)
+	switch why := r.stream.Mismatch(); {
+	case why != "":
+		r.set(Unknown, wantFit, why)
+	case r.state == Unknown:
+		r.set(Live, wantNext, reasonFits)
+	case r.state == Live && r.reason == reasonFull && !r.stream.Short():
+		r.set(Live, wantNext, reasonRefused)
+	default:
+		r.await(wantNext)
+	}
 }
 
 // drain applies the live batches that waited. It returns false when one does

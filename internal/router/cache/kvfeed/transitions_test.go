@@ -246,7 +246,7 @@ func TestTransitionsOfAMisfit(t *testing.T) {
 		s.say(sized(6))
 		s.is(Unknown, 0, misfit(6))
 		s.say(sized(8))
-		s.is(Live, 0, "the engine's blocks fit again")
+		s.is(Live, 0, reasonFits)
 		s.say(sized(10))
 		s.is(Unknown, 0, misfit(10))
 		if replay {
@@ -430,5 +430,47 @@ func TestTransitionsOfAnEnd(t *testing.T) {
 	s.next(1)
 	if got := s.r.status(); got.State != Unknown || got.Connects != 1 || got.LastSeq != -1 || s.held.Load() != 0 {
 		t.Errorf("after its end: %+v", got)
+	}
+}
+
+// A replay that has nothing more leaves the rank as the batches that waited for it left
+// the blocks.
+func TestTransitionsOfMore(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before, waits int // size of a block
+		state         State
+		reason        string
+	}{
+		"fits":            {8, 8, Live, "rebuilding: batch 2 cannot be read: kvevent: unreadable batch: neither an array nor a map"},
+		"fits no more":    {8, 10, Unknown, "the engine's block of 10 tokens is not a multiple of the router's block of 4 tokens"},
+		"fits again":      {10, 12, Live, reasonFits},
+		"still fits none": {10, 10, Unknown, "the engine's block of 10 tokens is not a multiple of the router's block of 4 tokens"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sized := func(name uint64, size int) kvevent.Event {
+				return kvmodel.Stored(0, []uint64{name}, kvmodel.Tokens(size, size), int32(size))
+			}
+			s := newStepped(t, true, nil)
+			s.connect()
+			s.fetch()
+			s.say(storing(1))
+			s.say(storing(2))
+			s.p.step(false)
+			s.p.e.Log[2] = []byte{0xff} // damaged, so that a replay may have more
+			s.comes(2)
+			s.say(sized(3, c.before))
+			s.p.set(func() { s.p.window = len(s.p.e.Log) })
+			s.r.mu.Lock()
+			replay, _ := s.r.due(s.r.m.now())
+			s.r.mu.Unlock()
+			s.say(sized(4, c.waits))
+			if len(s.r.held) != 1 || replay == nil {
+				t.Fatalf("%d batches wait for the replay", len(s.r.held))
+			}
+			replay(t.Context(), s.attached())
+			s.is(c.state, 0, c.reason)
+		})
 	}
 }
