@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
@@ -118,51 +120,66 @@ func TestHeldBatchesAreBounded(t *testing.T) {
 	f.equals(p)
 }
 
-// A port that speaks no ZMTP, or accepts and says nothing, or closes at once.
+// A port that speaks no ZMTP, or accepts and says nothing.
 func TestHostilePort(t *testing.T) {
 	t.Parallel()
 	for name, greet := range map[string]string{"another protocol": "HTTP/1.1 400 Bad Request\r\n\r\n", "silence": ""} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const pause = 10 * time.Millisecond
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithCancel(context.Background())
-			done := make(chan int)
+			done := make(chan struct{})
 			go func() {
-				var conns []net.Conn
+				defer close(done)
 				for {
 					c, err := ln.Accept()
 					if err != nil {
-						break
+						return
 					}
-					conns = append(conns, c)
+					defer c.Close()
 					_, _ = c.Write([]byte(greet))
 				}
-				<-ctx.Done()
-				for _, c := range conns {
-					_ = c.Close()
-				}
-				done <- len(conns)
 			}()
+			t.Cleanup(func() { _ = ln.Close(); <-done })
 			f := newFixture(t, func(o *Options) {
-				o.BackoffMin, o.BackoffMax = pause, 4*pause
 				o.Socket.HandshakeTimeout = 30 * time.Millisecond
 				o.StaleAfter = 200 * time.Millisecond
 			})
-			began := time.Now()
 			f.add(workers.EventSource{Endpoint: "tcp://" + ln.Addr().String()})
-			s := f.until(func(s Status) bool { return s.State == Stale })
-			_ = ln.Close()
-			cancel()
-			// However long that took: no two tries without a pause.
-			if n, most := <-done, 2+int(time.Since(began)/(pause/2)); n > most || s.ConnectErrors == 0 {
-				t.Errorf("%d connections, at most %d wanted, status %+v", n, most, s)
-			}
+			f.until(func(s Status) bool { return s.State == Stale && s.ConnectErrors > 2 })
 		})
 	}
+}
+
+// The pauses between attempts to connect double up to the longest one, and half of each
+// is random.
+func TestAttemptsPause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var tried []time.Time
+		f := newFixture(t, func(o *Options) {
+			o.BackoffMin, o.BackoffMax = 100*time.Millisecond, time.Second
+			o.Sources = func(context.Context, string) ([]workers.EventSource, error) {
+				tried = append(tried, time.Now())
+				return nil, errors.New("not up yet")
+			}
+		})
+		f.add(workers.EventSource{})
+		<-time.After(10 * time.Second)
+		synctest.Wait()
+		if len(tried) < 10 {
+			t.Fatalf("%d attempts in ten seconds", len(tried))
+		}
+		longest := 100 * time.Millisecond
+		for i := 1; i < len(tried); i++ {
+			if pause := tried[i].Sub(tried[i-1]); pause < longest/2 || pause > longest {
+				t.Errorf("a pause of %v before attempt %d, want %v to %v", pause, i, longest/2, longest)
+			}
+			longest = min(2*longest, time.Second)
+		}
+	})
 }
 
 // A replay socket that answers with what nobody asked for.
