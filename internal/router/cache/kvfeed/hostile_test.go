@@ -37,6 +37,7 @@ func TestHostilePublisher(t *testing.T) {
 	}
 	good.subscribed()
 	bad.subscribed()
+	began := time.Now()
 	rng := rand.New(rand.NewPCG(1, 1))
 	payload := func() []byte {
 		if len(bad.e.Log) == 0 || rng.IntN(3) == 0 {
@@ -71,8 +72,11 @@ func TestHostilePublisher(t *testing.T) {
 	if b.Replays > 4 {
 		t.Errorf("%d replays, the budget is 4", b.Replays)
 	}
-	if n := f.emitted("feed_unknown") + f.emitted("feed_gap") + f.emitted("feed_restart"); n > 4*emitBurst {
-		t.Errorf("%d events for one rank in a moment", n)
+	for _, kind := range []string{"feed_unknown", "feed_gap", "feed_restart"} {
+		n := f.emitted(kind)
+		if most := emitBurst + 1 + int(time.Since(began)/emitEvery); n > most { // however long it took
+			t.Errorf("%d events %s for one rank, at most %d wanted", n, kind, most)
+		}
 	}
 	if n := len(f.one().Reason); n > 1000 {
 		t.Errorf("reason of %d bytes", n)
@@ -258,5 +262,31 @@ func TestHostileReplay(t *testing.T) {
 				f.until(func(s Status) bool { return s.Restarts > lied.Restarts || s.LastSeq == last+1 })
 			}
 		})
+	}
+}
+
+// A burst of events of one kind comes whole, then one in each interval, which counts those
+// between.
+func TestQuota(t *testing.T) {
+	t.Parallel()
+	var now time.Time
+	q := quota{left: emitBurst, last: now}
+	for n := range emitBurst + 3 {
+		if more, ok := q.allow(now); ok != (n < emitBurst) || more != "" {
+			t.Errorf("event %d: %t %q", n, ok, more)
+		}
+	}
+	for n := range 20 {
+		now = now.Add(emitEvery / 4)
+		want := ""
+		if n%4 == 3 {
+			want = " (and 3 more like this since the last event)"
+			if n == 3 {
+				want = " (and 6 more like this since the last event)"
+			}
+		}
+		if more, ok := q.allow(now); ok != (want != "") || more != want {
+			t.Errorf("%v later: %t %q, want %q", now.Sub(time.Time{}), ok, more, want)
+		}
 	}
 }
