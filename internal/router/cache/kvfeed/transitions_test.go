@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,38 @@ func (s *stepped) is(state State, held int, reason string) {
 	}
 	if trusted := s.Trusted(0); trusted != (state == Live) {
 		s.t.Errorf("%s: trusted %t", state, trusted)
+	}
+	s.r.consistent(s.t)
+}
+
+// statesOf are the states in which a rank waits for something, as want has them.
+var statesOf = map[want][]State{
+	wantConnection: {Connecting, Stale, Unknown},
+	wantOne:        {Unknown},
+	wantSame:       {Replaying},
+	wantMissed:     {Replaying, InGap, Unknown, Live},
+	wantMore:       {Live, Mute, Unknown},
+	wantProof:      {Verifying},
+	wantNext:       {Live, Mute, Unknown},
+	wantFit:        {Unknown},
+}
+
+// consistent checks that a rank that is fed is in a state in which it can be.
+func (r *rank) consistent(t *testing.T) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Contains(statesOf[r.want], r.state) {
+		t.Errorf("%s: %s while it waits for %d", r.label, r.state, r.want)
+	}
+	if idle := r.want == wantConnection; idle != (r.conn == 0) {
+		t.Errorf("%s: waits for %d with connection %d", r.label, r.want, r.conn)
+	}
+	if two := r.conn != 0 && r.rival != 0; two != (r.want == wantOne) {
+		t.Errorf("%s: waits for %d with connection %d and rival %d", r.label, r.want, r.conn, r.rival)
+	}
+	if len(r.held) > 0 && !r.want.holds() {
+		t.Errorf("%s: %d batches are held while it waits for %d", r.label, len(r.held), r.want)
 	}
 }
 
