@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
@@ -35,6 +37,7 @@ func TestHostilePublisher(t *testing.T) {
 	}
 	good.subscribed()
 	bad.subscribed()
+	began := time.Now()
 	rng := rand.New(rand.NewPCG(1, 1))
 	payload := func() []byte {
 		if len(bad.e.Log) == 0 || rng.IntN(3) == 0 {
@@ -69,8 +72,11 @@ func TestHostilePublisher(t *testing.T) {
 	if b.Replays > 4 {
 		t.Errorf("%d replays, the budget is 4", b.Replays)
 	}
-	if n := f.emitted("feed_unknown") + f.emitted("feed_gap") + f.emitted("feed_restart"); n > 4*emitBurst {
-		t.Errorf("%d events for one rank in a moment", n)
+	for _, kind := range []string{"feed_unknown", "feed_gap", "feed_restart"} {
+		n := f.emitted(kind)
+		if most := emitBurst + 1 + int(time.Since(began)/emitEvery); n > most { // however long it took
+			t.Errorf("%d events %s for one rank, at most %d wanted", n, kind, most)
+		}
 	}
 	if n := len(f.one().Reason); n > 1000 {
 		t.Errorf("reason of %d bytes", n)
@@ -118,51 +124,66 @@ func TestHeldBatchesAreBounded(t *testing.T) {
 	f.equals(p)
 }
 
-// A port that speaks no ZMTP, or accepts and says nothing, or closes at once.
+// A port that speaks no ZMTP, or accepts and says nothing.
 func TestHostilePort(t *testing.T) {
 	t.Parallel()
 	for name, greet := range map[string]string{"another protocol": "HTTP/1.1 400 Bad Request\r\n\r\n", "silence": ""} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const pause = 10 * time.Millisecond
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithCancel(context.Background())
-			done := make(chan int)
+			done := make(chan struct{})
 			go func() {
-				var conns []net.Conn
+				defer close(done)
 				for {
 					c, err := ln.Accept()
 					if err != nil {
-						break
+						return
 					}
-					conns = append(conns, c)
+					defer c.Close()
 					_, _ = c.Write([]byte(greet))
 				}
-				<-ctx.Done()
-				for _, c := range conns {
-					_ = c.Close()
-				}
-				done <- len(conns)
 			}()
+			t.Cleanup(func() { _ = ln.Close(); <-done })
 			f := newFixture(t, func(o *Options) {
-				o.BackoffMin, o.BackoffMax = pause, 4*pause
 				o.Socket.HandshakeTimeout = 30 * time.Millisecond
 				o.StaleAfter = 200 * time.Millisecond
 			})
-			began := time.Now()
 			f.add(workers.EventSource{Endpoint: "tcp://" + ln.Addr().String()})
-			s := f.until(func(s Status) bool { return s.State == Stale })
-			_ = ln.Close()
-			cancel()
-			// However long that took: no two tries without a pause.
-			if n, most := <-done, 2+int(time.Since(began)/(pause/2)); n > most || s.ConnectErrors == 0 {
-				t.Errorf("%d connections, at most %d wanted, status %+v", n, most, s)
-			}
+			f.until(func(s Status) bool { return s.State == Stale && s.ConnectErrors > 2 })
 		})
 	}
+}
+
+// The pauses between attempts to connect double up to the longest one, and half of each
+// is random.
+func TestAttemptsPause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var tried []time.Time
+		f := newFixture(t, func(o *Options) {
+			o.BackoffMin, o.BackoffMax = 100*time.Millisecond, time.Second
+			o.Sources = func(context.Context, string) ([]workers.EventSource, error) {
+				tried = append(tried, time.Now())
+				return nil, errors.New("not up yet")
+			}
+		})
+		f.add(workers.EventSource{})
+		<-time.After(10 * time.Second)
+		synctest.Wait()
+		if len(tried) < 10 {
+			t.Fatalf("%d attempts in ten seconds", len(tried))
+		}
+		longest := 100 * time.Millisecond
+		for i := 1; i < len(tried); i++ {
+			if pause := tried[i].Sub(tried[i-1]); pause < longest/2 || pause > longest {
+				t.Errorf("a pause of %v before attempt %d, want %v to %v", pause, i, longest/2, longest)
+			}
+			longest = min(2*longest, time.Second)
+		}
+	})
 }
 
 // A replay socket that answers with what nobody asked for.
@@ -241,5 +262,31 @@ func TestHostileReplay(t *testing.T) {
 				f.until(func(s Status) bool { return s.Restarts > lied.Restarts || s.LastSeq == last+1 })
 			}
 		})
+	}
+}
+
+// A burst of events of one kind comes whole, then one in each interval, which counts those
+// between.
+func TestQuota(t *testing.T) {
+	t.Parallel()
+	var now time.Time
+	q := quota{left: emitBurst, last: now}
+	for n := range emitBurst + 3 {
+		if more, ok := q.allow(now); ok != (n < emitBurst) || more != "" {
+			t.Errorf("event %d: %t %q", n, ok, more)
+		}
+	}
+	for n := range 20 {
+		now = now.Add(emitEvery / 4)
+		want := ""
+		if n%4 == 3 {
+			want = " (and 3 more like this since the last event)"
+			if n == 3 {
+				want = " (and 6 more like this since the last event)"
+			}
+		}
+		if more, ok := q.allow(now); ok != (want != "") || more != want {
+			t.Errorf("%v later: %t %q, want %q", now.Sub(time.Time{}), ok, more, want)
+		}
 	}
 }

@@ -107,8 +107,8 @@ func (h *hub) run(ctx context.Context) {
 func (h *hub) setReason(reason string) {
 	for _, r := range h.list() {
 		r.mu.Lock()
-		if r.conn == 0 {
-			r.set(r.state, reason)
+		if r.want == wantConnection {
+			r.explain(reason)
 		}
 		r.mu.Unlock()
 	}
@@ -252,7 +252,7 @@ func (r *rank) claim(conn uint64, peer string, home bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.closed || r.conn == conn:
+	case r.want == wantEnd || r.conn == conn:
 		return
 	case r.conn == 0:
 		if home && !r.home {
@@ -267,7 +267,7 @@ func (r *rank) claim(conn uint64, peer string, home bool) {
 	case home == r.home && r.rival == 0:
 		r.abandon()
 		r.rival, r.rivalPeer = conn, peer
-		r.startOver(r.contested())
+		r.startOver(wantOne, r.contested())
 		return
 	default:
 		return
@@ -275,8 +275,7 @@ func (r *rank) claim(conn uint64, peer string, home bool) {
 	if r.rival == conn {
 		r.rival = 0
 	}
-	r.home = home
-	r.attachLocked(conn, peer)
+	r.attachLocked(conn, peer, home)
 }
 
 // contested is why a rank with a rival is not trusted. The caller holds r.mu.
@@ -293,8 +292,8 @@ func (r *rank) disown(conn uint64, reason string) {
 		return
 	}
 	r.abandon()
-	r.conn, r.lostAt = 0, r.m.now()
-	r.startOver(reason)
+	r.conn = 0
+	r.startOver(wantConnection, reason)
 	r.poke()
 }
 

@@ -342,7 +342,10 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 				}
 				p.seq++
 			}
-			for id := range fed {
+			for id, is := range fed {
+				if is {
+					f.ranks[id].consistent(t)
+				}
 				if !f.Trusted(id) {
 					continue
 				}

@@ -26,6 +26,8 @@
 //     feed had seen every batch until then, it starts over from the replay once
 //     per connection.
 //
+// What a feed waits for, and how it gets from one state to the next, is drawn at want.
+//
 // Wire: the live and replay frames of vLLM 0.8.5 to 0.33 and SGLang up to 0.5.23
 // (see kvevent).
 package kvfeed
@@ -244,7 +246,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	r := newRank(m, id, key, src, places[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
-		r.disbelieved = r.stream.CopiesDisbelieved()
+		r.disbelieved = edge(r.stream.CopiesDisbelieved())
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}
@@ -268,7 +270,7 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	}
 	m.stop(r)
 	r.mu.Lock()
-	r.state, r.published = Unknown, 0
+	r.set(Unknown, wantEnd, "removed")
 	r.place.word.Store(0)
 	r.place.groups.Store(nil)
 	r.place.tiers.Store(nil)
@@ -304,7 +306,8 @@ func (m *Manager) stop(r *rank) {
 	r.wg.Wait()
 	// A listener's connection may still hold r: nothing of it gets through now.
 	r.mu.Lock()
-	r.closed, r.conn, r.rival, r.catching = true, 0, 0, false
+	r.conn, r.rival = 0, 0
+	r.await(wantEnd)
 	r.release()
 	r.mu.Unlock()
 }

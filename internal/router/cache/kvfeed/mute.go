@@ -32,9 +32,9 @@ func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
 	}
 	_, had := r.stream.Last()
 	r.mute = muteState{at: m.now(), why: why, had: had, ask: true}
-	r.set(Mute, why)
+	r.set(Mute, r.want, why)
 	r.emit(eventlog.Warn, "feed_mute", "%s: %s", r.label, why)
-	r.nextVerify = r.mute.at
+	r.until = r.mute.at
 	r.poke()
 }
 
@@ -67,6 +67,6 @@ func (r *rank) endSilence(seq uint64) {
 	if m.had && !late {
 		reason = "rebuilding: " + was
 	}
-	r.set(Live, reason)
+	r.set(Live, r.want, reason)
 	r.emit(eventlog.Info, "feed_live", "%s: live: %s", r.label, was)
 }

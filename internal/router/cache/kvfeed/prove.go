@@ -54,7 +54,6 @@ func (r *rank) prove(now time.Time) time.Duration {
 	case len(r.held) > 0 && r.held[0].seq != next:
 		r.disproved(fmt.Sprintf("batch %d came instead of %d", r.held[0].seq, next))
 	case answered && len(r.held) > 0:
-		r.proving = false
 		r.emit(eventlog.Info, "feed_kept", "%s: connected again with the same process of its engine, and batch %d follows the last: its entries are kept", r.label, next)
 		if !r.drain() { // a gap among those that waited
 			for _, b := range r.held {
@@ -63,7 +62,7 @@ func (r *rank) prove(now time.Time) time.Duration {
 			r.release()
 		}
 		r.goLive()
-	case len(r.held) > 0 && now.Sub(r.began) > proveWithin:
+	case len(r.held) > 0 && now.After(r.until):
 		r.disproved("its engine does not say when its process was started")
 	case answered:
 		return r.m.o.VerifyEvery // until a batch comes
@@ -76,8 +75,7 @@ func (r *rank) prove(now time.Time) time.Duration {
 // disproved drops the entries and goes on with the batches that waited. The
 // caller holds r.mu.
 func (r *rank) disproved(why string) {
-	r.proving = false
-	r.startOver(lostWithoutReplay + " (" + why + ")")
+	r.startOver(r.want, lostWithoutReplay+" ("+why+")")
 	for _, b := range r.held {
 		r.force(b, why)
 	}

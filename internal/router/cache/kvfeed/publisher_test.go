@@ -217,6 +217,25 @@ type fixture struct {
 
 func newFixture(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
+	f := idleFixture(t, change)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		if n := f.held.Load(); n != 0 {
+			t.Errorf("%d bytes of batches are held at the end", n)
+		}
+	})
+	return f
+}
+
+// idleFixture is a fixture whose Manager does not run.
+func idleFixture(t *testing.T, change func(*Options)) *fixture {
+	t.Helper()
 	f := &fixture{t: t, x: kvmodel.NewIndex(t), copied: kvmodel.NewIndex(t)}
 	f.again = kvstream.New(f.copied, 0, kvmodel.Block)
 	o := Options{
@@ -249,18 +268,6 @@ func newFixture(t *testing.T, change func(*Options)) *fixture {
 		t.Fatal(err)
 	}
 	f.Manager = m
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("run: %v", err)
-		}
-		if n := m.held.Load(); n != 0 {
-			t.Errorf("%d bytes of batches are held at the end", n)
-		}
-	})
 	return f
 }
 

@@ -38,32 +38,16 @@ type rank struct {
 	stream *kvstream.Stream
 	n      FeedCounters
 
-	state     State
-	reason    string
-	since     time.Time
+	standing
 	published uint64
 
-	closed    bool   // the feed has ended
-	conn      uint64 // number of the connection in use, 0 for none
-	peer      string
-	home      bool   // the peer is on the worker's host
-	attached  uint64 // number of the latest attachment; one connection may be attached again
+	link
 	rival     uint64 // another connection that speaks for this rank, 0 for none
 	rivalPeer string
-	lostAt    time.Time // when the rank was last without connection
-	process   float64   // start of the engine's process as known when the last batch was applied, see provable
-	began     time.Time // when the connection in use began
-	proving   bool      // entries wait for the proof that they may be kept, see prove
-	proven    bool      // the connection continues what the stream has seen
-	resynced  bool      // it was started over because of orphans
-	refetch   bool      // see whether the replay has more, when the budget of replays allows
-	accept    bool      // take the first batch as it comes: the replay has failed
+	process   float64 // start of the engine's process as known when the last batch was applied, see provable
 
-	catching     bool // live batches wait in held for a replay
-	asking       bool // that replay is for what it may have besides what is known
-	misfit       bool // the newest batch left blocks that do not fit
-	disbelieved  bool // the stream counts no copies any more; the event was emitted
-	hashDiffers  bool // the engine's names are not what was stated; the event was emitted
+	disbelieved  edge // the stream counts no copies any more
+	hashDiffers  edge // the engine's names are not what was stated
 	nextFull     time.Time
 	held         []heldBatch
 	heldBytes    int64
@@ -72,12 +56,11 @@ type rank struct {
 	tokens       float64 // replays allowed now
 	refilled     time.Time
 
-	lastEvent  time.Time
-	heard      time.Time // see Status
-	mute       muteState
-	lag        float64
-	nextVerify time.Time
-	quotas     map[string]*quota // by kind of event
+	lastEvent time.Time
+	heard     time.Time // see Status
+	mute      muteState
+	lag       float64
+	quotas    map[string]*quota // by kind of event
 }
 
 // heldBatch is a live batch that waits for the end of a replay.
@@ -94,10 +77,10 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *
 	now := m.now()
 	r := &rank{
 		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, place: at,
-		wake:   make(chan struct{}, 1),
-		stream: kvstream.New(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
-		state:  Connecting, reason: "not connected yet", since: now,
-		lostAt: now, process: math.NaN(), lag: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
+		wake:     make(chan struct{}, 1),
+		stream:   kvstream.New(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
+		standing: standing{state: Connecting, want: wantConnection, reason: "not connected yet", since: now, until: now.Add(m.o.StaleAfter)},
+		process:  math.NaN(), lag: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
 		quotas: map[string]*quota{},
 	}
 	r.stream.Know(key.Traits)
@@ -173,17 +156,23 @@ func (r *rank) dropped(reason string, anew bool) {
 	r.emit(eventlog.Warn, "feed_unknown", "%s: entries dropped and rebuilt: %s", r.label, reason)
 }
 
-// startOver empties the rank and waits for the first batch of a publisher. The
+// startOver empties the rank, to which the next batch is the first of a publisher. The
 // caller holds r.mu.
-func (r *rank) startOver(reason string) {
+func (r *rank) startOver(w want, reason string) {
 	_, had := r.stream.Last()
-	r.set(Unknown, reason)
+	r.set(Unknown, w, reason)
 	r.stream.Reset()
-	r.proven, r.mute = true, muteState{}
+	r.mute = muteState{}
 	r.publish()
 	if had {
 		r.dropped(reason, true)
 	}
+}
+
+// restarted starts over because the publisher has, as how shows. The caller holds r.mu.
+func (r *rank) restarted(w want, how string) {
+	r.n.Restarts++
+	r.startOver(w, "the publisher started over: "+how)
 }
 
 // countable keeps a made-up number from wrapping a counter.
@@ -195,7 +184,7 @@ func (r *rank) lose(seq uint64, why string) {
 	if had {
 		reason := fmt.Sprintf("batches %d to %d are lost: %s", last+1, seq-1, why)
 		r.n.Lost += countable(seq - 1 - last)
-		r.set(Unknown, reason)
+		r.set(Unknown, r.want, reason)
 		r.stream.Skip(seq)
 		r.mute = muteState{}
 		r.dropped(reason, false)
@@ -209,37 +198,34 @@ func (r *rank) lose(seq uint64, why string) {
 func (r *rank) attach(conn uint64, peer string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.attachLocked(conn, peer)
+	r.attachLocked(conn, peer, false)
 }
 
-func (r *rank) attachLocked(conn uint64, peer string) {
-	r.conn, r.peer, r.began = conn, peer, r.m.now()
-	r.attached++
+func (r *rank) attachLocked(conn uint64, peer string, home bool) {
+	r.link = link{conn: conn, attached: r.attached + 1, peer: peer, home: home, began: r.m.now()}
 	r.n.Connects++
-	if r.rival != 0 {
-		r.startOver(r.contested())
-		return
-	}
 	_, had := r.stream.Last()
-	r.proven, r.resynced, r.accept, r.refetch, r.asking = !had, false, false, false, false
-	if r.src.Replay != "" {
-		r.catching = true
-		r.set(Replaying, "connected, asking for what was missed")
+	switch {
+	case r.rival != 0:
+		r.startOver(wantOne, r.contested())
+	case r.src.Replay != "":
+		w := wantMissed
+		if had {
+			w = wantSame
+		}
+		r.set(Replaying, w, "connected, asking for what was missed")
 		r.poke()
-		return
-	}
-	if had && r.provable() {
+	case had && r.provable():
 		// The proof takes an answer of the engine and a batch, which wait for it.
-		r.proving, r.catching = true, true
-		r.set(Verifying, "connected again; its entries are kept, unused, until its engine has proven to be the same process and its next batch follows the last")
+		r.set(Verifying, wantProof, "connected again; its entries are kept, unused, until its engine has proven to be the same process and its next batch follows the last")
 		r.emit(eventlog.Info, "feed_verifying", "%s: %s", r.label, r.reason)
 		r.poke()
-		return
+	case had:
+		r.startOver(wantNext, lostWithoutReplay)
+		r.goLive()
+	default:
+		r.goLive()
 	}
-	if had {
-		r.startOver(lostWithoutReplay)
-	}
-	r.goLive()
 }
 
 const lostWithoutReplay = "the connection was lost, and without a replay socket nobody knows what was missed"
@@ -252,9 +238,8 @@ func (r *rank) detach(conn uint64, err error) {
 		return
 	}
 	r.conn = 0
-	r.lostAt = r.m.now()
 	r.abandon()
-	r.set(Connecting, "connection lost: "+err.Error())
+	r.set(Connecting, wantConnection, "connection lost: "+err.Error())
 	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
 		r.emit(eventlog.Warn, "feed_disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
 	}
@@ -269,7 +254,7 @@ func (r *rank) withdraw(conn uint64) bool {
 	}
 	r.rival = 0
 	if r.conn != 0 {
-		r.attachLocked(r.conn, r.peer)
+		r.attachLocked(r.conn, r.peer, r.home)
 	}
 	return true
 }
@@ -277,7 +262,6 @@ func (r *rank) withdraw(conn uint64) bool {
 // abandon ends what is under way with the connection in use. The caller holds
 // r.mu.
 func (r *rank) abandon() {
-	r.catching, r.proving = false, false
 	r.release()
 	if r.cancelReplay != nil {
 		r.cancelReplay()
@@ -292,14 +276,14 @@ func (r *rank) current(attached uint64) bool {
 
 // goLive ends a resync. The caller holds r.mu.
 func (r *rank) goLive() {
-	r.catching = false
 	was := r.state
+	r.until = r.m.now().Add(r.m.o.VerifyAfter)
 	if why := r.stream.Mismatch(); why != "" {
-		r.set(Unknown, why)
+		r.set(Unknown, wantFit, why)
 		return
 	}
 	if r.mute.why != "" { // nothing has come since
-		r.set(Mute, r.mute.why)
+		r.set(Mute, wantNext, r.mute.why)
 		r.poke()
 		return
 	}
@@ -307,8 +291,7 @@ func (r *rank) goLive() {
 	if was == Unknown && why == reasonJoined {
 		why = "rebuilding: " + r.reason
 	}
-	r.set(Live, why)
-	r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+	r.set(Live, wantNext, why)
 	if was != Live {
 		r.emit(eventlog.Info, "feed_live", "%s: live: %s", r.label, r.reason)
 	}
@@ -332,6 +315,7 @@ func (r *rank) liveReason() string {
 const (
 	reasonNone    = "connected, no batch yet"
 	reasonJoined  = "blocks stored before the feed began are missing until they are stored again"
+	reasonFits    = "the engine's blocks fit again"
 	reasonRefused = "blocks that the index had no room for are missing until they are stored again"
 	reasonFull    = "the index is full: some of its blocks are not known until there is room"
 )
@@ -351,9 +335,9 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 		return
 	}
 	r.lastEvent = now
-	if r.catching {
+	if r.want.holds() {
 		r.hold(topic, seq, payload, now)
-		if r.proving {
+		if r.want == wantProof {
 			r.poke()
 		}
 		return
@@ -394,44 +378,38 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 			r.refetch = true
 			r.poke()
 		}
-		if !r.catching {
-			if s.Mismatch() != "" {
-				r.set(Unknown, f)
-			} else {
-				r.set(Live, "rebuilding: "+f)
-			}
+		switch {
+		case r.want.holds():
+		case s.Mismatch() != "":
+			r.set(Unknown, wantFit, f)
+		default:
+			r.set(Live, wantNext, "rebuilding: "+f)
 		}
-	} else if r.misfit && r.state == Unknown && !r.catching && s.Mismatch() == "" {
-		r.set(Live, "the engine's blocks fit again")
+	} else if r.want == wantFit && s.Mismatch() == "" {
+		r.set(Live, wantNext, reasonFits)
 	}
-	r.misfit = s.Mismatch() != ""
-	if was := r.disbelieved; s.CopiesDisbelieved() != was {
-		if r.disbelieved = !was; r.disbelieved {
-			r.emit(eventlog.Warn, "copies_disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
-		}
+	if r.disbelieved.rises(s.CopiesDisbelieved()) {
+		r.emit(eventlog.Warn, "copies_disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
 	}
-	if was := r.hashDiffers; s.HashDiffers() != was {
-		if r.hashDiffers = !was; r.hashDiffers {
-			r.emit(eventlog.Warn, "hash_differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events state counts, until one fits", r.label)
-		}
+	if r.hashDiffers.rises(s.HashDiffers()) {
+		r.emit(eventlog.Warn, "hash_differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events state counts, until one fits", r.label)
 	}
 	if s.TakeShort() {
 		r.emit(eventlog.Warn, "feed_full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
 		if r.state == Live {
-			r.set(Live, reasonFull)
+			r.explain(reasonFull)
 		}
 	}
 	if r.state == Live && r.reason == reasonNone {
-		r.set(Live, r.liveReason())
+		r.explain(r.liveReason())
 	}
 	r.publish()
-	if !r.resynced && !r.catching && !replayed && r.src.Replay != "" && s.LacksParent() {
+	if !r.resynced && !r.want.holds() && !replayed && r.src.Replay != "" && s.LacksParent() {
 		// Every batch was applied and yet a parent is missing: either the engine
 		// names blocks in a way not understood here, or something was lost
 		// without a trace. Starting over, once, shows which.
 		r.resynced = true
-		r.startOver(fmt.Sprintf("batch %d has a child of a block that was never stored", seq))
-		r.catching = true
+		r.startOver(wantMissed, fmt.Sprintf("batch %d has a child of a block that was never stored", seq))
 		r.poke()
 	}
 }
@@ -439,23 +417,26 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 // outOfOrder handles a live batch that does not follow the one before. The
 // caller holds r.mu.
 func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload []byte, now time.Time) {
-	_, had := r.stream.Last()
-	switch {
-	case v.Kind == kvstream.Duplicate:
+	if v.Kind == kvstream.Duplicate {
 		r.n.Duplicates++
 		return
+	}
+	_, had := r.stream.Last()
+	fetch := r.src.Replay != "" && (had || !r.gaveUp)
+	if fetch {
+		r.await(wantMissed)
+	}
+	switch {
 	case v.Kind == kvstream.Restart:
-		r.n.Restarts++
-		r.startOver(fmt.Sprintf("the publisher started over: batch %d came again with another content", seq))
+		r.restarted(r.want, fmt.Sprintf("batch %d came again with another content", seq))
 		r.emit(eventlog.Warn, "feed_restart", "%s: %s", r.label, r.reason)
 	case had:
 		r.n.Gaps++
 		r.n.Missing += countable(v.To - v.From + 1)
-		r.set(InGap, fmt.Sprintf("batches %d to %d are missing", v.From, v.To))
+		r.set(InGap, r.want, fmt.Sprintf("batches %d to %d are missing", v.From, v.To))
 		r.emit(eventlog.Warn, "feed_gap", "%s: %s", r.label, r.reason)
 	}
-	if r.src.Replay != "" && (had || !r.accept) {
-		r.catching = true
+	if fetch {
 		r.hold(topic, seq, payload, now)
 		r.poke()
 		return
@@ -468,8 +449,7 @@ func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload 
 func (r *rank) force(b heldBatch, why string) {
 	v := r.stream.Offer(b.seq, b.payload)
 	if v.Kind == kvstream.Restart {
-		r.n.Restarts++
-		r.startOver(fmt.Sprintf("the publisher started over: batch %d came again with another content", b.seq))
+		r.restarted(r.want, fmt.Sprintf("batch %d came again with another content", b.seq))
 		v = r.stream.Offer(b.seq, b.payload)
 	}
 	if v.Kind == kvstream.Gap {
@@ -551,7 +531,7 @@ func (r *rank) ask(ctx context.Context, first bool) {
 	if err != nil {
 		r.n.SourceErrors++
 		if !known {
-			r.set(r.state, "where the rank publishes is not known: "+err.Error())
+			r.explain("where the rank publishes is not known: " + err.Error())
 		}
 		return
 	}
@@ -566,7 +546,7 @@ func (r *rank) ask(ctx context.Context, first bool) {
 		return
 	}
 	if !known {
-		r.set(r.state, "the worker names no event endpoint for this rank")
+		r.explain("the worker names no event endpoint for this rank")
 	}
 }
 
@@ -585,7 +565,7 @@ func (r *rank) connection(ctx context.Context) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.n.ConnectErrors++
-		r.set(r.state, err.Error())
+		r.explain(err.Error())
 		return err
 	}
 	defer c.Close()

@@ -26,57 +26,73 @@ func (r *rank) maintain(ctx context.Context) {
 		case <-timer.C:
 		}
 		r.mu.Lock()
-		conn, attached, catching := r.conn, r.attached, r.catching && !r.proving && r.rival == 0
-		now := r.m.now()
-		verify := false
-		next := r.m.o.VerifyEvery
-		switch {
-		case conn == 0:
-			if left := r.lostAt.Add(r.m.o.StaleAfter).Sub(now); left > 0 {
-				next = left
-			} else if r.state != Stale {
-				r.set(Stale, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
-				r.emit(eventlog.Error, "feed_stale", "%s: %s", r.label, r.reason)
-			}
-		case r.rival != 0:
-		case !catching && r.refetch:
-			// Rebuilt from what follows, the rank misses what it held until
-			// that is stored again; a replay that reaches further back has it
-			// at once.
-			if next = r.untilReplay(now); next <= 0 {
-				r.refetch = false
-				r.asking, r.catching, catching = true, true, true
-			}
-		case r.proving:
-			next = r.prove(now)
-		case !catching && r.stream.Short() && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.HasRoom():
-			// What was refused comes in no other way: the engine does not store
-			// again what it has.
-			if next = r.untilReplay(now); next <= 0 {
-				r.nextFull = now.Add(r.m.o.VerifyEvery)
-				r.asking, r.catching, catching = true, true, true
-			}
-		case !catching && r.src.Replay != "":
-			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); !r.mute.ask && r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
-				r.nextVerify = quiet
-			}
-			if next = r.nextVerify.Sub(now); next <= 0 {
-				verify, r.mute.ask = r.allow(now), false
-				next = r.m.o.VerifyEvery
-				r.nextVerify = now.Add(next)
-			}
-		}
+		attached := r.attached
+		replay, next := r.due(r.m.now())
 		r.mu.Unlock()
-		switch {
-		case conn != 0 && catching:
-			r.catchUp(ctx, attached)
-			next = 0
-		case verify:
-			r.verify(ctx, attached)
+		if replay != nil {
+			replay(ctx, attached)
 			next = 0
 		}
 		timer.Reset(next)
 	}
+}
+
+// due does what the rank needs now, as far as that takes no time. It returns the replay
+// to make, nil for none, and how long it is until due must be called again. The caller
+// holds r.mu.
+func (r *rank) due(now time.Time) (replay func(ctx context.Context, attached uint64), next time.Duration) {
+	switch r.want {
+	case wantConnection:
+		if left := r.until.Sub(now); left > 0 {
+			return nil, left
+		}
+		if r.state != Stale {
+			r.set(Stale, wantConnection, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
+			r.emit(eventlog.Error, "feed_stale", "%s: %s", r.label, r.reason)
+		}
+	case wantSame, wantMissed, wantMore:
+		return r.catchUp, 0
+	case wantProof:
+		return nil, r.prove(now)
+	case wantNext, wantFit:
+		if r.src.Replay != "" {
+			return r.look(now)
+		}
+	case wantOne, wantEnd:
+	}
+	return nil, r.m.o.VerifyEvery
+}
+
+// look is due for a rank that has a replay socket and misses nothing that it knows of. The
+// caller holds r.mu.
+func (r *rank) look(now time.Time) (replay func(ctx context.Context, attached uint64), next time.Duration) {
+	// Rebuilt from what follows, the rank misses what it held until that is stored
+	// again; a replay that reaches further back has it at once. What the index
+	// refused comes in no other way: the engine does not store again what it has.
+	full := r.stream.Short() && !now.Before(r.nextFull) && r.m.o.Index.HasRoom()
+	if r.refetch || full {
+		if left := r.untilReplay(now); left > 0 {
+			return nil, left
+		}
+		if r.refetch {
+			r.refetch = false
+		} else {
+			r.nextFull = now.Add(r.m.o.VerifyEvery)
+		}
+		r.await(wantMore)
+		return r.catchUp, 0
+	}
+	if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); !r.mute.ask && r.until.Before(quiet) && r.lastEvent.After(r.until.Add(-r.m.o.VerifyAfter)) {
+		r.until = quiet
+	}
+	if left := r.until.Sub(now); left > 0 {
+		return nil, left
+	}
+	r.mute.ask, r.until = false, now.Add(r.m.o.VerifyEvery)
+	if !r.allow(now) {
+		return nil, r.m.o.VerifyEvery
+	}
+	return r.verify, 0
 }
 
 // untilReplay is how long the budget of replays forbids another one. The caller
@@ -110,7 +126,7 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 	broken := false // the replay socket does not work
 	for attempt := range catchUpAttempts {
 		r.mu.Lock()
-		if !r.current(attached) || !r.catching {
+		if !r.current(attached) || !r.want.fetches() {
 			r.mu.Unlock()
 			return
 		}
@@ -120,15 +136,13 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 			break
 		}
 		before := r.stream.Next()
-		asking := r.asking
-		r.asking = false
-		if !asking {
-			r.set(Replaying, fmt.Sprintf("asking %s for batches from %d on (attempt %d)", r.src.Replay, before, attempt+1))
+		if r.want != wantMore {
+			r.set(Replaying, r.want, fmt.Sprintf("asking %s for batches from %d on (attempt %d)", r.src.Replay, before, attempt+1))
 		}
 		r.n.Replays++
 		r.mu.Unlock()
 
-		p, err := r.replay(ctx, attached, asking)
+		p, err := r.replay(ctx, attached)
 
 		r.mu.Lock()
 		if !r.current(attached) || ctx.Err() != nil {
@@ -139,17 +153,15 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 			r.n.ReplayErrors++
 			why = err.Error()
 		}
-		if p.asking { // it had no more, or did not answer
+		if r.want == wantMore { // it had no more, or did not answer
 			if err == nil {
 				r.stream.EndShort()
 			}
 			done := r.drain()
 			if done {
-				r.catching = false
-				if r.state == Live && r.reason == reasonFull && !r.stream.Short() {
-					r.set(Live, reasonRefused)
-				}
-				r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+				r.endMore()
+			} else {
+				r.await(wantMissed)
 			}
 			r.mu.Unlock()
 			if done {
@@ -185,11 +197,11 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 		return
 	}
 	why = cmp.Or(why, "replays do not come to an end")
-	if _, had := r.stream.Last(); had && !(r.proven && len(r.held) > 0) {
+	if _, had := r.stream.Last(); had && (r.want == wantSame || len(r.held) == 0) {
 		// With batches that wait, force says more exactly what is lost.
-		r.startOver("what was missed cannot be fetched: " + why)
+		r.startOver(r.want, "what was missed cannot be fetched: "+why)
 	}
-	r.proven, r.accept = true, true
+	r.gaveUp = true
 	// What was given up for lack of budget can be fetched later; from a socket
 	// that does not answer it cannot, and the rank is rebuilt without it.
 	r.refetch = !broken
@@ -199,7 +211,23 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 	r.release()
 	r.goLive()
 	if r.state == Live && !r.stream.Complete() {
-		r.reason = "rebuilding, what was missed could not be fetched: " + why
+		r.explain("rebuilding, what was missed could not be fetched: " + why)
+	}
+}
+
+// endMore ends wantMore in the state of before, unless the batches that waited have changed
+// whether the rank's blocks fit. The caller holds r.mu.
+func (r *rank) endMore() {
+	r.until = r.m.now().Add(r.m.o.VerifyAfter)
+	switch why := r.stream.Mismatch(); {
+	case why != "":
+		r.set(Unknown, wantFit, why)
+	case r.state == Unknown:
+		r.set(Live, wantNext, reasonFits)
+	case r.state == Live && r.reason == reasonFull && !r.stream.Short():
+		r.set(Live, wantNext, reasonRefused)
+	default:
+		r.await(wantNext)
 	}
 }
 
@@ -219,8 +247,7 @@ func (r *rank) drain() bool {
 			r.n.Duplicates++
 			continue
 		case kvstream.Restart:
-			r.n.Restarts++
-			r.startOver(fmt.Sprintf("the publisher started over: batch %d came again with another content", b.seq))
+			r.restarted(r.want, fmt.Sprintf("batch %d came again with another content", b.seq))
 		case kvstream.Gap:
 		}
 		for _, done := range r.held[:i] {
@@ -238,7 +265,6 @@ func (r *rank) drain() bool {
 // while it runs.
 type playback struct {
 	from      uint64
-	asking    bool // nothing is taken unless it reaches further back than the rank
 	short     bool // as far back is enough: some of the rank's blocks were refused
 	batches   int
 	bytes     int64
@@ -255,14 +281,14 @@ var (
 
 // replay asks the replay socket for the newest batch applied and all after it,
 // and applies what comes. That first batch proves that the publisher is in the
-// same life. Asking, it wants all batches there are, and applies them to an
-// emptied rank if they begin before those that the rank's entries come from;
-// else p is still asking at the end, and nothing has changed. A nil error means
-// that the replay ended as it should, or that p says why it was left.
-func (r *rank) replay(ctx context.Context, attached uint64, asking bool) (*playback, error) {
+// same life. In wantMore it asks for all batches there are, and applies them to an
+// emptied rank if they begin before those that the rank's entries come from, in
+// wantMissed from then on; else nothing has changed at the end. A nil error means that
+// the replay ended as it should, or that p says why it was left.
+func (r *rank) replay(ctx context.Context, attached uint64) (*playback, error) {
 	r.mu.Lock()
-	p := &playback{asking: asking, short: r.stream.Short()}
-	if last, had := r.stream.Last(); had && !asking {
+	p := &playback{short: r.stream.Short()}
+	if last, had := r.stream.Last(); had && r.want != wantMore {
 		p.from = last
 	}
 	src := r.src
@@ -306,12 +332,11 @@ func (r *rank) replay(ctx context.Context, attached uint64, asking bool) (*playb
 		case !r.current(attached):
 			err = context.Canceled
 		case end:
-			if !r.proven {
+			if r.want == wantSame {
 				// It does not have the batch that it sent before: another life, or
 				// one that moved on too far.
-				r.n.Restarts++
 				p.restarted = true
-				r.startOver(fmt.Sprintf("the publisher started over: its replay does not know batch %d", p.from))
+				r.restarted(wantMissed, fmt.Sprintf("its replay does not know batch %d", p.from))
 			}
 		default:
 			p.batches++
@@ -332,13 +357,12 @@ func (r *rank) replay(ctx context.Context, attached uint64, asking bool) (*playb
 // replayed takes one batch of a replay. It returns true when no more is needed.
 // The caller holds r.mu.
 func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err error) {
-	if p.asking {
+	if r.want == wantMore {
 		if base := r.stream.Base(); seq > base || seq == base && !p.short {
 			return true, nil
 		}
-		p.asking = false
-		r.startOver("fetching again what came damaged, was given up or found no room")
-		r.set(Replaying, fmt.Sprintf("%s has the batches from %d on", r.src.Replay, seq))
+		r.startOver(wantMissed, "fetching again what came damaged, was given up or found no room")
+		r.set(Replaying, wantMissed, fmt.Sprintf("%s has the batches from %d on", r.src.Replay, seq))
 	}
 	if seq < p.from {
 		if p.batches > kvstream.Remembered {
@@ -346,20 +370,19 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 		}
 		return false, nil // more than asked for
 	}
-	if !r.proven {
+	if r.want == wantSame {
 		switch {
 		case seq == p.from && r.stream.Holds(seq, payload):
-			r.proven = true
+			r.await(wantMissed)
 			return r.joins(p), nil
 		case seq == p.from:
-			r.n.Restarts++
 			p.restarted = true
-			r.startOver(fmt.Sprintf("the publisher started over: its batch %d is another one", seq))
+			r.restarted(wantMissed, fmt.Sprintf("its batch %d is another one", seq))
 			return true, nil
 		}
 		// Kept too few batches to prove anything.
 		r.lose(seq, fmt.Sprintf("the replay begins at batch %d", seq))
-		r.proven = true
+		r.await(wantMissed)
 	}
 	if r.stream.Forgotten(seq) {
 		return r.joins(p), nil
@@ -374,9 +397,8 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 		r.n.ReplayedBatches++
 		r.applied(seq, nil, payload, r.m.now(), true)
 	case kvstream.Restart:
-		r.n.Restarts++
 		p.restarted = true
-		r.startOver(fmt.Sprintf("the publisher started over: its batch %d is another one", seq))
+		r.restarted(wantMissed, fmt.Sprintf("its batch %d is another one", seq))
 		return true, nil
 	case kvstream.Duplicate, kvstream.Gap:
 	}
@@ -394,14 +416,14 @@ func (r *rank) joins(p *playback) bool {
 // changes nothing unless there is news.
 func (r *rank) verify(ctx context.Context, attached uint64) {
 	r.mu.Lock()
-	if !r.current(attached) || r.catching {
+	if !r.current(attached) || r.want.holds() {
 		r.mu.Unlock()
 		return
 	}
 	r.n.Replays++
 	state := r.state
 	r.mu.Unlock()
-	p, err := r.replay(ctx, attached, false)
+	_, err := r.replay(ctx, attached)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.current(attached) || ctx.Err() != nil {
@@ -410,12 +432,7 @@ func (r *rank) verify(ctx context.Context, attached uint64) {
 	if err != nil {
 		r.n.ReplayErrors++
 	}
-	if p.restarted && !r.catching {
-		r.catching = true
-		r.poke()
-		return
-	}
-	if !r.catching && r.state == Unknown && state != Unknown {
+	if !r.want.holds() && r.state == Unknown && state != Unknown {
 		// A hole in the replay emptied the rank; what followed is in it again.
 		r.goLive()
 	}

@@ -13,34 +13,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// State is what is known of a rank's entries in the index.
-type State string
-
-// The states of a rank. Only in Live are its entries those of the engine as of
-// the newest batch that arrived.
-const (
-	// Connecting: no connection to the publisher.
-	Connecting State = "connecting"
-	// Live: every batch since the last reset of the rank was applied.
-	Live State = "live"
-	// InGap: batches are missing and not asked for yet.
-	InGap State = "gap"
-	// Replaying: missing batches are being fetched.
-	Replaying State = "replaying"
-	// Verifying: connected again without a replay socket; nothing is known to be
-	// missing, and the entries wait for the proof, see prove. An engine that is
-	// idle may leave the rank in it for as long.
-	Verifying State = "verifying"
-	// Stale: no connection for longer than Options.StaleAfter.
-	Stale State = "stale"
-	// Mute: connected, and nothing has come although the engine computes (see
-	// Manager.Mute). Its entries are kept, unused, until its next batch shows whether that
-	// was only late.
-	Mute State = "mute"
-	// Unknown: the rank's blocks cannot be known; its entries were dropped.
-	Unknown State = "unknown"
-)
-
 // Status is the account of one rank's feed. Counters only grow while the rank
 // is with the Manager.
 type Status struct {
@@ -150,18 +122,6 @@ type Observation struct {
 	Trusted bool
 }
 
-// set moves the rank to a state. The caller holds r.mu.
-func (r *rank) set(s State, reason string) {
-	if r.state != s {
-		r.since = r.m.now()
-		if s == Live {
-			r.heard = r.since
-		}
-	}
-	r.state, r.reason = s, reason
-	r.publish()
-}
-
 // place is where a rank is read without its lock. groups is nil while the rank has
 // reported one cache group only, tiers while it has reported the device only.
 type place struct {
@@ -180,9 +140,12 @@ const (
 	wordParts = iota // shift
 )
 
-// publish makes state and shape visible to Trusted and Usable. The caller holds
-// r.mu.
+// publish makes state and shape visible to Trusted and Usable, until the feed has ended.
+// The caller holds r.mu.
 func (r *rank) publish() {
+	if r.want == wantEnd {
+		return
+	}
 	s := r.stream.Shape()
 	w := uint64(s.Parts)<<wordParts | wordFed
 	if s.Bigram {

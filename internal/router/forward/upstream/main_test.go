@@ -54,24 +54,37 @@ func serve(t *testing.T, answer func(c net.Conn, r request) bool) *rawServer {
 			s.conns = append(s.conns, c)
 			s.dials++
 			s.mu.Unlock()
-			s.wg.Go(func() {
-				defer func() { _ = c.Close() }()
-				br := bufio.NewReader(c)
-				for n := 0; ; n++ {
-					req, err := http.ReadRequest(br)
-					if err != nil {
-						return
-					}
-					body, err := io.ReadAll(req.Body)
-					if err != nil || !answer(c, request{n, req, string(body)}) {
-						return
-					}
-				}
-			})
+			s.wg.Go(func() { answerAll(c, answer) })
 		}
 	})
 	t.Cleanup(s.stop)
 	return s
+}
+
+// answerAll answers the requests of a connection, and closes it.
+func answerAll(c net.Conn, answer func(c net.Conn, r request) bool) {
+	defer func() { _ = c.Close() }()
+	br := bufio.NewReader(c)
+	for n := 0; ; n++ {
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			return
+		}
+		body, err := io.ReadAll(req.Body)
+		if err != nil || !answer(c, request{n, req, string(body)}) {
+			return
+		}
+	}
+}
+
+// inMemory are the options of a client whose connections have no sockets, so that they
+// can be in a bubble of virtual time. The answer function is that of serve.
+func inMemory(answer func(c net.Conn, r request) bool) Options {
+	return Options{Dial: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go answerAll(theirs, answer)
+		return ours, nil
+	}}
 }
 
 func (s *rawServer) stop() {
