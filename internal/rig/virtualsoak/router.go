@@ -20,7 +20,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -28,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/router/serving/resumed"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -189,7 +189,7 @@ func (f feeds) Fed(k *workers.Rank) bool {
 }
 
 // Usable is for question.Sources.
-func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) (n int) {
+func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) (n int) {
 	if at := f.of(uint32(id)); at != nil {
 		n, *beyond = at.feed.stream.Usable(overlap, *p)
 	}
@@ -203,10 +203,10 @@ type tokens struct{ s *stage }
 func (t tokens) Find(_ context.Context, v *api.View, _ string, _ []*workers.Worker, dst []uint32) prompt.Prompt {
 	if v.Prompt == api.PromptIDs {
 		ids := v.AppendIDs(dst[:0], 0)
-		return prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		return prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
 	}
 	ids := t.s.running.q.whole
-	return prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromLocal}
+	return prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromLocal}
 }
 
 // Decoder and Text are for resumed.Tokens.
@@ -299,7 +299,7 @@ func (p planned) Do(ctx context.Context, c *serving.Call) (*serving.Answer, erro
 	}
 	claim, _ := run.Claims()
 	decode := run.In.DecodePeers[run.Plan.DecodeIndex]
-	if run.Plan.Path == decide.Local {
+	if run.Plan.Path == route.Local {
 		s.note("%s: try %d, local on %s (%s), %d cached", q.id, q.tries, decode.Worker.Name, run.Plan.Reason, run.Plan.CachedTokens)
 	} else {
 		s.out.Remote++

@@ -48,7 +48,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -157,7 +157,7 @@ type Key struct {
 	CopiesDisbelieved bool
 }
 
-func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }
+func (k Key) String() string { return route.RankLabel(k.Worker, k.DP) }
 
 // Manager owns the feeds of all ranks. Its methods are safe for concurrent use.
 // Run makes it work; ranks may be added before and during it.
@@ -349,7 +349,7 @@ func (m *Manager) Trusted(id kvindex.Rank) bool {
 // engine blocks only (see [kvstream.Shape.Usable]), and no more than all its cache
 // groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold blocks
 // behind these, beyond gets them (see [kvtier.Tiers.Extend]).
-func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
+func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int {
 	at := m.place(id)
 	if at == nil {
 		return 0

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -66,7 +65,7 @@ func (m *Scratch) Reset() {
 
 // Body is the body of a leg in pieces, with more edits than those that every leg gets;
 // ids asks the engine for token ids. It is valid until the next request of the phase.
-func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]byte {
+func (m *Scratch) Body(s *Source, p workers.Peer, ids bool, more []api.Edit) [][]byte {
 	switch {
 	case s.Form != nil:
 		m.body = s.Form.Segments(m.body[:0], s.Body)
@@ -98,7 +97,7 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 
 // Leg is the HTTP call of a phase, which carries a request id, at a path. It is valid
 // until the next request of the phase.
-func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+func (m *Scratch) Leg(s *Source, p workers.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
 	q := s.Client
 	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}, upstream.HeaderField{Key: api.HeaderHop, Value: s.Hops}), q, s.Settings)
 	if len(p.Worker.Ranks) > 1 {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -52,12 +51,12 @@ func endpoint(t *testing.T, path string) *api.Endpoint {
 }
 
 // peerOf is the last rank of a worker with an engine and so many ranks.
-func peerOf(e workers.Engine, ranks int) disagg.Peer {
+func peerOf(e workers.Engine, ranks int) workers.Peer {
 	w := &workers.Worker{Engine: e, URL: &url.URL{Scheme: "http", Host: "engine:8000"}, APIKey: "key"}
 	for i := range ranks {
 		w.Ranks = append(w.Ranks, &workers.Rank{DP: i})
 	}
-	return disagg.Peer{Worker: w, Rank: w.Ranks[ranks-1]}
+	return workers.Peer{Worker: w, Rank: w.Ranks[ranks-1]}
 }
 
 // TestBody: only what must change does; the rest of the body goes on byte by byte.
@@ -67,7 +66,7 @@ func TestBody(t *testing.T) {
 	vllm := peerOf(workers.VLLM, 1)
 	for _, c := range []struct {
 		name   string
-		peer   disagg.Peer
+		peer   workers.Peer
 		ids    bool
 		more   []api.Edit
 		change func(*Source)
