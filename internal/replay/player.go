@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"

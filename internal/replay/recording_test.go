@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"

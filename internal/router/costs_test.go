@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/settings"

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"

@@ -15,10 +15,10 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"

@@ -7,13 +7,13 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )

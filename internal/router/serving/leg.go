@@ -106,7 +106,11 @@ func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) {
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (c *Call) source() rewrite.Source {
-	s := rewrite.Source{Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Settings: c.Question.Settings, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops}
+	set := c.Question.Settings
+	s := rewrite.Source{
+		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
+		KeepTransferFields: set.Routing.AllowTransferFields, Proxies: set, IdleTimeout: set.Timeouts.Idle,
+	}
 	if c.Body != nil {
 		s.Body, s.Form = c.Body.B, c.Form
 	}

@@ -4,7 +4,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"

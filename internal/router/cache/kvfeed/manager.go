@@ -47,9 +47,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 // Options configure a Manager. Index and BlockSize are required; a zero value

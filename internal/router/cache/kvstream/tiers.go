@@ -1,8 +1,8 @@
 package kvstream
 
 import (
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvtier"
 	"github.com/dynctl/dynctl/internal/router/route"
 )

@@ -15,7 +15,7 @@ package kvtier
 import (
 	"sync"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 

@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"

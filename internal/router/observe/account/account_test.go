@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -21,10 +21,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 

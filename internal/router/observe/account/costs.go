@@ -1,7 +1,7 @@
 package account
 
 import (
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"

@@ -9,17 +9,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 

@@ -9,11 +9,11 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 

@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 )
 
 // TestTextOfAQuestion: the engine's names of a prompt's blocks can be had from its

@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
