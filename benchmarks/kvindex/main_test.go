@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 )
 
 // tiny returns a KVOPS1 file of two ranks that store and evict chains of a 600-block prompt, with exact

@@ -153,7 +153,7 @@ func TestCopiesAreFound(t *testing.T) {
 		`var in = decide.Input{}`:                                                    "makes the input",
 		`func f() { selector.Rank(nil, nil) }`:                                       "makes the plan",
 		`func f() { rank := selector.Rank; rank(nil, nil) }`:                         "makes the plan",
-		`func f() any { return decide.Plan{Path: decide.Local} }`:                    "makes the plan",
+		`func f() any { return decide.Plan{Path: "local"} }`:                         "makes the plan",
 		`func f() { decide.Choose(nil, nil) }`:                                       "asks for the plan",
 		`func f() any { return ledger.Claim{} }`:                                     "takes of the ledger",
 		`func f() { attempt.AfterFailure(nil, attempt.Settings{}, nil) }`:            "another attempt",

@@ -107,10 +107,10 @@ func TestDocumentNames(t *testing.T) {
 	}
 
 	compare("admin request", find(section("Admin API"), "`((?:GET|POST|DELETE) /admin/v1/[^`]+)`"),
-		find(source(t, "observe/adminserver")+source(t, "observe/console"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
+		find(source(t, "observe/adminserver")+source(t, "control"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "request/access", "secure", "effective", "drain", "observe/console", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "observe/account", "observe/watch", "placement/outcome", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
+	for _, dir := range []string{".", "request/access", "control", "../settings/effective", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "observe/account", "observe/watch", "observe/outcome", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_.]+)"`)...)

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -30,7 +31,7 @@ func (e *exam) cacheProbe(ctx context.Context) {
 			continue
 		}
 		for dp := range max(w.DP, 1) {
-			label := fmt.Sprintf("%s/dp%d", w.Name, dp)
+			label := route.RankLabel(w.Name, dp)
 			header := fmt.Sprintf("X-Dynctl-Path: local\r\nX-Dynctl-Worker: %s\r\n", w.Name)
 			if w.DP > 1 {
 				header += fmt.Sprintf("X-data-parallel-rank: %d\r\n", dp)

@@ -9,14 +9,14 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // PlayerOptions configure a Player.
@@ -307,7 +307,7 @@ func promptOf(d *trace.Decision) kvgroup.Prompt {
 // usable is how many leading tokens of a prompt a rank is known to reuse, as the
 // router reads the index: none when it is not trusted, whole engine blocks only; beyond
 // are the tokens that its other tiers hold behind them.
-func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) (n int, beyond decision.Tiers) {
+func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) (n int, beyond route.Tiers) {
 	if !r.trusted() {
 		return 0, beyond
 	}

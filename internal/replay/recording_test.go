@@ -7,17 +7,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -118,9 +118,9 @@ func (r *recording) decide(tokens []uint32) {
 	var q kvindex.Query
 	r.p.Overlap(locals, &q)
 	in := &decide.Input{Rule: testSettings.Rule}
-	in.Facts = disagg.Facts{Kind: api.Completion, ISL: len(tokens), Source: disagg.FromIDs, MaxTokens: 5, Splittable: true}
-	in.Decode = selector.Input{Phase: selector.Decode, Policy: selector.KV, Weights: testSettings.Weights, ISL: len(tokens), BlockSize: testBlock, Draw: r.rng.Uint64(), Turn: uint64(r.made)}
-	in.Prefill = selector.Input{Phase: selector.Prefill, Policy: selector.KV}
+	in.Facts = api.Facts{Kind: api.Completion, ISL: len(tokens), Source: route.FromIDs, MaxTokens: 5, Splittable: true}
+	in.Decode = selector.Input{Phase: route.Decode, Policy: selector.KV, Weights: testSettings.Weights, ISL: len(tokens), BlockSize: testBlock, Draw: r.rng.Uint64(), Turn: uint64(r.made)}
+	in.Prefill = selector.Input{Phase: route.Prefill, Policy: selector.KV}
 	for i := range testRanks {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
@@ -134,7 +134,7 @@ func (r *recording) decide(tokens []uint32) {
 			Rank: rank.name, Slot: uint32(i), OverlapBlocks: held / testBlock, Tiers: beyond.Scale(1, testBlock),
 			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3), KVUsage: -1,
 		})
-		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: testWorkers[i]})
+		in.DecodePeers = append(in.DecodePeers, workers.Peer{Worker: testWorkers[i]})
 	}
 	d := &trace.Decision{
 		ID: fmt.Sprint("d", r.made), Attempt: 1, BeganUS: (r.now - 20*time.Microsecond).Microseconds(), BlockSize: testBlock, Locals: locals,

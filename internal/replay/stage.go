@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
@@ -500,7 +501,7 @@ func (s *Stage) moves(o *trace.Outcome) {
 	for _, c := range o.Continued {
 		var from *stageRank
 		for i := range o.Legs {
-			if l := &o.Legs[i]; l.Kind == string(selector.Decode) && l.Worker == c.From && l.DispatchMS <= c.AtMS {
+			if l := &o.Legs[i]; l.Kind == string(route.Decode) && l.Worker == c.From && l.DispatchMS <= c.AtMS {
 				from = s.ranks[l.Rank]
 			}
 		}
@@ -509,7 +510,7 @@ func (s *Stage) moves(o *trace.Outcome) {
 		}
 	}
 	for i := range o.Legs {
-		if l := &o.Legs[i]; l.Kind == string(selector.Decode) && l.DispatchMS >= o.Continued[0].AtMS && s.ranks[l.Rank] != nil {
+		if l := &o.Legs[i]; l.Kind == string(route.Decode) && l.DispatchMS >= o.Continued[0].AtMS && s.ranks[l.Rank] != nil {
 			s.ranks[l.Rank].onto++
 		}
 	}

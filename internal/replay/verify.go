@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // VerifyReport says how many recorded decisions come out the same.
@@ -168,7 +169,7 @@ type seen struct {
 // prefix is what a rank holds of a prompt, in the phase's blocks.
 type prefix struct {
 	blocks int // on its device
-	decision.Tiers
+	route.Tiers
 }
 
 func prefixOf(c *decision.Candidate) prefix { return prefix{c.OverlapBlocks, c.Tiers} }
@@ -176,7 +177,7 @@ func prefixOf(c *decision.Candidate) prefix { return prefix{c.OverlapBlocks, c.T
 // String is the blocks of the device, and those of other tiers where there are any.
 func (p prefix) String() string {
 	s := strconv.Itoa(p.blocks)
-	if p.Tiers != (decision.Tiers{}) {
+	if p.Tiers != (route.Tiers{}) {
 		s += fmt.Sprintf(" (then %d cpu, %d disk, %d remote)", p.CPU, p.Disk, p.Remote)
 	}
 	return s

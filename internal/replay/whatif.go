@@ -11,6 +11,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -170,20 +171,20 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		out.Decisions++
 		prompt += uint64(max(d.Input.Facts.ISL, 0))
 		hitWas, hitNow = hitWas+uint64(hit(a)), hitNow+uint64(hit(b))
-		if a.Path == decide.Remote {
+		if a.Path == route.Remote {
 			remoteWas++
 		}
-		if b.Path == decide.Remote {
+		if b.Path == route.Remote {
 			remoteNow++
 		}
 		switch {
 		case a.Err == nil && b.Err != nil:
 			out.Failed++
-		case a.Path == decide.Remote && b.Path == decide.Local:
+		case a.Path == route.Remote && b.Path == route.Local:
 			out.ToLocal++
-		case a.Path == decide.Local && b.Path == decide.Remote:
+		case a.Path == route.Local && b.Path == route.Remote:
 			out.ToRemote++
-		case a.DecodeIndex != b.DecodeIndex || a.Path == decide.Remote && a.PrefillIndex != b.PrefillIndex:
+		case a.DecodeIndex != b.DecodeIndex || a.Path == route.Remote && a.PrefillIndex != b.PrefillIndex:
 			out.Ranks++
 			if a.DecodeIndex >= 0 && b.DecodeIndex >= 0 {
 				regret += was.in.Decode.Candidates[b.DecodeIndex].Cost - was.in.Decode.Candidates[a.DecodeIndex].Cost
@@ -216,7 +217,7 @@ func hit(p *decide.Plan) int {
 	switch {
 	case p.Err != nil:
 		return 0
-	case p.Path == decide.Remote:
+	case p.Path == route.Remote:
 		return p.PrefillCached
 	}
 	return p.CachedTokens

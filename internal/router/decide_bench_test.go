@@ -10,17 +10,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -128,8 +127,8 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 		d.Release()
 		d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
 		d.List = d.Fleet.Model("bench")
-		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
-		d.Run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
+		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
+		d.Run.Request.Facts = api.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
 		r.asker.Hash(&d, &v, time.Now())
 		r.asker.Decide(&d)
 	}
@@ -161,13 +160,13 @@ func BenchmarkObserved(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			facts := disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: disagg.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
+			facts := api.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: route.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
 			x := newExchange(r, nil, nil)
 			x.ctx, x.call.Endpoint, x.call.Model = b.Context(), ep, "bench"
 			d := &x.call.Question
 			d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
 			d.List = d.Fleet.Model("bench")
-			d.Prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
+			d.Prompt = prompt.Prompt{ISL: 256, Source: route.FromEstimate}
 			d.Run.Request.Facts = facts
 			r.asker.Decide(d)
 			if d.Run.Plan.Err != nil {
@@ -182,7 +181,7 @@ func BenchmarkObserved(b *testing.B) {
 				x.book = account.Request{To: &r.stream, Live: r.receipts.Begin(now), Question: d, Endpoint: ep, Model: x.call.Model, Start: now}
 				x.book.Tokenized(d.Prompt.Source)
 				x.book.Decided()
-				leg := x.book.BeginLeg(selector.Decode, peer, nil)
+				leg := x.book.BeginLeg(route.Decode, peer, nil)
 				leg.Head(http.StatusOK)
 				leg.End(nil, time.Now())
 				x.book.Answer.Finish, x.book.Answer.Prompt, x.book.Answer.Completion = "stop", 256, 16

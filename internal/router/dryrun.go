@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // dryRun runs the deciding stages for a request to an endpoint.
@@ -28,7 +28,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	}
 	q := &x.call.Question.Run.Request
 	var err error
-	if q.Force, err = disagg.ParseForce(in.Path); err != nil {
+	if q.Force, err = route.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
 	x.call.Question.FindSession(in.Session, &x.call.View)

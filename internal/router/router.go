@@ -21,14 +21,14 @@ import (
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
-	"github.com/dynctl/dynctl/internal/router/drain"
-	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/control"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -166,7 +166,7 @@ func (r *Router) Close(ctx context.Context) error {
 }
 
 // Drain is the end of the router's requests.
-func (r *Router) Drain() *drain.Drain { return r.drain }
+func (r *Router) Drain() *control.Drain { return r.drain }
 
 // Fleet keeps the index and the feeds in step with the workers.
 func (r *Router) Fleet() *follower.Follower { return r.fleet }

@@ -18,12 +18,11 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/drain"
-	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/control"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/console"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -31,17 +30,16 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
-	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/router/serving/resumed"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -58,7 +56,7 @@ type base struct {
 	events   *eventlog.Log
 	metrics  *telemetry.Metrics
 	tracer   *telemetry.Tracer
-	secure   *secure.Secure
+	secure   *control.Secure
 }
 
 func newBase(ctx context.Context, o *Options, first *effective.Settings) (*base, error) {
@@ -76,7 +74,7 @@ func newBase(ctx context.Context, o *Options, first *effective.Settings) (*base,
 	if b.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
 	}
-	b.secure, err = secure.New(secure.Options{
+	b.secure, err = control.NewSecure(control.SecureOptions{
 		Config: &o.Config, SimTLS: o.EngineTLS, Metrics: b.metrics, Event: b.event,
 		Connections: func(a netip.Addr) int { return b.settings.Load().ConnectionsOf(a) },
 	})
@@ -95,7 +93,7 @@ type entry struct {
 	bodies *admission.Memory // of the requests' bodies
 	legs   *admission.Memory // requests to workers in progress
 	ledger *ledger.Ledger
-	drain  *drain.Drain
+	drain  *control.Drain
 	budget attempt.Budget
 	moves  admission.Moves
 }
@@ -108,7 +106,7 @@ func newEntry(c *settings.Config, b *base) *entry {
 		ledger: ledger.New(),
 	}
 	e.ledger.OnEase(e.ranks.Wake)
-	e.drain = drain.New(e.gate, func() (leave, drain time.Duration) {
+	e.drain = control.NewDrain(e.gate, func() (leave, drain time.Duration) {
 		t := &b.settings.Load().Timeouts
 		return t.Leave, t.Drain
 	}, b.event)
@@ -308,7 +306,7 @@ func newApplied(r *Router) *applied {
 			Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
 		}),
 		state: &state.State{
-			Router: &console.Facts{
+			Router: &control.Facts{
 				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
 				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
 			},
@@ -319,11 +317,11 @@ func newApplied(r *Router) *applied {
 }
 
 // AdminOptions set up the admin API.
-type AdminOptions = console.Options
+type AdminOptions = control.Options
 
 // AdminHandler is the admin API, the metrics page and the probes.
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
-	c := &console.Router{
+	c := &control.Router{
 		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Kept: r.receipts, Log: r.events,
 		Secure: r.secure, Ending: r.drain, DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 			return dryRun(ctx, r, ep, in)
@@ -346,7 +344,7 @@ func (r *Router) probe(w http.ResponseWriter, req *http.Request) {
 }
 
 // Secure is the router's certificates and keys, and what its listeners make of them.
-func (r *Router) Secure() *secure.Secure { return r.secure }
+func (r *Router) Secure() *control.Secure { return r.secure }
 
 // Ready reports whether requests can be served, and why not.
 func (r *Router) Ready() (bool, string) { return r.state.Ready() }

@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
 )
@@ -128,7 +129,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 				f.CacheGroups = []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 128, Block: 16}, {Group: 2, Kind: "mamba", Block: 64}}
 				f.CopiesDisbelieved = i == 3
 			case 1:
-				f.TiersReported, f.Tiers = true, decision.Tiers{CPU: 4711, Disk: 12}
+				f.TiersReported, f.Tiers = true, route.Tiers{CPU: 4711, Disk: 12}
 			}
 		}
 	}

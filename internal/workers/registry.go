@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // ErrGone says that a worker left the fleet, or became another process.
@@ -385,7 +386,7 @@ func (r *Registry) rebuild(e *entry) error {
 	for dp := len(w.Ranks); dp < want; dp++ {
 		r.joined++
 		w.Ranks = append(w.Ranks, &Rank{
-			Slot: r.slots.take(), Number: r.joined, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp),
+			Slot: r.slots.take(), Number: r.joined, WorkerName: w.Name, DP: dp, Label: route.RankLabel(w.Name, dp),
 		})
 	}
 	w.State.setDrain(leaving, spec.Leaving != "")

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
+	"github.com/dynctl/dynctl/internal/quicksock"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 )
 

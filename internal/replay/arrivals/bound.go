@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 )
 

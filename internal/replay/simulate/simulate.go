@@ -15,21 +15,20 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -253,7 +252,7 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 	slot := uint32(len(r.ranks))
 	k := &simRank{
 		worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
-		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
+		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: route.RankLabel(w.Name, dp)},
 	}
 	if r.paces != nil {
 		k.meter = &pace.Meter{}
@@ -447,7 +446,7 @@ func (f *flight) choose() decide.Effects {
 	}
 	r.decide.Begin(decide.Request{
 		Model: model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
-		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
+		Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
 	})
 	return r.decide.Decide(&r.s.Settings, list, r.block, r)
 }
@@ -477,7 +476,7 @@ func (f *flight) carryOut(e decide.Effects) {
 	if r.s.Placed != nil {
 		r.s.Placed(f.q, r.world.Now())
 	}
-	if p.Path == decide.Local {
+	if p.Path == route.Local {
 		f.answer(nil)
 		return
 	}
@@ -488,10 +487,10 @@ func (f *flight) carryOut(e decide.Effects) {
 }
 
 // Overlap is for decide.Seen.
-func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *decision.Tiers) int {
+func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) int {
 	n := r.query.Depth(kvindex.Rank(k.Slot))
 	if r.offloads {
-		var there decision.Tiers
+		var there route.Tiers
 		n, there = r.ranks[k.Slot].stream.Usable(n, r.looked)
 		*beyond = there.Scale(r.block, 1)
 	}

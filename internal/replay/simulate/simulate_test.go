@@ -15,10 +15,10 @@ import (
 
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/rig/publictrace"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
@@ -248,7 +248,7 @@ func TestSessions(t *testing.T) {
 		r.Session = session
 		d := trace.Decision{
 			ID: fmt.Sprint(i), BeganUS: q.At.Microseconds(), BlockSize: q.BlockSize, Locals: q.Blocks, Settings: s,
-			Input: &decide.Input{Facts: disagg.Facts{ISL: q.ISL, MaxTokens: int64(q.OSL)}, Decode: selector.Input{SessionKey: selector.HashSession(session)}},
+			Input: &decide.Input{Facts: api.Facts{ISL: q.ISL, MaxTokens: int64(q.OSL)}, Decode: selector.Input{SessionKey: selector.HashSession(session)}},
 		}
 		for b, rec := range map[*bytes.Buffer]*trace.Record{
 			&named: {Kind: trace.KindRequest, Time: q.At, Request: &r}, &keyed: {Kind: trace.KindDecision, Time: q.At, Decision: &d},

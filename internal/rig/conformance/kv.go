@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/kvevent"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 // events: what the engine publishes names the blocks of a prompt, and the replay socket

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Synced waits until what the index holds of every rank is what its engine's
@@ -36,7 +37,7 @@ func Differ(g *loopback.Rig) error {
 				errs = append(errs, err)
 				continue
 			}
-			label := fmt.Sprintf("%s/dp%d", e.Name(), dp)
+			label := route.RankLabel(e.Name(), dp)
 			got, ok := g.Router.Fleet().Blocks(label)
 			if !ok {
 				errs = append(errs, fmt.Errorf("the index knows no rank %s", label))

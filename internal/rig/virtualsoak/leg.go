@@ -16,9 +16,8 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rig/virtualsoak/voice"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -40,7 +39,7 @@ type leg struct {
 	q      *request
 	n      *node
 	from   *node // the prefill whose KV a decode leg pulls
-	phase  selector.Phase
+	phase  route.Phase
 	addr   string
 	id     string
 	tokens []uint32
@@ -85,7 +84,7 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 	body := bytes.Join(u.Body, nil)
 	l := &leg{
 		s: s, q: q, n: s.byHost[u.Base.Host], addr: u.Base.Host, cutAt: -1, diesAt: -1, delay: s.between(50*time.Microsecond, time.Millisecond),
-		phase: selector.Decode, waiting: s.running, idle: u.IdleTimeout,
+		phase: route.Decode, waiting: s.running, idle: u.IdleTimeout,
 	}
 	for _, h := range u.Set {
 		if h.Key == api.HeaderRequestID {
@@ -93,13 +92,13 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 		}
 	}
 	if s.running.beside || gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
-		l.phase = selector.Prefill
+		l.phase = route.Prefill
 	} else {
 		q.decoding = l
 	}
 	q.legs = append(q.legs, l)
 	r := l.read(u.Path, body)
-	if l.phase == selector.Prefill {
+	if l.phase == route.Prefill {
 		l.n.prefills++
 	}
 	sent := s.now()
@@ -130,7 +129,7 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 
 // ended takes the leg out of those in progress.
 func (l *leg) ended() {
-	if l.phase == selector.Prefill {
+	if l.phase == route.Prefill {
 		l.n.prefills--
 	}
 	l.s.judge = true
@@ -160,7 +159,7 @@ func (l *leg) read(path string, body []byte) engine.Request {
 	if s.group.Connector == workers.ConnectorNIXLPush {
 		l.push = gjson.GetBytes(body, "kv_transfer_params.transfer_id").String()
 	}
-	if l.phase == selector.Prefill {
+	if l.phase == route.Prefill {
 		r.MaxTokens, r.Pin = 1, true
 		return r
 	}
@@ -185,7 +184,7 @@ func (l *leg) read(path string, body []byte) engine.Request {
 		l.voice = voice.New(tokenizer(), kind, l.tokens, false, nil)
 	}
 	if params := gjson.GetBytes(body, "kv_transfer_params"); params.Exists() {
-		if run.Plan.Path != decide.Local {
+		if run.Plan.Path != route.Local {
 			l.from = s.nodeOf(run.In.PrefillPeers[run.Plan.PrefillIndex].Worker)
 		}
 		if l.push == "" {
@@ -285,10 +284,10 @@ func (l *leg) arrives(r engine.Request) {
 	case s.chance(n.die):
 		l.cutAt = s.rng.IntN(4)
 	case s.script != nil:
-		if l.phase == selector.Decode && !s.script.struck {
+		if l.phase == route.Decode && !s.script.struck {
 			s.script.struck, l.struck, l.cutAt = true, true, s.script.cut
 		}
-	case q.mayGoOn() && l.phase == selector.Decode && s.chance(0.1): // and nobody need be to blame
+	case q.mayGoOn() && l.phase == route.Decode && s.chance(0.1): // and nobody need be to blame
 		l.struck = true
 		l.cutAt = 1 + s.rng.IntN(max(1, len(q.want.Tokens)-l.before)) // before the first token it would be tried again
 	}
@@ -297,7 +296,7 @@ func (l *leg) arrives(r engine.Request) {
 	} else if !l.submit(r) {
 		return
 	}
-	if l.phase == selector.Decode && q.stream != nil && s.chance(0.3) { // the head of a stream need not wait for a token
+	if l.phase == route.Decode && q.stream != nil && s.chance(0.3) { // the head of a stream need not wait for a token
 		l.later(func() { l.begins(http.StatusOK, "text/event-stream", -1) })
 	}
 	if l.diesAt == 0 {
@@ -308,7 +307,7 @@ func (l *leg) arrives(r engine.Request) {
 // submit has the engine take the request up.
 func (l *leg) submit(r engine.Request) bool {
 	r.Sink = func(o engine.Output) {
-		if l.push != "" && l.phase == selector.Prefill && len(o.Pinned) > 0 {
+		if l.push != "" && l.phase == route.Prefill && len(o.Pinned) > 0 {
 			l.computed(o)
 		}
 		l.later(func() { l.output(o) })
@@ -394,7 +393,7 @@ func (l *leg) reset(why string) {
 func (l *leg) lost(why string) {
 	s, q := l.s, l.q
 	switch {
-	case l.phase == selector.Prefill || q.decoding != l:
+	case l.phase == route.Prefill || q.decoding != l:
 		return
 	case !l.begun:
 		if l.struck {
@@ -450,7 +449,7 @@ func (l *leg) output(o engine.Output) {
 		}
 	}
 	l.heard = true
-	if l.phase == selector.Prefill {
+	if l.phase == route.Prefill {
 		if o.Finish != engine.Running {
 			l.prefilled(o)
 		}

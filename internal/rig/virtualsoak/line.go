@@ -7,6 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 const (
@@ -154,7 +155,7 @@ func (s *stage) idle() {
 				continue
 			}
 			h := &q.call.Question.Run.History
-			if _, banned := h.Banned(n.worker.State, selector.Decode); !banned && h.Elsewhere(n.worker.State, selector.Decode) == "" {
+			if _, banned := h.Banned(n.worker.State, route.Decode); !banned && h.Elsewhere(n.worker.State, route.Decode) == "" {
 				s.violate("%s waits although %s has %d requests of %d", q.id, n.name, s.ledger.Load(n.rank).Requests, s.settings.Decisions.Busy.Requests)
 				return
 			}

@@ -17,10 +17,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -74,7 +74,7 @@ type request struct {
 	refused map[string]bool
 	// idle is the node whose connection was closed as idle in the last try, in idlePhase.
 	idle      *node
-	idlePhase selector.Phase
+	idlePhase route.Phase
 	// struck are the engines that failed it before its client had a word, and are well.
 	struck []*node
 
@@ -481,10 +481,10 @@ func (q *request) failed(ctx context.Context, err error) {
 
 // uninvolved is a worker for a phase that was well all the time and has had no part in
 // a failure of the request.
-func (q *request) uninvolved(p selector.Phase) *node {
+func (q *request) uninvolved(p route.Phase) *node {
 	for _, n := range q.s.nodes {
 		state, can := n.worker.State, n.worker.Role.CanDecode()
-		if p == selector.Prefill {
+		if p == route.Prefill {
 			can = n.worker.Role.CanPrefill()
 		}
 		if n.member && can && !state.Draining() && n.since+probeEvery <= q.arrived &&
@@ -503,8 +503,8 @@ func (q *request) resent() {
 		return
 	}
 	now := in.DecodePeers[p.DecodeIndex]
-	if q.idlePhase == selector.Prefill {
-		if p.Path == decide.Local {
+	if q.idlePhase == route.Prefill {
+		if p.Path == route.Local {
 			return
 		}
 		now = in.PrefillPeers[p.PrefillIndex]
@@ -517,13 +517,13 @@ func (q *request) resent() {
 // chose reports whether the plan has given work to a node.
 func (q *request) chose(n *node) bool {
 	in, p := &q.call.Question.Run.In, &q.call.Question.Run.Plan
-	return in.DecodePeers[p.DecodeIndex].Worker == n.worker || p.Path != decide.Local && in.PrefillPeers[p.PrefillIndex].Worker == n.worker
+	return in.DecodePeers[p.DecodeIndex].Worker == n.worker || p.Path != route.Local && in.PrefillPeers[p.PrefillIndex].Worker == n.worker
 }
 
 // blamed reports whether engines of one phase broke on the request three times,
 // and not always the same one.
 func (q *request) blamed(h *attempt.History) bool {
-	broke := map[selector.Phase][]*workers.State{}
+	broke := map[route.Phase][]*workers.State{}
 	for _, f := range h.Failures {
 		if f.Sent && f.Reason.Means().Broke {
 			broke[f.Phase] = append(broke[f.Phase], f.Worker)

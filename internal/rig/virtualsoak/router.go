@@ -11,26 +11,26 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/router/serving/resumed"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -189,7 +189,7 @@ func (f feeds) Fed(k *workers.Rank) bool {
 }
 
 // Usable is for question.Sources.
-func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) (n int) {
+func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) (n int) {
 	if at := f.of(uint32(id)); at != nil {
 		n, *beyond = at.feed.stream.Usable(overlap, *p)
 	}
@@ -203,10 +203,10 @@ type tokens struct{ s *stage }
 func (t tokens) Find(_ context.Context, v *api.View, _ string, _ []*workers.Worker, dst []uint32) prompt.Prompt {
 	if v.Prompt == api.PromptIDs {
 		ids := v.AppendIDs(dst[:0], 0)
-		return prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		return prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
 	}
 	ids := t.s.running.q.whole
-	return prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromLocal}
+	return prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromLocal}
 }
 
 // Decoder and Text are for resumed.Tokens.
@@ -299,7 +299,7 @@ func (p planned) Do(ctx context.Context, c *serving.Call) (*serving.Answer, erro
 	}
 	claim, _ := run.Claims()
 	decode := run.In.DecodePeers[run.Plan.DecodeIndex]
-	if run.Plan.Path == decide.Local {
+	if run.Plan.Path == route.Local {
 		s.note("%s: try %d, local on %s (%s), %d cached", q.id, q.tries, decode.Worker.Name, run.Plan.Reason, run.Plan.CachedTokens)
 	} else {
 		s.out.Remote++

@@ -7,14 +7,13 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -30,7 +29,7 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	c.Question.IDs = append(c.Question.IDs, 1)
 	c.Endpoint, c.Question.Settings = &api.Endpoint{}, &effective.Settings{}
 	used := c.scratch
-	c.leg("prefill", disagg.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
+	c.leg("prefill", workers.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	first, second := New(), New()
 	c.Follow(first)
 	first.ID = "first"
@@ -82,13 +81,13 @@ func (c *closing) Close() { c.times++ }
 func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	books, open, resp, joined := ledger.New(), admission.NewMemory(5, nil), &closing{}, 0
 	w := &workers.Worker{Name: "w", State: &workers.State{}}
-	peer := disagg.Peer{Worker: w, Rank: &workers.Rank{}}
+	peer := workers.Peer{Worker: w, Rank: &workers.Rank{}}
 	open.Take(1)
 	c := New()
 	defer c.Release()
 	c.Book, c.held = &account.Request{Question: &c.Question}, books.Reserve(peer.Rank, ledger.Claim{})
 	c.decoding = decoding{
-		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Book.BeginLeg(selector.Decode, peer, nil), resp: resp,
+		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Book.BeginLeg(route.Decode, peer, nil), resp: resp,
 		after: func(err error) {
 			if joined++; err == nil {
 				t.Error("the leg beside it hears of a good end")

@@ -14,9 +14,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -34,7 +34,7 @@ const maxErrorAnswer = 1 << 20
 type decoding struct {
 	g      *Legs
 	c      *Call
-	peer   disagg.Peer
+	peer   workers.Peer
 	record *account.Leg
 	resp   Response
 	// head has what was held of a stream until it has been read; read says that it has.
@@ -47,18 +47,18 @@ type decoding struct {
 }
 
 // decode sends the leg and returns its answer once that is good; t is nil for a local plan.
-func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
+func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
 	id := c.ID
 	if t != nil {
 		id = t.RequestID()
 	}
-	leg := c.leg(selector.Decode, p, body, c.Question.Settings.Timeouts.Response, id)
+	leg := c.leg(route.Decode, p, body, c.Question.Settings.Timeouts.Response, id)
 	if t != nil && t.Leased() {
 		// An engine that hangs for longer than the lease and then continues
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, c.aliveBy
 	}
-	record := c.Book.BeginLeg(selector.Decode, p, leg)
+	record := c.Book.BeginLeg(route.Decode, p, leg)
 	c.Book.Answer.Of(record)
 	b := &c.decoding
 	defer func() {
@@ -79,7 +79,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 	}()
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
-		return nil, g.broke(ctx, c, selector.Decode, p.Worker, err)
+		return nil, g.broke(ctx, c, route.Decode, p.Worker, err)
 	}
 	*b = decoding{g: g, c: c, peer: p, record: record, resp: resp}
 	head := resp.Begins()
@@ -87,9 +87,9 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 	if head.Status/100 != 2 {
 		body, err := resp.ReadAll(maxErrorAnswer)
 		if err != nil {
-			return nil, g.broke(ctx, c, selector.Decode, p.Worker, err)
+			return nil, g.broke(ctx, c, route.Decode, p.Worker, err)
 		}
-		return nil, g.refused(c, selector.Decode, p.Worker, head, body)
+		return nil, g.refused(c, route.Decode, p.Worker, head, body)
 	}
 	c.Book.Answer.Unknown()
 	b.answer = Answer{Head: head, Body: b}
@@ -97,7 +97,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 	case head.Streams():
 		err = b.stream(ctx, t)
 	case c.Rest:
-		err = g.fail(c, selector.Decode, p.Worker, attempt.Protocol, true, errors.New("the engine answered with something else than the rest of a stream"))
+		err = g.fail(c, route.Decode, p.Worker, attempt.Protocol, true, errors.New("the engine answered with something else than the rest of a stream"))
 	default:
 		err = b.whole(ctx, t)
 	}
@@ -112,12 +112,12 @@ func (g *Legs) decode(ctx context.Context, c *Call, p disagg.Peer, body [][]byte
 func (b *decoding) good(ctx context.Context) error {
 	if !b.c.begun.CompareAndSwap(mayBegin, hasBegun) {
 		<-ctx.Done()
-		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, &upstream.Failure{Kind: upstream.Canceled, Addr: b.answer.Addr, Op: "read the answer of", Sent: true, Started: true, Err: ctx.Err()})
+		return b.g.broke(ctx, b.c, route.Decode, b.peer.Worker, &upstream.Failure{Kind: upstream.Canceled, Addr: b.answer.Addr, Op: "read the answer of", Sent: true, Started: true, Err: ctx.Err()})
 	}
 	if body := b.c.Body; body != nil && b.g.Repeats.Watches(len(body.B), time.Now()) {
 		b.g.Repeats.Served(b.c.key())
 	}
-	b.g.report(b.c, selector.Decode, health.Success)
+	b.g.report(b.c, route.Decode, health.Success)
 	return nil
 }
 
@@ -132,10 +132,10 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 		switch {
 		case errors.Is(err, io.EOF):
 			if verdict = head.End(); verdict != sse.Failed && len(head.Held()) == 0 {
-				return b.g.broke(ctx, b.c, selector.Decode, w, Ended(b.answer.Addr, "the stream ended before its first event"))
+				return b.g.broke(ctx, b.c, route.Decode, w, Ended(b.answer.Addr, "the stream ended before its first event"))
 			}
 		case err != nil:
-			return b.g.broke(ctx, b.c, selector.Decode, w, err)
+			return b.g.broke(ctx, b.c, route.Decode, w, err)
 		default:
 			verdict = head.Feed(piece, time.Now())
 		}
@@ -174,7 +174,7 @@ func (b *decoding) failed(w *workers.Worker, event string) error {
 	if reason == attempt.Overloaded {
 		err = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, Message: err.Error(), RetryAfter: time.Second, Err: err}
 	}
-	return b.g.fail(b.c, selector.Decode, w, reason, true, err)
+	return b.g.fail(b.c, route.Decode, w, reason, true, err)
 }
 
 // whole reads an answer that is not a stream, unless it is too long for that.
@@ -191,7 +191,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	}
 	body, err := b.resp.ReadAll(maxPrefillAnswer)
 	if err != nil {
-		return b.g.broke(ctx, b.c, selector.Decode, b.peer.Worker, err)
+		return b.g.broke(ctx, b.c, route.Decode, b.peer.Worker, err)
 	}
 	if err := b.good(ctx); err != nil {
 		return err
@@ -251,8 +251,8 @@ func (b *decoding) judged(err error) error {
 	if errors.Is(err, ErrEngine) {
 		reason = attempt.StreamError
 	}
-	b.g.report(b.c, selector.Decode, health.ServerError)
-	b.c.Book.Failed(selector.Decode, w, reason, err)
+	b.g.report(b.c, route.Decode, health.ServerError)
+	b.c.Book.Failed(route.Decode, w, reason, err)
 	e := *f.APIError()
 	if reason == attempt.StreamError {
 		e.Message = f.Err.Error()

@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -76,7 +75,7 @@ const maxPrefillAnswer = 32 << 20
 // fail is the failure of a leg. It reports what the reason means for the worker's
 // health; the policy decides what it means for the request. The caller names a reason and
 // no more.
-func (g *Legs) fail(c *Call, phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
+func (g *Legs) fail(c *Call, phase route.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
 	out := reason.Means().Outcome
 	g.report(c, phase, out)
 	if out.Failure() {
@@ -86,28 +85,32 @@ func (g *Legs) fail(c *Call, phase selector.Phase, w *workers.Worker, reason att
 }
 
 // admission is the permission to send a phase's request.
-func (c *Call) admission(p selector.Phase) *health.Admission {
-	if p == selector.Prefill {
+func (c *Call) admission(p route.Phase) *health.Admission {
+	if p == route.Prefill {
 		return &c.admitted[1]
 	}
 	return &c.admitted[0]
 }
 
 // admit reports whether a phase's request may go to a worker.
-func (g *Legs) admit(c *Call, p selector.Phase, w *workers.Worker) (ok bool) {
+func (g *Legs) admit(c *Call, p route.Phase, w *workers.Worker) (ok bool) {
 	*c.admission(p), ok = g.Outliers.Admit(w)
 	return ok
 }
 
 // report records how a phase's request ended, for the health of its worker.
-func (g *Legs) report(c *Call, p selector.Phase, out health.Outcome) {
+func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) {
 	a := c.admission(p)
 	*a = g.Outliers.Report(*a, out)
 }
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (c *Call) source() rewrite.Source {
-	s := rewrite.Source{Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Settings: c.Question.Settings, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops}
+	set := c.Question.Settings
+	s := rewrite.Source{
+		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
+		KeepTransferFields: set.Routing.AllowTransferFields, Proxies: set, IdleTimeout: set.Timeouts.Idle,
+	}
 	if c.Body != nil {
 		s.Body, s.Form = c.Body.B, c.Form
 	}
@@ -115,24 +118,24 @@ func (c *Call) source() rewrite.Source {
 }
 
 // memory is that of a phase's request; the legs of one phase follow each other.
-func (c *Call) memory(p selector.Phase) *rewrite.Scratch {
-	if p == selector.Prefill {
+func (c *Call) memory(p route.Phase) *rewrite.Scratch {
+	if p == route.Prefill {
 		return &c.scratch[1]
 	}
 	return &c.scratch[0]
 }
 
 // edit is the body of a leg in pieces.
-func (c *Call) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) [][]byte {
+func (c *Call) edit(more []api.Edit, p workers.Peer, phase route.Phase) [][]byte {
 	if c.Body == nil {
 		return nil
 	}
-	s, ids := c.source(), phase == selector.Decode && c.WantIDs && p.Worker.WireEngine() == workers.VLLM
+	s, ids := c.source(), phase == route.Decode && c.WantIDs && p.Worker.WireEngine() == workers.VLLM
 	return c.memory(phase).Body(&s, p, ids, more)
 }
 
 // leg makes the HTTP call of a phase, which carries a request id.
-func (c *Call) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
+func (c *Call) leg(phase route.Phase, p workers.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
 	s := c.source()
 	return c.memory(phase).Leg(&s, p, c.Path, id, body, headTimeout)
 }
@@ -141,7 +144,7 @@ func (c *Call) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeo
 // nothing so far: of a prefill's answer nothing reaches it, and a decode's is held
 // until it is whole or has its first token. So a part of it that has arrived here
 // does not rule out another attempt.
-func (g *Legs) broke(ctx context.Context, c *Call, phase selector.Phase, w *workers.Worker, err error) error {
+func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers.Worker, err error) error {
 	var u *upstream.Failure
 	if !errors.As(err, &u) {
 		return g.fail(c, phase, w, attempt.Invalid, false, err)
@@ -159,13 +162,13 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase selector.Phase, w *work
 
 // refused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
-func (g *Legs) refused(c *Call, phase selector.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
+func (g *Legs) refused(c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
 	reason := attempt.OfStatus(phase, head.Status, head.Header.Get("Retry-After"), body, w.APIKey != "")
 	f := &upstream.Failure{Kind: upstream.Status, Addr: head.Addr, Op: "answer of", Status: head.Status}
 	switch {
 	case reason == attempt.Unauthorized: // the client would take it for its own key
 		return g.fail(c, phase, w, reason, true, fmt.Errorf("it refuses the router's key (api_key_file): %w", f))
-	case phase == selector.Decode || head.Status/100 == 4 || reason == attempt.Overloaded:
+	case phase == route.Decode || head.Status/100 == 4 || reason == attempt.Overloaded:
 		f.Answer = head.Keep(body)
 	}
 	return g.fail(c, phase, w, reason, true, f)

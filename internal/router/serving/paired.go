@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -29,7 +29,7 @@ type refused struct {
 // once. One prefill feeds one decode.
 type paired struct {
 	p               *Decider
-	prefill, decode disagg.Peer
+	prefill, decode workers.Peer
 	// before is the transfer of the attempt before, if its decode rank had no room.
 	before refused
 }
@@ -44,7 +44,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	if transfer == nil {
 		var err error
 		if transfer, err = g.transfer(c, prefill, decode); err != nil {
-			g.report(c, selector.Decode, health.Canceled)
+			g.report(c, route.Decode, health.Canceled)
 			return nil, err
 		}
 		c.sends()
@@ -54,7 +54,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			return l.concurrent(ctx, c, transfer, claim)
 		}
 		if err := g.prefill(ctx, c, transfer, prefill, claim); err != nil {
-			g.report(c, selector.Decode, health.Canceled) // nothing was sent to it
+			g.report(c, route.Decode, health.Canceled) // nothing was sent to it
 			p.unsent(c, err, prefill, now)
 			return nil, err
 		}
@@ -66,10 +66,10 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	}
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
-		g.report(c, selector.Decode, health.Canceled)
-		return nil, attempt.NewError(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
+		g.report(c, route.Decode, health.Canceled)
+		return nil, attempt.NewError(route.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
-	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, selector.Decode), transfer)
+	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer)
 	p.unsent(c, err, decode, now)
 	var f *attempt.Error
 	if errors.As(err, &f) {
@@ -83,9 +83,9 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 }
 
 // transfer begins a plan's transfer of KV.
-func (g *Legs) transfer(c *Call, prefill, decode disagg.Peer) (t *disagg.Transfer, err error) {
-	if !g.admit(c, selector.Prefill, prefill.Worker) {
-		return nil, g.fail(c, selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
+func (g *Legs) transfer(c *Call, prefill, decode workers.Peer) (t *disagg.Transfer, err error) {
+	if !g.admit(c, route.Prefill, prefill.Worker) {
+		return nil, g.fail(c, route.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
 	}
 	d := &c.Question
 	name := d.Run.Plan.Connector
@@ -101,7 +101,7 @@ func (g *Legs) transfer(c *Call, prefill, decode disagg.Peer) (t *disagg.Transfe
 		})
 	}
 	if err != nil {
-		return nil, g.fail(c, selector.Prefill, prefill.Worker, attempt.NoConnector, false, err)
+		return nil, g.fail(c, route.Prefill, prefill.Worker, attempt.NoConnector, false, err)
 	}
 	return t, nil
 }
@@ -175,11 +175,11 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 	g := l.p.Legs
 	edits, err := t.DecodeEdits()
 	if err != nil {
-		g.report(c, selector.Decode, health.Canceled)
-		g.report(c, selector.Prefill, health.Canceled)
+		g.report(c, route.Decode, health.Canceled)
+		g.report(c, route.Prefill, health.Canceled)
 		return nil, err
 	}
-	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, selector.Decode)}
+	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, route.Decode)}
 	p, end := pair.Begin(ctx, g.Beside, legs)
 	if p != nil {
 		c.decoding.after = func(err error) {
@@ -198,8 +198,8 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 		}
 		f.Other = other.State
 		g.mayBeLost(ctx, c, f, other, end.Other)
-		if end.Waiting && f.Phase == selector.Decode && f.Reason == attempt.Timeout {
-			c.Book.Failed(selector.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
+		if end.Waiting && f.Phase == route.Decode && f.Reason == attempt.Timeout {
+			c.Book.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
 		}
 	}
 	return nil, end.Err

@@ -7,7 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -16,14 +16,14 @@ import (
 // of life.
 func TestOtherLegMayBeLost(t *testing.T) {
 	w, other := &workers.Worker{State: new(workers.State)}, &workers.Worker{State: new(workers.State)}
-	of := func(p selector.Phase, w *workers.Worker, r attempt.Reason) *attempt.Error {
+	of := func(p route.Phase, w *workers.Worker, r attempt.Reason) *attempt.Error {
 		return attempt.NewError(p, w, r, true, errors.New("broken"))
 	}
-	revived := of(selector.Prefill, other, attempt.Stale)
+	revived := of(route.Prefill, other, attempt.Stale)
 	if revived.Alive = true; revived.MayHaveDied() {
 		t.Error("a connection that was closed as idle is no death")
 	}
-	f := of(selector.Decode, w, attempt.StreamError)
+	f := of(route.Decode, w, attempt.StreamError)
 	if new(Legs).mayBeLost(t.Context(), New(), f, other, revived); f.OtherLost {
 		t.Error("an engine counts as lost that gave a sign of life")
 	}
@@ -47,10 +47,10 @@ func TestOtherLegMayBeLost(t *testing.T) {
 		g := &Legs{Answers: func(context.Context, *workers.Worker) bool { asked = true; return c.answers }}
 		call := New()
 		call.Book = &account.Request{}
-		f := of(selector.Decode, w, c.reason)
+		f := of(route.Decode, w, c.reason)
 		var err error
 		if c.other != "" {
-			err = of(selector.Prefill, other, c.other)
+			err = of(route.Prefill, other, c.other)
 		}
 		g.mayBeLost(t.Context(), call, f, other, err)
 		if f.OtherLost != c.lost || asked != c.asked {

@@ -7,13 +7,12 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -58,7 +57,7 @@ func (p *Decider) Plan(ctx context.Context, c *Call) (Engine, error) {
 	decode := d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex]
 	m := &c.made
 	m.placed = placed{p, decode, &m.local}
-	if d.Run.Plan.Path == decide.Local {
+	if d.Run.Plan.Path == route.Local {
 		m.local = local{p, decode}
 	} else {
 		// What was refused is for the attempt right after it only, and so for the same prompt.
@@ -159,7 +158,7 @@ func (c *Call) noLeg() error {
 // with the answer, or where there is none.
 type placed struct {
 	p    *Decider
-	peer disagg.Peer
+	peer workers.Peer
 	by   Engine
 }
 
@@ -183,13 +182,13 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 			g.Open.Give(1)
 		}
 	}()
-	if !g.admit(c, selector.Decode, l.peer.Worker) {
+	if !g.admit(c, route.Decode, l.peer.Worker) {
 		c.giveUpPlace()
-		return nil, g.fail(c, selector.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
+		return nil, g.fail(c, route.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
 	}
 	defer func() {
 		if a == nil && err == nil { // a panic
-			g.report(c, selector.Decode, health.Canceled)
+			g.report(c, route.Decode, health.Canceled)
 		}
 	}()
 	c.held = c.reserved
@@ -208,7 +207,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 // local is a decode leg that computes the prompt, too.
 type local struct {
 	p    *Decider
-	peer disagg.Peer
+	peer workers.Peer
 }
 
 // Do is [Engine.Do].
@@ -216,13 +215,13 @@ func (l *local) Do(ctx context.Context, c *Call) (*Answer, error) {
 	c.sends()
 	now := time.Now()
 	l.p.Asker.Sent(&c.Question, l.peer.Worker, l.peer.Rank, now)
-	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, selector.Decode), nil)
+	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, route.Decode), nil)
 	l.p.unsent(c, err, l.peer, now)
 	return a, err
 }
 
 // unsent takes back that a rank is predicted to have the prompt, if it has refused it.
-func (p *Decider) unsent(c *Call, err error, to disagg.Peer, sent time.Time) {
+func (p *Decider) unsent(c *Call, err error, to workers.Peer, sent time.Time) {
 	if f, ok := errors.AsType[*attempt.Error](err); ok && f.Reason == attempt.Overloaded && f.Worker == to.Worker.State {
 		p.Asker.Refused(&c.Question, to.Worker, to.Rank, sent)
 	}

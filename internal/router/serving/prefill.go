@@ -10,26 +10,27 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // prefill is a prefill leg with all that is held for it. The error is an *attempt.Error, or an
 // answer that the client shall get (4xx).
-func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
+func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim) (err error) {
 	if !g.Open.Take(1) {
-		g.report(c, selector.Prefill, health.Canceled)
+		g.report(c, route.Prefill, health.Canceled)
 		return c.noLeg()
 	}
 	defer g.Open.Give(1)
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
-	leg := c.leg(selector.Prefill, p, c.edit(t.PrefillEdits(), p, selector.Prefill), c.Question.Settings.Timeouts.Prefill, t.RequestID())
-	record := c.Book.BeginLeg(selector.Prefill, p, leg)
+	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Question.Settings.Timeouts.Prefill, t.RequestID())
+	record := c.Book.BeginLeg(route.Prefill, p, leg)
 	err = errPanic // until it returns
 	defer func() {
 		if errors.Is(err, errPanic) {
-			g.report(c, selector.Prefill, health.Canceled)
+			g.report(c, route.Prefill, health.Canceled)
 		}
 		record.End(err, time.Now())
 	}()
@@ -37,20 +38,20 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p disag
 }
 
 // prefilled sends a prefill leg and judges its answer.
-func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p disagg.Peer, leg *upstream.Leg, record *account.Leg) error {
+func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, leg *upstream.Leg, record *account.Leg) error {
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
-		return g.broke(ctx, c, selector.Prefill, p.Worker, err)
+		return g.broke(ctx, c, route.Prefill, p.Worker, err)
 	}
 	defer resp.Close()
 	head := resp.Begins()
 	record.Head(head.Status)
 	body, err := resp.ReadAll(maxPrefillAnswer)
 	if err != nil {
-		return g.broke(ctx, c, selector.Prefill, p.Worker, err)
+		return g.broke(ctx, c, route.Prefill, p.Worker, err)
 	}
 	if head.Status/100 != 2 {
-		return g.refused(c, selector.Prefill, p.Worker, head, body)
+		return g.refused(c, route.Prefill, p.Worker, head, body)
 	}
 	err = t.CheckPrefill(body)
 	facts := t.Facts()
@@ -59,7 +60,7 @@ func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p dis
 	reason := attempt.BadParams
 	switch {
 	case err == nil:
-		g.report(c, selector.Prefill, health.Success)
+		g.report(c, route.Prefill, health.Success)
 		return nil
 	case errors.Is(err, disagg.ErrEnded):
 		reason = attempt.Ended
@@ -71,5 +72,5 @@ func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p dis
 	if reason == attempt.Ended || reason == attempt.Restarted {
 		record.End(nil, time.Now()) // a good answer
 	}
-	return g.fail(c, selector.Prefill, p.Worker, reason, true, err)
+	return g.fail(c, route.Prefill, p.Worker, reason, true, err)
 }

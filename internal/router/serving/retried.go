@@ -13,7 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -71,7 +71,7 @@ type attempts struct {
 
 // retry is an attempt that follows a failed one.
 type retry struct {
-	phase  selector.Phase
+	phase  route.Phase
 	reason attempt.Reason // "" where none follows, and where it counts as none
 	// budgeted says that it is taken out of the budget.
 	budgeted bool

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Schema names the JSON form of View.
@@ -411,8 +411,8 @@ type Feed struct {
 	Orphans       uint64  `json:"orphaned_blocks_total"`
 	// Tiers are the engine's blocks outside the device, TiersReported says that events have
 	// named one there and the rank is followed.
-	Tiers         decision.Tiers `json:"tiers,omitzero"`
-	TiersReported bool           `json:"tiers_told,omitempty"`
+	Tiers         route.Tiers `json:"tiers,omitzero"`
+	TiersReported bool        `json:"tiers_told,omitempty"`
 	// CacheGroups are those of a rank whose events name several.
 	CacheGroups []admin.CacheGroup `json:"cache_groups,omitempty"`
 	// CopiesDisbelieved says that copies of blocks are not counted any more.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
@@ -54,7 +55,7 @@ func TestCostRowsAddUp(t *testing.T) {
 	}
 	th := theme.New("dark", termenv.Ascii, true)
 	for i, w := range []int{80, 100, 120, 200, 80, 100, 120, 200} {
-		c.Tiers = decision.Tiers{CPU: 7 * uint32(i/4), Remote: 3 * uint32(i/4)}
+		c.Tiers = route.Tiers{CPU: 7 * uint32(i/4), Remote: 3 * uint32(i/4)}
 		rows := candidateTable(ph, w, &th.Glyphs)
 		if tiers := strings.Contains(rows[0], " CPU REMOTE "); tiers != (i >= 4) || tiers && !strings.Contains(rows[1], "      7      3") {
 			t.Errorf("%d columns with %+v:\n%s\n%s", w, c.Tiers, rows[0], rows[1])
@@ -98,7 +99,7 @@ func TestTiersOfRanks(t *testing.T) {
 	if head := draw()[0]; strings.Contains(head, "CPU") || !strings.Contains(head, "HIT%") {
 		t.Errorf("without tiers: %s", head)
 	}
-	r.Ranks[1].Feed.Tiers, r.Ranks[1].Feed.TiersReported = decision.Tiers{CPU: 4711, Disk: 12}, true
+	r.Ranks[1].Feed.Tiers, r.Ranks[1].Feed.TiersReported = route.Tiers{CPU: 4711, Disk: 12}, true
 	lines := draw()
 	head := strings.Join(strings.Fields(lines[0]), " ")
 	if !strings.Contains(head, " KV CPU DISK HIT%") || strings.Contains(head, "REMOTE") {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -97,7 +97,7 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 }
 
 // tierColumn is the column of a rank's blocks in a tier outside the device.
-func tierColumn(title string, of func(t *decision.Tiers) uint32) column {
+func tierColumn(title string, of func(t *route.Tiers) uint32) column {
 	return column{title: title, w: 6, has: func(k *feed.Rank) bool { return of(&k.Feed.Tiers) > 0 }, cell: figure(func(k *feed.Rank) string {
 		if !k.Feed.TiersReported {
 			return widget.Unknown
@@ -142,9 +142,9 @@ var columns = []column{
 		}
 		p.Bar(st, k.KVUsage.F(), w)
 	}},
-	tierColumn("CPU", func(t *decision.Tiers) uint32 { return t.CPU }),
-	tierColumn("DISK", func(t *decision.Tiers) uint32 { return t.Disk }),
-	tierColumn("REMOTE", func(t *decision.Tiers) uint32 { return t.Remote }),
+	tierColumn("CPU", func(t *route.Tiers) uint32 { return t.CPU }),
+	tierColumn("DISK", func(t *route.Tiers) uint32 { return t.Disk }),
+	tierColumn("REMOTE", func(t *route.Tiers) uint32 { return t.Remote }),
 	{title: "HIT%", order: "hit", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
 	{title: "TTFT", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return k.TTFT })},
 	{title: "ITL", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return k.ITL })},

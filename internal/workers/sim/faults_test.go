@@ -13,10 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 func TestRestartBeginsAnew(t *testing.T) {

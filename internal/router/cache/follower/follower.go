@@ -23,7 +23,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -32,7 +31,8 @@ type Options struct {
 	Registry  *workers.Registry
 	Index     *kvindex.Index
 	Predicted *approx.Index
-	Ledger    *ledger.Ledger
+	// Ledger forgets the load of ranks that have left, as ledger.Ledger does.
+	Ledger interface{ Forget(k *workers.Rank) }
 	// Feeds are the options of the feeds; Index and Sources are filled in.
 	Feeds kvfeed.Options
 	// Snapshot is a file that keeps the index across restarts; empty for none.

@@ -27,15 +27,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fixture is a follower with all that it works on, and the events that it emitted.
 type fixture struct {
 	*Follower
-	kinds []string
-	gone  []string
+	Ledger *ledger.Ledger // that of the follower, with all its methods
+	kinds  []string
+	gone   []string
 }
 
 func newFixture(t testing.TB, snapshot string) *fixture {
 	t.Helper()
-	s := &fixture{}
+	s := &fixture{Ledger: ledger.New()}
 	o := Options{
-		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: ledger.New(),
+		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: s.Ledger,
 		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
 		BlockOf: func(*workers.Worker) int { return 16 },
 		Learn:   func(context.Context, *workers.Worker) error { return errors.New("nobody to ask") },

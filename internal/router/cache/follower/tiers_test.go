@@ -4,11 +4,11 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // TestStopKeepsGroupsAndTiers: a rank of a hybrid model, and one that spills to the host's
@@ -46,14 +46,14 @@ func TestStopKeepsGroupsAndTiers(t *testing.T) {
 			if s.Tiers != g.s.Tiers() || s.TiersReported != g.s.TiersReported() || len(s.CacheGroups) > 1 != (k.groups > 1) {
 				t.Errorf("after the restart tiers have %+v, without it %+v; groups %+v", s.Tiers, g.s.Tiers(), s.CacheGroups)
 			}
-			found, beyond := 0, decision.Tiers{}
+			found, beyond := 0, route.Tiers{}
 			for _, q := range k.asked {
 				locals := blockhash.Locals(nil, q.tokens, k.block, blockhash.Key{})
 				p := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(q.tokens), Block: k.block}
 				var here, there kvindex.Query
 				l.Index.Overlap(locals, &here)
 				g.x.Overlap(locals, &there)
-				var got decision.Tiers
+				var got route.Tiers
 				n := l.feeds.Usable(0, here.Depth(0), &p, &got)
 				want, wantBeyond := g.s.Usable(there.Depth(0), p)
 				if n != want || got != wantBeyond {

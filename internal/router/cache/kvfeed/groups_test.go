@@ -4,8 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 )
 

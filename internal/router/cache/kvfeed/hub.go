@@ -12,9 +12,9 @@ import (
 	"sync/atomic"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 // hub is a listener that publishers dial into, shared by the ranks whose source

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 var listening = workers.EventSource{Endpoint: "tcp://127.0.0.1:0", Topic: "kv", Bind: true}

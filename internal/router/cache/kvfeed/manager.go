@@ -49,9 +49,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 // Options configure a Manager. Index and BlockSize are required; a zero value
@@ -159,7 +159,7 @@ type Key struct {
 	CopiesDisbelieved bool
 }
 
-func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }
+func (k Key) String() string { return route.RankLabel(k.Worker, k.DP) }
 
 // Manager owns the feeds of all ranks. Its methods are safe for concurrent use.
 // Run makes it work; ranks may be added before and during it.
@@ -352,7 +352,7 @@ func (m *Manager) Trusted(id kvindex.Rank) bool {
 // engine blocks only (see [kvstream.Shape.Usable]), and no more than all its cache
 // groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold blocks
 // behind these, beyond gets them (see [kvtier.Tiers.Extend]).
-func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
+func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int {
 	at := m.place(id)
 	if at == nil {
 		return 0

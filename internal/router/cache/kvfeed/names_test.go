@@ -3,11 +3,11 @@ package kvfeed
 import (
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // What is stated of an engine's names is compared with those that it gives: names that fit
@@ -45,7 +45,7 @@ func TestStatedNamesAreHeldAgainstTheEngines(t *testing.T) {
 			}
 		}
 		locals := blockhash.Locals(nil, append(text, 1), kvmodel.Block, blockhash.Key{})
-		var beyond decision.Tiers
+		var beyond route.Tiers
 		got, want := f.Usable(0, 0, &kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(text) + 1, Block: kvmodel.Block}, &beyond), 0
 		if fits {
 			want = 4

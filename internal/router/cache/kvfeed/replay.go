@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 // maintain does for a rank what takes time: replays, checks for silent loss, and

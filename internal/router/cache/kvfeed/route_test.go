@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/kvevent"
 )
 
 // hubOf is a listener of ranks, as (worker, dp, host, topic).

@@ -10,7 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/cache/kvtier"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Status is the account of one rank's feed. Counters only grow while the rank
@@ -39,8 +39,8 @@ type Status struct {
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
 	// TiersReported says that the engine has reported a tier outside its device and that such
 	// tiers are followed; Tiers counts the blocks there.
-	TiersReported bool           `json:"tiers_told,omitempty"`
-	Tiers         decision.Tiers `json:"tiers,omitzero"`
+	TiersReported bool        `json:"tiers_told,omitempty"`
+	Tiers         route.Tiers `json:"tiers,omitzero"`
 
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because
 	// its events stored more of them than there can be.

@@ -1,6 +1,6 @@
 package kvgroup
 
-import "github.com/dynctl/dynctl/internal/router/cache/kvevent"
+import "github.com/dynctl/dynctl/internal/kvevent"
 
 // Traits are what must be known of an engine to read its events and is not in them.
 type Traits struct {

@@ -1,8 +1,8 @@
 package kvgroup
 
 import (
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 )
 
 // maxTips bounds the blocks that a rank does not hold and whose full names are kept, since

@@ -1,6 +1,6 @@
 package kvgroup
 
-import "github.com/dynctl/dynctl/internal/router/cache/blockhash"
+import "github.com/dynctl/dynctl/internal/blockhash"
 
 // Text is what a prompt's blocks are made of. Groups that hold blocks of which no event
 // said what they stand for compute the engine's names of the prompt's blocks from it, and

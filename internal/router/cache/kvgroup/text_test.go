@@ -4,8 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 )
 
 // stated are the traits of an engine whose names of blocks can be computed.

@@ -1,6 +1,6 @@
 package kvgroup
 
-import "github.com/dynctl/dynctl/internal/router/cache/kvevent"
+import "github.com/dynctl/dynctl/internal/kvevent"
 
 // Prompt is what a rank's groups are asked about.
 type Prompt struct {

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 )
 
 // Bounds of one call of Children. Locks are held for browseStep steps at a time.

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/rig/property"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 )
 
 func answer(q *Query) map[Rank]int {

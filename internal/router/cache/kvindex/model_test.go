@@ -1,6 +1,6 @@
 package kvindex
 
-import "github.com/dynctl/dynctl/internal/router/cache/blockhash"
+import "github.com/dynctl/dynctl/internal/blockhash"
 
 // model is the index as its documentation says it: maps only, one thread, nothing shared.
 type model struct {

@@ -1,11 +1,11 @@
 package kvstream
 
 import (
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvtier"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // several reports whether a batch is about a cache group other than the one that
@@ -89,7 +89,7 @@ func (a *Applier) note(e *kvevent.Event) {
 // Usable is how many of overlap leading router blocks, as the index counts
 // them, the engine will reuse for a prompt; beyond gets what tiers hold behind
 // them.
-func Usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
+func Usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int {
 	switch {
 	case groups == nil:
 		n := shape.Usable(overlap, p)
@@ -114,7 +114,7 @@ func Usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap in
 // Usable returns how many of overlap leading router blocks of a prompt, as the
 // index counts them, the engine will reuse, and what its other tiers hold behind
 // them.
-func (s *Stream) Usable(overlap int, p kvgroup.Prompt) (n int, beyond decision.Tiers) {
+func (s *Stream) Usable(overlap int, p kvgroup.Prompt) (n int, beyond route.Tiers) {
 	p.Block = s.app.size
 	n = Usable(s.app.Shape(), s.app.groups, s.tiers, overlap, &p, &beyond)
 	return n, beyond

@@ -1,14 +1,14 @@
 package kvstream
 
 import (
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvtier"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Tiers returns how many of the engine's blocks the rank holds outside its device.
-func (s *Stream) Tiers() (d decision.Tiers) {
+func (s *Stream) Tiers() (d route.Tiers) {
 	if s.tiers != nil {
 		d = s.tiers.Blocks()
 	}

@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // tiered is an event about another tier, without tokens if it has none.
@@ -45,54 +45,54 @@ func TestTiers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		batches []batch
 		device  int
-		want    decision.Tiers
+		want    route.Tiers
 		other   uint64
 	}{
 		"a copy of what the device has counts nothing more": {
 			batches: []batch{{device}, {placeholder(kvevent.CPU, 1, 2)}}, device: 4},
 		"a removal that leaves a copy is a change of tier": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 3, 4)}, {kvmodel.Removed(4, 3)}}, device: 2, want: decision.Tiers{CPU: 2}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 3, 4)}, {kvmodel.Removed(4, 3)}}, device: 2, want: route.Tiers{CPU: 2}},
 		"all in one batch, the removal first": {
-			batches: []batch{{device}, {kvmodel.Removed(4, 3), placeholder(kvevent.CPU, 3, 4)}}, device: 2, want: decision.Tiers{CPU: 2}},
+			batches: []batch{{device}, {kvmodel.Removed(4, 3), placeholder(kvevent.CPU, 3, 4)}}, device: 2, want: route.Tiers{CPU: 2}},
 		"stored on the device and elsewhere in one batch": {
-			batches: []batch{{device, placeholder(kvevent.CPU, 4)}, {kvmodel.Removed(4)}}, device: 3, want: decision.Tiers{CPU: 1}},
+			batches: []batch{{device, placeholder(kvevent.CPU, 4)}, {kvmodel.Removed(4)}}, device: 3, want: route.Tiers{CPU: 1}},
 		"tiers continue each other": {
 			batches: []batch{{device}, {placeholder(kvevent.Disk, 2, 4), placeholder(kvevent.CPU, 3)}, {placeholder(kvevent.External, 3)}, {kvmodel.Removed(4, 3, 2)}},
-			device:  1, want: decision.Tiers{CPU: 1, Disk: 2}},
+			device:  1, want: route.Tiers{CPU: 1, Disk: 2}},
 		"a gap ends it, on the device, too": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 2)}, {kvmodel.Removed(3, 2)}}, device: 1, want: decision.Tiers{CPU: 1}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 2)}, {kvmodel.Removed(3, 2)}}, device: 1, want: route.Tiers{CPU: 1}},
 		"nothing is left on the device": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 1, 2)}, {kvmodel.Removed(1, 2, 3, 4)}}, want: decision.Tiers{CPU: 2}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 1, 2)}, {kvmodel.Removed(1, 2, 3, 4)}}, want: route.Tiers{CPU: 2}},
 		"the tier loses it": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 3, 4)}, {kvmodel.Removed(4, 3)}, {tiered(kvevent.CPU, kvmodel.Removed(4))}}, device: 2, want: decision.Tiers{CPU: 1}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 3, 4)}, {kvmodel.Removed(4, 3)}, {tiered(kvevent.CPU, kvmodel.Removed(4))}}, device: 2, want: route.Tiers{CPU: 1}},
 		"a move to disk": {
 			batches: []batch{{device}, {placeholder(kvevent.CPU, 4)}, {kvmodel.Removed(4)}, {tiered(kvevent.CPU, kvmodel.Removed(4)), placeholder(kvevent.Disk, 4)}}, device: 3},
 		"a copy on disk before the move": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 4)}, {kvmodel.Removed(4)}, {placeholder(kvevent.Disk, 4), tiered(kvevent.CPU, kvmodel.Removed(4))}}, device: 3, want: decision.Tiers{Disk: 1}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 4)}, {kvmodel.Removed(4)}, {placeholder(kvevent.Disk, 4), tiered(kvevent.CPU, kvmodel.Removed(4))}}, device: 3, want: route.Tiers{Disk: 1}},
 		"with tokens, never on the device": {
 			batches: []batch{{tiered(kvevent.CPU, kvmodel.Stored(0, []uint64{1, 2}, kvmodel.Tokens(0, 2*bs), bs))}, {tiered(kvevent.CPU, kvmodel.Stored(2, []uint64{3}, kvmodel.Tokens(2*bs, bs), bs))}},
-			want:    decision.Tiers{CPU: 3}},
+			want:    route.Tiers{CPU: 3}},
 		"with tokens, behind a block of the same batch": {
 			batches: []batch{{tiered(kvevent.CPU, kvmodel.Stored(0, []uint64{1, 2}, kvmodel.Tokens(0, 2*bs), bs)), tiered(kvevent.Disk, kvmodel.Stored(2, []uint64{3}, kvmodel.Tokens(2*bs, bs), bs))}},
-			want:    decision.Tiers{CPU: 2, Disk: 1}},
+			want:    route.Tiers{CPU: 2, Disk: 1}},
 		"with tokens behind a block of the device": {
 			batches: []batch{{kvmodel.Stored(0, []uint64{1}, kvmodel.Tokens(0, bs), bs)}, {tiered(kvevent.External, kvmodel.Stored(1, []uint64{2}, kvmodel.Tokens(bs, bs), bs))}},
-			device:  1, want: decision.Tiers{Remote: 1}},
+			device:  1, want: route.Tiers{Remote: 1}},
 		"a name that nobody knows counts when the device has had it": {
-			batches: []batch{{placeholder(kvevent.CPU, 2, 1)}, {device}, {kvmodel.Removed(4, 3, 2, 1)}}, want: decision.Tiers{CPU: 2}},
+			batches: []batch{{placeholder(kvevent.CPU, 2, 1)}, {device}, {kvmodel.Removed(4, 3, 2, 1)}}, want: route.Tiers{CPU: 2}},
 		"a name that nobody knows": {batches: []batch{{placeholder(kvevent.CPU, 1, 2)}}},
 		"larger blocks of a tier, the first of them on the device in part": {
 			batches: []batch{{device}, {with(placeholder(kvevent.CPU, 2, 4), func(e *kvevent.Event) { e.BlockSize = 2 * bs })}, {kvmodel.Removed(4, 3, 2)}},
-			device:  1, want: decision.Tiers{CPU: 3}},
+			device:  1, want: route.Tiers{CPU: 3}},
 		"nothing shorter than a tier's block is loaded": {
 			batches: []batch{{device}, {with(placeholder(kvevent.CPU, 4), func(e *kvevent.Event) { e.BlockSize = 2 * bs })}, {kvmodel.Removed(4)}}, device: 3},
 		"blocks of others are remote": {
 			batches: []batch{{device}, {with(placeholder(kvevent.CPU, 4), func(e *kvevent.Event) { e.Locality = kvevent.Remote })}, {kvmodel.Removed(4)}},
-			device:  3, want: decision.Tiers{Remote: 1}},
+			device:  3, want: route.Tiers{Remote: 1}},
 		"a clearing of the device leaves the host": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 1)}, {with(cleared, func(e *kvevent.Event) { e.MediumName = "GPU" })}}, want: decision.Tiers{CPU: 1}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 1)}, {with(cleared, func(e *kvevent.Event) { e.MediumName = "GPU" })}}, want: route.Tiers{CPU: 1}},
 		"a clearing of the host leaves the disk": {
-			batches: []batch{{device}, {placeholder(kvevent.CPU, 1), placeholder(kvevent.Disk, 1)}, {kvmodel.Removed(1), tiered(kvevent.CPU, cleared)}}, want: decision.Tiers{Disk: 1}},
+			batches: []batch{{device}, {placeholder(kvevent.CPU, 1), placeholder(kvevent.Disk, 1)}, {kvmodel.Removed(1), tiered(kvevent.CPU, cleared)}}, want: route.Tiers{Disk: 1}},
 		"a clearing without a medium is of all": {
 			batches: []batch{{device}, {placeholder(kvevent.CPU, 1)}, {cleared}}},
 		"a medium that nobody knows": {
@@ -110,7 +110,7 @@ func TestTiers(t *testing.T) {
 			s := New(x, 0, kvmodel.Block)
 			p, locals := asked(8)
 			var n int
-			var beyond decision.Tiers
+			var beyond route.Tiers
 			for i := range tt.batches {
 				payload := kvevent.AppendBatch(nil, &kvevent.Batch{TS: 1e9 + float64(i), Events: tt.batches[i]}, kvevent.Encoding{Form: kvevent.VLLMMap})
 				if v := s.Offer(uint64(i), payload); v.Kind != Apply || s.Counters().Skipped > 0 {
@@ -126,7 +126,7 @@ func TestTiers(t *testing.T) {
 			s.Skip(1 << 20) // batches are lost: removals among them
 			for _, emptied := range []string{"once", "since its publisher started over"} {
 				left, known, hybrid := s.Tiers(), s.TiersReported(), s.app.groups != nil
-				if left != (decision.Tiers{}) || known == hybrid {
+				if left != (route.Tiers{}) || known == hybrid {
 					t.Errorf("%+v left of a rank that was emptied %s, known: %t, hybrid: %t", left, emptied, known, hybrid)
 				}
 				if !hybrid {
@@ -182,7 +182,7 @@ func (m *tierModel) take(kind kvevent.Kind, tier, from, to int, withTokens bool)
 	}
 }
 
-func (m *tierModel) usable() (n int, beyond decision.Tiers) {
+func (m *tierModel) usable() (n int, beyond route.Tiers) {
 	for n < 16 && m.device[n+1] {
 		n++
 	}
@@ -243,7 +243,7 @@ func FuzzTiers(f *testing.F) {
 			if wantN, want := m.usable(); n != wantN || beyond != want {
 				t.Fatalf("event %d %+v: %d blocks on the device, then %+v; want %d, %+v", i/2, e, n, beyond, wantN, want)
 			}
-			var held decision.Tiers
+			var held route.Tiers
 			for b := 1; b <= 16; b++ {
 				for tier, at := range [...]*uint32{&held.CPU, &held.Disk, &held.Remote} {
 					if m.in[tier][b] {
@@ -333,7 +333,7 @@ func tiersAsVLLM(t *testing.T, every uint64) {
 					if eagle == "merged" && int(beyond.CPU) == l.Beyond-1 {
 						beyond.CPU++ // of such a drafter the connector drops no block
 					}
-					if want := (decision.Tiers{CPU: uint32(l.Beyond)}); n*size != l.Cached || beyond != want {
+					if want := (route.Tiers{CPU: uint32(l.Beyond)}); n*size != l.Cached || beyond != want {
 						t.Fatalf("%s: %d tokens on the device, then %+v; vLLM found %d, then %d blocks", l.ID, n*size, beyond, l.Cached, l.Beyond)
 					}
 					asked++
@@ -373,12 +373,12 @@ func TestTiersKeptElsewhere(t *testing.T) {
 	x.Overlap(locals, &q)
 	for name, tt := range map[string]struct {
 		kept []byte
-		want decision.Tiers
+		want route.Tiers
 	}{
-		"as it was":            {was.Tiers, decision.Tiers{CPU: 1}},
-		"of a router before":   {nil, decision.Tiers{}},
-		"of another version":   {append([]byte{was.Tiers[0] + 1}, was.Tiers[1:]...), decision.Tiers{}},
-		"of a file that lacks": {was.Tiers[:len(was.Tiers)-1], decision.Tiers{}},
+		"as it was":            {was.Tiers, route.Tiers{CPU: 1}},
+		"of a router before":   {nil, route.Tiers{}},
+		"of another version":   {append([]byte{was.Tiers[0] + 1}, was.Tiers[1:]...), route.Tiers{}},
+		"of a file that lacks": {was.Tiers[:len(was.Tiers)-1], route.Tiers{}},
 	} {
 		again, from := New(x, 0, kvmodel.Block), was
 		from.Tiers = tt.kept

@@ -15,8 +15,8 @@ package kvtier
 import (
 	"sync"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/kvevent"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // maxBlocks bounds the blocks of one rank, maxWidth the router blocks in one of them.
@@ -59,7 +59,7 @@ type Tiers struct {
 	free       []uint32
 	byName     map[uint64]uint32
 	bySeq      map[uint64]uint32
-	held       decision.Tiers
+	held       route.Tiers
 	unresolved int            // blocks of which it is not known what prefix they stand for
 	widths     map[uint16]int // blocks by their width
 	widest     int            // greatest width of a block
@@ -82,7 +82,7 @@ func New() *Tiers {
 
 // Clear forgets all blocks.
 func (t *Tiers) Clear() {
-	t.blocks, t.free, t.held, t.unresolved, t.widest = nil, nil, decision.Tiers{}, 0, 0
+	t.blocks, t.free, t.held, t.unresolved, t.widest = nil, nil, route.Tiers{}, 0, 0
 	t.byName, t.bySeq, t.widths = map[uint64]uint32{}, map[uint64]uint32{}, map[uint16]int{}
 }
 
@@ -223,12 +223,12 @@ func (t *Tiers) narrow(width uint16) {
 
 func (t *Tiers) count(tier Tier) *uint32 { return at(&t.held, tier) }
 
-func at(d *decision.Tiers, tier Tier) *uint32 {
+func at(d *route.Tiers, tier Tier) *uint32 {
 	return [tiers]*uint32{&d.CPU, &d.Disk, &d.Remote}[tier]
 }
 
 // Blocks returns how many of the engine's blocks each tier holds.
-func (t *Tiers) Blocks() decision.Tiers {
+func (t *Tiers) Blocks() route.Tiers {
 	t.RLock()
 	defer t.RUnlock()
 	return t.held
@@ -241,12 +241,12 @@ func (t *Tiers) Blocks() decision.Tiers {
 // A block of a tier may be larger than the device's, and begin before from. Engines load
 // nothing that is shorter than one of the largest. With drop, the engine computes the last
 // block of what it finds anew.
-func (t *Tiers) Extend(seq []uint64, from, limit int, drop bool) (d decision.Tiers) {
+func (t *Tiers) Extend(seq []uint64, from, limit int, drop bool) (d route.Tiers) {
 	t.RLock()
 	defer t.RUnlock()
 	limit = min(limit, len(seq))
 	n, last := from, from
-	var was decision.Tiers // before the last block
+	var was route.Tiers // before the last block
 	for n < limit {
 		next, before := n, d
 		for end := n + 1; end <= min(limit, n+t.widest); end++ {
@@ -272,7 +272,7 @@ func (t *Tiers) Extend(seq []uint64, from, limit int, drop bool) (d decision.Tie
 		n, d = last, was
 	}
 	if n-from < t.widest {
-		return decision.Tiers{}
+		return route.Tiers{}
 	}
 	return d
 }

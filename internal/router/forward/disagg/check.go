@@ -17,6 +17,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -379,10 +380,16 @@ func checkHost(host string, prefill, decode *url.URL) error {
 	return nil
 }
 
+// exact reports whether an engine must count ISL tokens. Only ids of the client
+// are counted alike by everybody: /tokenize is not asked with all that a
+// request's own template may look at (the choice of a tool, a format for the
+// answer), and some models do not use a template for it at all.
+func exact(f *api.Facts) bool { return f.Source == route.FromIDs && !f.Truncated && f.ISL > 0 }
+
 // promptTokens is the prompt's length as the prefill engine has it; every source that
 // states it must agree. remote_num_tokens alone may differ: it is not what a decode
 // engine goes by.
-func promptTokens(a *answer, p *params, f *Facts) int {
+func promptTokens(a *answer, p *params, f *api.Facts) int {
 	n := a.promptTokens
 	if raw := p.m[fieldTokens]; present(raw) {
 		v, ok := integer(raw)
@@ -398,7 +405,7 @@ func promptTokens(a *answer, p *params, f *Facts) int {
 	wrong := func(format string, a ...any) {
 		p.fail(&ParamsError{Field: "prompt_tokens", Problem: fmt.Sprintf(format, a...)})
 	}
-	if f.exact() {
+	if exact(f) {
 		if n >= 0 && n != f.ISL {
 			wrong("the prefill engine counts %d tokens, the prompt has %d", n, f.ISL)
 		}
@@ -547,7 +554,7 @@ func countRising(raw string) (n int, ok bool) {
 	return n, true
 }
 
-func workerURL(p Peer) *url.URL {
+func workerURL(p workers.Peer) *url.URL {
 	if p.Worker == nil {
 		return nil
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -45,7 +46,7 @@ func TestCheckPrefillOfMessagesAndResponses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := dispatch(workers.ConnectorNIXL)
-			d.Facts.Kind, d.Facts.Source = tt.kind, FromEngine
+			d.Facts.Kind, d.Facts.Source = tt.kind, route.FromEngine
 			tr := begin(t, workers.ConnectorNIXL, Options{}, d)
 			if err := tr.CheckPrefill([]byte(tt.body)); !errors.Is(err, tt.err) {
 				t.Fatalf("got %v, want %v", err, tt.err)
@@ -138,16 +139,16 @@ func TestCheckPrefill(t *testing.T) {
 		{"params of a longer prompt", captured, func(d *Dispatch) { d.Facts.ISL = 199 }, ErrBadParams, "prompt_tokens"},
 		{"params of a shorter prompt", captured, func(d *Dispatch) { d.Facts.ISL = 201 }, ErrBadParams, "prompt_tokens"},
 		{"a prompt that the engine cuts", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Truncated = 400, true }, nil, ""},
-		{"/tokenize may count otherwise than the request", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEngine }, nil, ""},
-		{"our own count may differ", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 199, FromLocal }, nil, ""},
-		{"blocks of our count where the engine has another", blocks("[" + ids(6) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEngine }, ErrBadParams, "remote_block_ids"},
+		{"/tokenize may count otherwise than the request", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, route.FromEngine }, nil, ""},
+		{"our own count may differ", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 199, route.FromLocal }, nil, ""},
+		{"blocks of our count where the engine has another", blocks("[" + ids(6) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, route.FromEngine }, ErrBadParams, "remote_block_ids"},
 		{"blocks of the whole prompt where the engine cuts it", blocks("[" + ids(13) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Truncated = 400, true }, ErrBadParams, "remote_block_ids"},
-		{"fewer blocks than the engine counts, of an estimate", blocks("[" + ids(6) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEstimate }, ErrBadParams, "remote_block_ids"},
+		{"fewer blocks than the engine counts, of an estimate", blocks("[" + ids(6) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, route.FromEstimate }, ErrBadParams, "remote_block_ids"},
 		{"wrong remote_num_tokens", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": 199`), nil, ErrBadParams, "remote_num_tokens"},
 		{"remote_num_tokens a string", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": "200"`), nil, ErrBadParams, "remote_num_tokens"},
 		{
 			"length not stated", strings.Replace(sub(`"remote_num_tokens": 200`, `"other": 200`), `"prompt_tokens":200`, `"other":200`, 1),
-			func(d *Dispatch) { d.Facts.Source = FromEstimate }, ErrBadParams, "prompt_tokens",
+			func(d *Dispatch) { d.Facts.Source = route.FromEstimate }, ErrBadParams, "prompt_tokens",
 		},
 
 		{"engine id missing", sub(`"remote_engine_id"`, `"engine_id"`), nil, ErrBadParams, "remote_engine_id"},
@@ -292,9 +293,9 @@ func TestCapturedExchanges(t *testing.T) {
 			continue
 		}
 		d := dispatch(workers.ConnectorNIXL)
-		d.RequestID, d.Facts.ISL, d.Facts.Source = "", len(x.Request.Body.Prompt), FromIDs
+		d.RequestID, d.Facts.ISL, d.Facts.Source = "", len(x.Request.Body.Prompt), route.FromIDs
 		if d.Facts.ISL == 0 {
-			d.Facts.Source = FromNothing
+			d.Facts.Source = route.FromNothing
 		}
 		for k, v := range x.Request.Headers {
 			if strings.EqualFold(k, "X-Request-Id") {

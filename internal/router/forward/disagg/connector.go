@@ -1,3 +1,9 @@
+// Package disagg is the transfer of KV between engines: it knows what each
+// connector puts into the bodies of the two legs and what the answer of a prefill
+// must say.
+//
+// Begin of a Connector starts one dispatch: every call makes new transfer ids, and
+// the Transfer that it returns can feed one decode leg only.
 package disagg
 
 import (
@@ -92,9 +98,9 @@ type Options struct {
 type Dispatch struct {
 	// RequestID is sent as X-Request-Id on both legs.
 	RequestID string
-	Facts     Facts
-	Prefill   Peer
-	Decode    Peer
+	Facts     api.Facts
+	Prefill   workers.Peer
+	Decode    workers.Peer
 	// Check is how strictly the prefill's parameters are judged.
 	Check workers.TransferCheck
 }
@@ -254,7 +260,7 @@ func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
 // HandOver lets another decode rank have the KV, because the one that was given it has
 // refused the request for want of room and so not read the parameters. It reports false
 // where the KV is bound to the first rank, or the other one cannot fetch it.
-func (t *Transfer) HandOver(to Peer) bool {
+func (t *Transfer) HandOver(to workers.Peer) bool {
 	if !kindOf(t.kind).pulled || t.facts.Host != "" && checkHost(t.facts.Host, workerURL(t.dispatch.Prefill), workerURL(to)) != nil {
 		return false
 	}
@@ -267,7 +273,7 @@ func (t *Transfer) HandOver(to Peer) bool {
 
 // oneToken are the edits that make a prefill leg of any engine of vLLM's kind:
 // a short answer in one piece.
-func oneToken(f *Facts, more ...api.Edit) []api.Edit {
+func oneToken(f *api.Facts, more ...api.Edit) []api.Edit {
 	e := []api.Edit{api.Set("stream", api.RawFalse)}
 	switch f.Kind {
 	case api.Generate:

@@ -18,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -47,8 +48,8 @@ const captured = `{"id":"cmpl-810f561d65b277a9","object":"text_completion","crea
 func dispatch(c workers.Connector) Dispatch {
 	p, d := worker("prefill-0", workers.Prefill, c, 1), worker("decode-0", workers.Decode, c, 1)
 	return Dispatch{
-		RequestID: "810f561d65b277a9", Prefill: Peer{p, p.Ranks[0]}, Decode: Peer{d, d.Ranks[0]},
-		Facts: Facts{Kind: api.Completion, Splittable: true, ISL: 200, Source: FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MaxTokensKey: "max_tokens", MinTokens: -1},
+		RequestID: "810f561d65b277a9", Prefill: workers.Peer{Worker: p, Rank: p.Ranks[0]}, Decode: workers.Peer{Worker: d, Rank: d.Ranks[0]},
+		Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: 200, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MaxTokensKey: "max_tokens", MinTokens: -1},
 	}
 }
 
@@ -184,15 +185,15 @@ func TestA2DecodeBody(t *testing.T) {
 // TestHandOver: after a refusal another decode rank gets the KV, with the same edits, once,
 // if the decode engine fetches it by itself from a host that it can reach.
 func TestHandOver(t *testing.T) {
-	elsewhere := func(host string) Peer {
+	elsewhere := func(host string) workers.Peer {
 		w := worker("decode-1", workers.Decode, workers.ConnectorNIXL, 1)
 		w.URL = &url.URL{Scheme: "http", Host: host}
-		return Peer{w, w.Ranks[0]}
+		return workers.Peer{Worker: w, Rank: w.Ranks[0]}
 	}
 	near, far := elsewhere("127.0.0.1:9"), elsewhere("10.0.0.7:9")
 	for _, c := range []struct {
 		kind workers.Connector
-		to   Peer
+		to   workers.Peer
 		want bool
 	}{
 		{workers.ConnectorNIXL, near, true},

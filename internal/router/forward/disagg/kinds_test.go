@@ -22,7 +22,7 @@ func TestEveryConnectorHasARow(t *testing.T) {
 		if err != nil || k.carries == nil {
 			t.Fatalf("%s: %v, %v", k.name, c, err)
 		}
-		tr, err := c.Begin(Dispatch{RequestID: "r", Facts: Facts{Kind: api.Completion}, Prefill: Peer{Worker: w}, Decode: Peer{Worker: w}})
+		tr, err := c.Begin(Dispatch{RequestID: "r", Facts: api.Facts{Kind: api.Completion}, Prefill: workers.Peer{Worker: w}, Decode: workers.Peer{Worker: w}})
 		if err != nil || tr.Kind() != k.name {
 			t.Errorf("%s: %+v, %v", k.name, tr, err)
 		}

@@ -57,7 +57,7 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 // leg has no place for a token behind the messages. Neither can a request whose
 // own limit is not known, as the decode leg must generate one token less, nor a
 // stream with usage, which would count the token as prompt.
-func takesFirstToken(f *Facts) bool {
+func takesFirstToken(f *api.Facts) bool {
 	return f.Kind == api.Completion && len(f.TokenIDs) > 0 && f.MaxTokens >= 2 && f.MaxTokensKey != "" &&
 		f.N <= 1 && f.Prompts <= 1 && !f.Logprobs && !f.Echo && !f.StreamUsage
 }

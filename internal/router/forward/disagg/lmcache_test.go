@@ -112,10 +112,10 @@ func TestLMCacheFirstToken(t *testing.T) {
 	}
 	// D3, D4: without a limit of its own, in a chat, or with logprobs, the
 	// decode leg gets the client's body and gives every token.
-	for name, change := range map[string]func(*Facts){
-		"no max_tokens": func(f *Facts) { f.MaxTokens = -1 }, "max_tokens 1": func(f *Facts) { f.MaxTokens = 1 }, "chat": func(f *Facts) { f.Kind = api.Chat },
-		"logprobs": func(f *Facts) { f.Logprobs = true }, "echo": func(f *Facts) { f.Echo = true }, "no ids": func(f *Facts) { f.TokenIDs = nil },
-		"usage at the end of the stream": func(f *Facts) { f.StreamUsage = true },
+	for name, change := range map[string]func(*api.Facts){
+		"no max_tokens": func(f *api.Facts) { f.MaxTokens = -1 }, "max_tokens 1": func(f *api.Facts) { f.MaxTokens = 1 }, "chat": func(f *api.Facts) { f.Kind = api.Chat },
+		"logprobs": func(f *api.Facts) { f.Logprobs = true }, "echo": func(f *api.Facts) { f.Echo = true }, "no ids": func(f *api.Facts) { f.TokenIDs = nil },
+		"usage at the end of the stream": func(f *api.Facts) { f.StreamUsage = true },
 	} {
 		x := d
 		change(&x.Facts)

@@ -48,7 +48,7 @@ func (o offloadP2P) Begin(d Dispatch) (*Transfer, error) {
 }
 
 // tierOf is where the tier of a prefill rank listens.
-func tierOf(p Peer) (host string, port int, err error) {
+func tierOf(p workers.Peer) (host string, port int, err error) {
 	w := p.Worker
 	if w == nil {
 		return "", 0, fmt.Errorf("%s: no prefill worker", workers.ConnectorOffloadP2P)
@@ -73,7 +73,7 @@ func (o offloadP2P) check(t *Transfer, a *answer) error {
 	if a.params.Exists() && !o.among {
 		return &ParamsError{Field: transferParams, Problem: "an engine that offloads gives none; this one has another connector: state that (connector=nixl, nixl-push, or nixl-offload-p2p)"}
 	}
-	if f := &t.dispatch.Facts; f.exact() && a.promptTokens >= 0 && a.promptTokens != f.ISL {
+	if f := &t.dispatch.Facts; exact(f) && a.promptTokens >= 0 && a.promptTokens != f.ISL {
 		return &ParamsError{Field: "prompt_tokens", Problem: fmt.Sprintf("the prefill engine counts %d tokens, the prompt has %d", a.promptTokens, f.ISL)}
 	}
 	return nil

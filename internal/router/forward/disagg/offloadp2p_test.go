@@ -73,7 +73,7 @@ func TestOffloadP2PAddress(t *testing.T) {
 	} {
 		w := worker("prefill-0", workers.Prefill, workers.ConnectorOffloadP2P, 2)
 		w.Bootstrap, w.DPStart = tt.bootstrap, tt.start
-		host, port, err := tierOf(Peer{w, w.Ranks[tt.dp]})
+		host, port, err := tierOf(workers.Peer{Worker: w, Rank: w.Ranks[tt.dp]})
 		if host != tt.host || port != tt.port || (err != nil) != (tt.port == 0) {
 			t.Errorf("%s: %s port %d, %v", tt.name, host, port, err)
 		}

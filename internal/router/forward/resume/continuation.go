@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -139,7 +140,7 @@ func restOfChat(v *api.View) []byte {
 	b := []byte{'{'}
 	for i := range v.Fields {
 		if name, raw := v.Member(i); kept(name) {
-			b = append(append(append(api.AppendString(b, name), ':'), raw...), ',')
+			b = append(append(append(rawjson.AppendString(b, name), ':'), raw...), ',')
 		}
 	}
 	b = append(b, `"max_tokens":`...)

@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -12,7 +11,7 @@ import (
 // appendForwarded adds the headers that say where a request came from. They are made
 // anew unless the peer is a trusted proxy, whose own are then continued: anybody else
 // could claim to be anybody.
-func appendForwarded(set []upstream.HeaderField, q *Client, s *effective.Settings) []upstream.HeaderField {
+func appendForwarded(set []upstream.HeaderField, q *Client, proxies Proxies) []upstream.HeaderField {
 	peer := q.Remote
 	if i := strings.LastIndexByte(peer, ':'); i >= 0 {
 		peer = strings.TrimSuffix(strings.TrimPrefix(peer[:i], "["), "]")
@@ -21,7 +20,7 @@ func appendForwarded(set []upstream.HeaderField, q *Client, s *effective.Setting
 	if q.TLS {
 		proto = "https"
 	}
-	if s.Trusts(peer) {
+	if proxies.Trusts(peer) {
 		set = appendHops(set, q.Header, peer)
 		if before := q.Header["X-Forwarded-For"]; len(before) > 0 {
 			chain = strings.Join(before, ", ") + ", " + peer

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -28,13 +26,21 @@ func ClientOf(q *http.Request) Client {
 	return Client{Method: q.Method, Host: q.Host, Remote: q.RemoteAddr, TLS: q.TLS != nil, Header: q.Header}
 }
 
+// Proxies reports which peers, addresses without ports, are trusted proxies.
+type Proxies interface{ Trusts(peer string) bool }
+
 // Source is a client's request, with what the router has made of it.
 type Source struct {
 	Client   *Client
 	Endpoint *api.Endpoint
 	View     *api.View
 	Form     *api.Form // nil unless the body is one
-	Settings *effective.Settings
+	// KeepTransferFields leaves the fields of transfers that a client has set.
+	KeepTransferFields bool
+	// Proxies are the peers whose word on the hops before them is believed.
+	Proxies Proxies
+	// IdleTimeout ends a leg whose engine sends nothing for so long.
+	IdleTimeout time.Duration
 	// Body are the bytes of the body, nil for none.
 	Body []byte
 	// Asked is the model in the client's words, empty where it names none; Model is the
@@ -66,7 +72,7 @@ func (m *Scratch) Reset() {
 
 // Body is the body of a leg in pieces, with more edits than those that every leg gets;
 // ids asks the engine for token ids. It is valid until the next request of the phase.
-func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]byte {
+func (m *Scratch) Body(s *Source, p workers.Peer, ids bool, more []api.Edit) [][]byte {
 	switch {
 	case s.Form != nil:
 		m.body = s.Form.Segments(m.body[:0], s.Body)
@@ -75,7 +81,7 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 		return [][]byte{s.Body}
 	}
 	edits := m.edits[:0]
-	if !s.Settings.Routing.AllowTransferFields {
+	if !s.KeepTransferFields {
 		edits = s.View.AppendStrip(edits)
 	}
 	// SGLang's own endpoint has no such member: what a client puts there is for the router.
@@ -98,9 +104,9 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 
 // Leg is the HTTP call of a phase, which carries a request id, at a path. It is valid
 // until the next request of the phase.
-func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+func (m *Scratch) Leg(s *Source, p workers.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
 	q := s.Client
-	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}, upstream.HeaderField{Key: api.HeaderHop, Value: s.Hops}), q, s.Settings)
+	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}, upstream.HeaderField{Key: api.HeaderHop, Value: s.Hops}), q, s.Proxies)
 	if len(p.Worker.Ranks) > 1 {
 		m.set = append(m.set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}
@@ -111,7 +117,7 @@ func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, 
 	}
 	m.leg = upstream.Leg{
 		Base: p.Worker.URL, Path: path, Method: q.Method, Header: q.Header, Set: m.set, APIKey: p.Worker.APIKey,
-		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Settings.Timeouts.Idle,
+		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.IdleTimeout,
 	}
 	return &m.leg
 }

@@ -9,11 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -33,7 +32,7 @@ func sourceOf(t *testing.T, path, body string, change func(*settings.Config)) *S
 		t.Fatal(err)
 	}
 	from := ClientOf(httptest.NewRequest(http.MethodPost, path, nil))
-	s := &Source{Client: &from, Endpoint: ep, View: &api.View{}, Settings: conf, Body: []byte(body), Asked: "m", Model: "m"}
+	s := &Source{Client: &from, Endpoint: ep, View: &api.View{}, Proxies: conf, IdleTimeout: conf.Timeouts.Idle, Body: []byte(body), Asked: "m", Model: "m"}
 	if ep.Body == api.JSONBody {
 		if err := s.View.Parse(s.Body, ep.Kind, api.Limits{}); err != nil {
 			t.Fatal(err)
@@ -52,12 +51,12 @@ func endpoint(t *testing.T, path string) *api.Endpoint {
 }
 
 // peerOf is the last rank of a worker with an engine and so many ranks.
-func peerOf(e workers.Engine, ranks int) disagg.Peer {
+func peerOf(e workers.Engine, ranks int) workers.Peer {
 	w := &workers.Worker{Engine: e, URL: &url.URL{Scheme: "http", Host: "engine:8000"}, APIKey: "key"}
 	for i := range ranks {
 		w.Ranks = append(w.Ranks, &workers.Rank{DP: i})
 	}
-	return disagg.Peer{Worker: w, Rank: w.Ranks[ranks-1]}
+	return workers.Peer{Worker: w, Rank: w.Ranks[ranks-1]}
 }
 
 // TestBody: only what must change does; the rest of the body goes on byte by byte.
@@ -67,13 +66,13 @@ func TestBody(t *testing.T) {
 	vllm := peerOf(workers.VLLM, 1)
 	for _, c := range []struct {
 		name   string
-		peer   disagg.Peer
+		peer   workers.Peer
 		ids    bool
 		more   []api.Edit
 		change func(*Source)
 		want   string
 	}{
-		{"as it came", vllm, false, nil, func(s *Source) { s.Settings.Routing.AllowTransferFields = true }, body},
+		{"as it came", vllm, false, nil, func(s *Source) { s.KeepTransferFields = true }, body},
 		{"stripped", vllm, false, nil, nil, `{"model": "m", "prompt":"hi" }`},
 		{"renamed", vllm, false, nil, func(s *Source) { s.Model = "big" }, `{"model": "big", "prompt":"hi" }`},
 		{"no model named", vllm, false, nil, func(s *Source) { s.Asked, s.Model = "", "big" }, `{"model": "big", "prompt":"hi" }`},
@@ -129,7 +128,7 @@ func TestLeg(t *testing.T) {
 	var m Scratch
 	p := peerOf(workers.VLLM, 2)
 	l := m.Leg(s, p, "/v1/completions?a=b", "id-1", [][]byte{s.Body}, time.Second)
-	if l.Base != p.Worker.URL || l.Path != "/v1/completions?a=b" || l.Method != http.MethodPost || l.APIKey != "key" || l.HeadTimeout != time.Second || l.IdleTimeout != s.Settings.Timeouts.Idle {
+	if l.Base != p.Worker.URL || l.Path != "/v1/completions?a=b" || l.Method != http.MethodPost || l.APIKey != "key" || l.HeadTimeout != time.Second || l.IdleTimeout != s.IdleTimeout {
 		t.Errorf("%+v", l)
 	}
 	if id, rank := valueOf(l.Set, api.HeaderRequestID), valueOf(l.Set, "X-Data-Parallel-Rank"); id != "id-1" || rank != "1" {
@@ -173,7 +172,7 @@ func TestForwarded(t *testing.T) {
 		q := s.Client
 		q.Remote, q.Host, q.TLS = c.peer, "here", true
 		q.Header = http.Header{"X-Forwarded-For": {"203.0.113.9"}, "X-Forwarded-Proto": {"http"}, "X-Forwarded-Host": {"api"}, "Forwarded": {"for=203.0.113.9"}}
-		set := appendForwarded(nil, q, s.Settings)
+		set := appendForwarded(nil, q, s.Proxies)
 		got := [...]string{valueOf(set, "X-Forwarded-For"), valueOf(set, "X-Forwarded-Proto"), valueOf(set, "X-Forwarded-Host"), valueOf(set, "Forwarded")}
 		if want := [...]string{c.chain, c.proto, c.host, c.other}; got != want {
 			t.Errorf("%s: %q, want %q", c.name, got, want)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
+	"github.com/dynctl/dynctl/internal/quicksock"
 )
 
 // Options set up a Client. A zero field means its default.

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
+	"github.com/dynctl/dynctl/internal/quicksock"
 )
 
 // conn is one connection to an engine. Only close may be called by another

@@ -5,7 +5,7 @@ import (
 	"net"
 	"os"
 
-	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
+	"github.com/dynctl/dynctl/internal/quicksock"
 )
 
 // records is what a TLS connection reads from: the TCP connection, which can

@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -91,7 +91,7 @@ func (r *Request) Waited(stage string, d time.Duration) {
 }
 
 // Tokenized reports the source of the prompt's tokens.
-func (r *Request) Tokenized(source disagg.Source) {
+func (r *Request) Tokenized(source route.Source) {
 	r.send(Event{Kind: Tokenized, Reason: string(source)})
 }
 
@@ -111,7 +111,7 @@ func (r *Request) Decided() {
 func (r *Request) Chosen() { r.send(Event{Kind: Chosen}) }
 
 // Retried reports that a leg of another attempt is sent, after a failure of a phase.
-func (r *Request) Retried(phase selector.Phase, reason attempt.Reason) {
+func (r *Request) Retried(phase route.Phase, reason attempt.Reason) {
 	r.send(Event{Kind: Retried, Phase: phase, Reason: string(reason)})
 }
 
@@ -119,7 +119,7 @@ func (r *Request) Retried(phase selector.Phase, reason attempt.Reason) {
 func (r *Request) Note(text string) { r.send(Event{Kind: Noted, Text: text}) }
 
 // Failed reports that a worker failed a leg of the request.
-func (r *Request) Failed(phase selector.Phase, w *workers.Worker, reason attempt.Reason, err error) {
+func (r *Request) Failed(phase route.Phase, w *workers.Worker, reason attempt.Reason, err error) {
 	r.send(Event{Kind: Failed, Phase: phase, Worker: w, Reason: string(reason), Err: err, At: time.Now()})
 }
 

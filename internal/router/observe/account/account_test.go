@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -21,11 +21,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -43,7 +42,7 @@ type stand struct {
 	ring    *receipt.Ring
 	ranks   ranks
 	events  []eventlog.Event
-	peer    disagg.Peer
+	peer    workers.Peer
 	metrics *telemetry.Metrics
 	traffic traffic.Traffic
 	costs   *outcome.Teacher
@@ -55,12 +54,12 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	t.Helper()
 	w := &workers.Worker{State: new(workers.State)}
 	w.Name = "a"
-	s := &stand{ring: receipt.NewRing(receipt.Options{}), peer: disagg.Peer{Worker: w, Rank: &workers.Rank{Label: "a/dp0"}}}
+	s := &stand{ring: receipt.NewRing(receipt.Options{}), peer: workers.Peer{Worker: w, Rank: &workers.Rank{Label: "a/dp0"}}}
 	q := &question.Question{}
 	q.Reset()
 	q.Settings = &effective.Settings{Revision: 7}
 	q.Run.Attempt, q.Run.Plan = 1, p
-	q.Run.In.DecodePeers = []disagg.Peer{s.peer}
+	q.Run.In.DecodePeers = []workers.Peer{s.peer}
 	s.metrics = telemetry.New("", "", func(string) bool { return true })
 	log := func(e eventlog.Event) { s.events = append(s.events, e) }
 	s.costs = outcome.New(outcome.Options{
@@ -111,12 +110,12 @@ func TestLegOutcomes(t *testing.T) {
 		{nil, "", false},
 		{reset, "reset", true},
 		{&upstream.ClientError{Err: reset}, "canceled", false},
-		{attempt.NewError(selector.Decode, w, attempt.Status4xx, true, errors.New("bad request")), "status_4xx", false},
-		{attempt.NewError(selector.Decode, w, attempt.Status5xx, true, reset), "status_5xx", true},
+		{attempt.NewError(route.Decode, w, attempt.Status4xx, true, errors.New("bad request")), "status_4xx", false},
+		{attempt.NewError(route.Decode, w, attempt.Status5xx, true, reset), "status_5xx", true},
 		{fmt.Errorf("a panic"), "failed", false},
 	} {
-		s := newStand(t, decide.Plan{Path: decide.Local, DecodeIndex: 0, PrefillIndex: -1})
-		l := s.BeginLeg(selector.Decode, s.peer, nil)
+		s := newStand(t, decide.Plan{Path: route.Local, DecodeIndex: 0, PrefillIndex: -1})
+		l := s.BeginLeg(route.Decode, s.peer, nil)
 		l.Head(http.StatusOK)
 		if first, again := l.End(c.err, time.Now()), l.End(errors.New("again"), time.Now()); !first || again {
 			t.Errorf("%v: ended %v, and again %v", c.err, first, again)
@@ -135,10 +134,10 @@ func TestLegOutcomes(t *testing.T) {
 func TestWhatARankComputes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		phase selector.Phase
-		path  decide.Path
+		phase route.Phase
+		path  route.Path
 		want  int
-	}{{selector.Prefill, decide.Remote, 60}, {selector.Decode, decide.Remote, -1}, {selector.Decode, decide.Local, 30}} {
+	}{{route.Prefill, route.Remote, 60}, {route.Decode, route.Remote, -1}, {route.Decode, route.Local, 30}} {
 		s := newStand(t, decide.Plan{Path: c.path, PrefillCached: 40, EffISL: 30})
 		s.Question.Prompt.ISL = 100
 		if got := s.toCompute(c.phase); got != c.want {
@@ -151,7 +150,7 @@ func TestWhatARankComputes(t *testing.T) {
 // was moved and computed again is reported where the engine's usage shows it.
 func TestFinish(t *testing.T) {
 	t.Parallel()
-	moved := decide.Plan{Path: decide.Remote, Connector: workers.ConnectorNIXLPush, CachedTokens: 32}
+	moved := decide.Plan{Path: route.Remote, Connector: workers.ConnectorNIXLPush, CachedTokens: 32}
 	moved.Remote.Transfer = 96
 	if !disagg.CountsTransfers(moved.Connector) {
 		t.Fatal("not the connector to test")
@@ -164,7 +163,7 @@ func TestFinish(t *testing.T) {
 		silent bool
 		prompt uint64
 	}{
-		{"local", decide.Plan{Path: decide.Local}, 0, Outcome{Status: 200, Path: "local"}, false, 100},
+		{"local", decide.Plan{Path: route.Local}, 0, Outcome{Status: 200, Path: "local"}, false, 100},
 		{"moved", moved, 96, Outcome{Status: 200, Path: "remote"}, false, 100},
 		{"computed again", moved, 0, Outcome{Status: 200, Path: "remote"}, true, 100},
 		{"not reported", moved, -1, Outcome{Status: 200, Path: "remote"}, false, 100},
@@ -173,7 +172,7 @@ func TestFinish(t *testing.T) {
 		var final *receipt.Receipt
 		s := newStand(t, c.plan, Recording(nil, func(c *receipt.Receipt) { o := *c; final = &o }))
 		s.Decided()
-		l := s.BeginLeg(selector.Decode, s.peer, nil)
+		l := s.BeginLeg(route.Decode, s.peer, nil)
 		s.Answer.Of(l)
 		l.Streams(time.Now(), true)
 		s.Answer.Piece(time.Now(), 1)
@@ -197,7 +196,7 @@ func TestFinish(t *testing.T) {
 func TestDecided(t *testing.T) {
 	t.Parallel()
 	var got trace.Decision
-	s := newStand(t, decide.Plan{Path: decide.Remote, Reason: decision.ReasonForcedRemote, DecodeIndex: -1, PrefillIndex: -1},
+	s := newStand(t, decide.Plan{Path: route.Remote, Reason: route.ReasonForcedRemote, DecodeIndex: -1, PrefillIndex: -1},
 		Recording(func(_ time.Time, d *trace.Decision) { got = *d }, nil))
 	s.Key, s.Tenant = "k", "t"
 	s.Decided()
@@ -218,7 +217,7 @@ func TestDecided(t *testing.T) {
 // it goes on or not.
 func TestContinuedAndNot(t *testing.T) {
 	t.Parallel()
-	s := newStand(t, decide.Plan{Path: decide.Local})
+	s := newStand(t, decide.Plan{Path: route.Local})
 	s.Continued(&attempt.Failure{Name: "a", Reason: attempt.Reset}, s.peer.Rank, 5, 2)
 	s.NotContinued("policy", "enough is enough")
 	c := s.receipt(t)
@@ -251,7 +250,7 @@ func TestPrefilled(t *testing.T) {
 		{disagg.Checked{}, fmt.Errorf("%w: none", disagg.ErrMissingParams), "[prefill_without_params]", 0},
 		{disagg.Checked{}, errors.New("other"), "[prefill_bad_params]", 0},
 	} {
-		s := newStand(t, decide.Plan{Path: decide.Remote})
+		s := newStand(t, decide.Plan{Path: route.Remote})
 		s.Prefilled(s.peer.Worker, &c.facts, c.err)
 		kinds := []string{}
 		for _, e := range s.events {

@@ -6,7 +6,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Answer is what was seen of the answer while it was forwarded.
@@ -48,5 +48,5 @@ func (a *Answer) Piece(now time.Time, tokens int) {
 // fewer than were moved. NIXL's engines do not count them; see Recompute.
 func (r *Request) recomputed(block int) bool {
 	cached, p := r.Answer.Cached, &r.Question.Run.Plan
-	return p.Path == decide.Remote && cached >= 0 && disagg.CountsTransfers(p.Connector) && cached+block < p.Remote.Transfer
+	return p.Path == route.Remote && cached >= 0 && disagg.CountsTransfers(p.Connector) && cached+block < p.Remote.Transfer
 }

@@ -1,8 +1,8 @@
 package account
 
 import (
-	"github.com/dynctl/dynctl/internal/router/placement/outcome"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Costs teaches the models of cost what legs and answers took, where the threshold is
@@ -13,7 +13,7 @@ func Costs(t *outcome.Teacher) Subscriber {
 			e.Request.teaches = e.Request.Question.Settings.Decisions.Rule.Auto
 		},
 		LegSent: func(e Event) {
-			if e.Leg.Phase == selector.Prefill {
+			if e.Leg.Phase == route.Prefill {
 				e.Request.costs.PrefillBegins()
 			}
 		},

@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Headers sets the headers that say what was decided.
@@ -21,7 +21,7 @@ func (r *Request) Headers(h http.Header) {
 	}
 	set("X-Dynctl-Path", string(p.Path))
 	set("X-Dynctl-Worker", in.DecodePeers[p.DecodeIndex].Rank.Label)
-	if p.Path == decide.Remote {
+	if p.Path == route.Remote {
 		set("X-Dynctl-Prefill-Worker", in.PrefillPeers[p.PrefillIndex].Rank.Label)
 	}
 	set("X-Dynctl-Cached-Tokens", strconv.Itoa(p.CachedTokens))

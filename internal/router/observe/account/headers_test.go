@@ -4,8 +4,8 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -19,14 +19,14 @@ func TestHeaders(t *testing.T) {
 		plan decide.Plan
 		want map[string]string
 	}{
-		{decide.Plan{Path: decide.Local, CachedTokens: 32, PrefillIndex: -1}, local},
-		{decide.Plan{Path: decide.Remote, CachedTokens: 32}, remote},
-		{decide.Plan{Path: decide.Local, DecodeIndex: -1}, map[string]string{}},
-		{decide.Plan{Path: decide.Local, Err: decide.ErrNoDecode}, map[string]string{}},
+		{decide.Plan{Path: route.Local, CachedTokens: 32, PrefillIndex: -1}, local},
+		{decide.Plan{Path: route.Remote, CachedTokens: 32}, remote},
+		{decide.Plan{Path: route.Local, DecodeIndex: -1}, map[string]string{}},
+		{decide.Plan{Path: route.Local, Err: decide.ErrNoDecode}, map[string]string{}},
 		{decide.Plan{}, map[string]string{}},
 	} {
 		s := newStand(t, c.plan)
-		s.Question.Run.In.PrefillPeers = []disagg.Peer{{Rank: &workers.Rank{Label: "p/dp0"}}}
+		s.Question.Run.In.PrefillPeers = []workers.Peer{{Rank: &workers.Rank{Label: "p/dp0"}}}
 		h := http.Header{}
 		s.Headers(h)
 		if h.Get("X-Dynctl-Decision") != s.Live.ID() || len(h) != len(c.want)+1 {

@@ -9,13 +9,14 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Leg is the record of one leg, which its events carry.
 type Leg struct {
-	Phase selector.Phase
-	Peer  disagg.Peer
+	Phase route.Phase
+	Peer  workers.Peer
 	Start time.Time
 	// FirstByte is how long after Start the head of its answer came; 0 for none.
 	FirstByte time.Duration
@@ -47,7 +48,7 @@ func (l *Leg) send(e Event) {
 }
 
 // BeginLeg reports that a leg is about to be sent. A subscriber may add headers to the call.
-func (r *Request) BeginLeg(phase selector.Phase, p disagg.Peer, call *upstream.Leg) *Leg {
+func (r *Request) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg) *Leg {
 	l := &Leg{of: r, Phase: phase, Peer: p, Start: time.Now()}
 	l.send(Event{Kind: LegSent, Call: call})
 	return l
@@ -93,7 +94,7 @@ func (l *Leg) End(err error, now time.Time) bool {
 		return false
 	}
 	l.ended = true
-	if l.Phase == selector.Prefill && err == nil {
+	if l.Phase == route.Prefill && err == nil {
 		l.send(Event{Kind: FirstToken, At: now})
 	}
 	l.send(Event{Kind: LegEnded, At: now, Err: err, Reason: legOutcome(err)})

@@ -2,8 +2,7 @@ package account
 
 import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Pace measures how fast ranks answer, for the watch on slow ranks.
@@ -27,7 +26,7 @@ func Pace(slow *watch.Slow) Subscriber {
 			l := e.Leg
 			l.pace.meter, l.pace.computes = slow.Meter(l.Peer.Rank), e.Request.toCompute(l.Phase)
 			// The router does not see when an answer that is not streamed had its first token.
-			if l.pace.computes >= 0 && (l.Phase == selector.Prefill || e.Request.Stream) {
+			if l.pace.computes >= 0 && (l.Phase == route.Prefill || e.Request.Stream) {
 				l.pace.waiting = true
 				l.pace.meter.Begin(slow.Since(l.Start))
 			}
@@ -54,12 +53,12 @@ func Pace(slow *watch.Slow) Subscriber {
 
 // toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
 // where KV comes from another rank.
-func (r *Request) toCompute(phase selector.Phase) int {
+func (r *Request) toCompute(phase route.Phase) int {
 	p := &r.Question.Run.Plan
 	switch {
-	case phase == selector.Prefill:
+	case phase == route.Prefill:
 		return max(0, r.Question.Prompt.ISL-p.PrefillCached)
-	case p.Path == decide.Remote:
+	case p.Path == route.Remote:
 		return -1
 	}
 	return max(0, p.EffISL)

@@ -2,7 +2,7 @@ package account
 
 import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -22,7 +22,7 @@ func Ranks(c RankCounter) Subscriber {
 		LegSent: func(e Event) {
 			l := e.Leg
 			c.Began(l.Peer.Rank)
-			if l.Phase == selector.Decode && e.Request.Question.Run.History.Continued > 0 {
+			if l.Phase == route.Decode && e.Request.Question.Run.History.Continued > 0 {
 				c.Took(l.Peer.Rank)
 			}
 		},

@@ -5,8 +5,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Recompute reports to the watch on recomputed prompts, once for a request, that the
@@ -15,7 +14,7 @@ import (
 func Recompute(w *watch.Recompute) Subscriber {
 	began := func(r *Request, now time.Time) {
 		in, p, l := &r.Question.Run.In, &r.Question.Run.Plan, r.Answer.leg
-		if r.begun || l == nil || p.Path != decide.Remote || p.DecodeIndex < 0 || disagg.CountsTransfers(p.Connector) || p.Remote.Transfer < in.Decode.BlockSize {
+		if r.begun || l == nil || p.Path != route.Remote || p.DecodeIndex < 0 || disagg.CountsTransfers(p.Connector) || p.Remote.Transfer < in.Decode.BlockSize {
 			return
 		}
 		r.begun = true
@@ -23,7 +22,7 @@ func Recompute(w *watch.Recompute) Subscriber {
 	}
 	return Subscriber{
 		FirstToken: func(e Event) {
-			if e.Leg.Phase == selector.Decode {
+			if e.Leg.Phase == route.Decode {
 				began(e.Request, e.At)
 			}
 		},

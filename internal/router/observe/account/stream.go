@@ -5,7 +5,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -58,7 +58,7 @@ type Event struct {
 	Took    time.Duration
 
 	Count, Dropped int
-	Phase          selector.Phase
+	Phase          route.Phase
 	Reason         string // from a closed set, fit for a label of a metric
 	Text           string // for people
 	Err            error

@@ -18,8 +18,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 var names = [numberOfKinds]string{
@@ -36,7 +36,7 @@ func TestKindsOfRequests(t *testing.T) {
 	now := time.Now()
 	gone := &api.Error{Status: api.StatusClientClosed, Code: api.CodeUpstreamError, Message: "gone"}
 	stream := func(s *stand) {
-		l := s.BeginLeg(selector.Decode, s.peer, nil)
+		l := s.BeginLeg(route.Decode, s.peer, nil)
 		s.Answer.Of(l)
 		l.Head(http.StatusOK)
 		l.Streams(now, true)
@@ -55,7 +55,7 @@ func TestKindsOfRequests(t *testing.T) {
 			s.Ended(Outcome{Status: 404, Err: &api.Error{Status: 404}})
 		}, "arrived refused ended finished"},
 		{"waits in vain", func(s *stand) {
-			s.Tokenized(disagg.FromIDs)
+			s.Tokenized(route.FromIDs)
 			s.Waited("queue", time.Second)
 			s.Undecided()
 			s.Ended(Outcome{Status: gone.Status, Err: gone})
@@ -68,15 +68,15 @@ func TestKindsOfRequests(t *testing.T) {
 		}, "decided chosen sent head first streams runs piece leg ended answered finished"},
 		{"after a failure", func(s *stand) {
 			s.Decided()
-			s.BeginLeg(selector.Decode, s.peer, nil).End(errors.New("gone"), now)
-			s.Failed(selector.Decode, s.peer.Worker, attempt.Reset, errors.New("gone"))
+			s.BeginLeg(route.Decode, s.peer, nil).End(errors.New("gone"), now)
+			s.Failed(route.Decode, s.peer.Worker, attempt.Reset, errors.New("gone"))
 			s.Question.Run.Attempt++
 			s.Decided()
-			s.Retried(selector.Decode, attempt.Reset)
+			s.Retried(route.Decode, attempt.Reset)
 			stream(s)
 		}, "decided sent leg failed decided retried sent head first streams runs piece leg"},
 		{"prefill", func(s *stand) {
-			l := s.BeginLeg(selector.Prefill, s.peer, nil)
+			l := s.BeginLeg(route.Prefill, s.peer, nil)
 			l.Head(http.StatusOK)
 			l.Facts(disagg.Checked{})
 			s.Prefilled(s.peer.Worker, &disagg.Checked{}, nil)
@@ -92,7 +92,7 @@ func TestKindsOfRequests(t *testing.T) {
 			s.Finish(Outcome{})
 		}, "unkept continued not-continued noted aborted ended finished"},
 	} {
-		s := newStand(t, decide.Plan{Path: decide.Local, PrefillIndex: -1})
+		s := newStand(t, decide.Plan{Path: route.Local, PrefillIndex: -1})
 		c.do(s)
 		if got := strings.Trim(fmt.Sprint(s.kinds), "[]"); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
@@ -152,10 +152,10 @@ func TestWithoutReceipt(t *testing.T) {
 // TestCounted: retries, waiting, and streams that are given up are counted.
 func TestCounted(t *testing.T) {
 	t.Parallel()
-	s := newStand(t, decide.Plan{Path: decide.Local})
-	s.Tokenized(disagg.FromIDs)
+	s := newStand(t, decide.Plan{Path: route.Local})
+	s.Tokenized(route.FromIDs)
 	s.Waited("move", time.Second)
-	s.Retried(selector.Decode, attempt.Reset)
+	s.Retried(route.Decode, attempt.Reset)
 	s.Unkept("no memory")
 	s.Blamed("it is at fault")
 	s.Ended(Outcome{Status: 200, Err: &api.Error{Status: 502}, Cut: true, Path: "local"})
@@ -184,8 +184,8 @@ func (s *steps) Progress(tokens int) { *s = append(*s, tokens) }
 // TestProgress: what a leg holds gets the tokens of its stream once in 16.
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	s, got := newStand(t, decide.Plan{Path: decide.Local}), steps{}
-	l := s.BeginLeg(selector.Decode, s.peer, nil)
+	s, got := newStand(t, decide.Plan{Path: route.Local}), steps{}
+	l := s.BeginLeg(route.Decode, s.peer, nil)
 	s.Answer.Of(l)
 	l.Held = &got
 	l.Runs(2, time.Now())
@@ -202,14 +202,14 @@ func TestProgress(t *testing.T) {
 func TestCosts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ auto, chosen, teaches bool }{{true, true, true}, {false, true, false}, {true, false, false}} {
-		s := newStand(t, decide.Plan{Path: decide.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}})
+		s := newStand(t, decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}})
 		s.Question.Settings.Decisions.Rule.Auto = c.auto
 		if c.chosen {
 			s.Chosen()
 		}
 		now := time.Now()
-		s.BeginLeg(selector.Prefill, s.peer, nil).End(nil, now.Add(time.Second))
-		l := s.BeginLeg(selector.Decode, s.peer, nil)
+		s.BeginLeg(route.Prefill, s.peer, nil).End(nil, now.Add(time.Second))
+		l := s.BeginLeg(route.Decode, s.peer, nil)
 		s.Answer.Of(l)
 		l.Streams(now.Add(2*time.Second), true)
 		l.Runs(1, now.Add(2*time.Second))
@@ -235,11 +235,11 @@ func TestSpans(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newStand(t, decide.Plan{Path: decide.Local})
+	s := newStand(t, decide.Plan{Path: route.Local})
 	s.Span = tracer.Server(t.Context(), http.Header{}, "request")
 	header := http.Header{"X-Other": {"1"}}
 	call := &upstream.Leg{Header: header}
-	s.BeginLeg(selector.Decode, s.peer, call).End(nil, time.Now())
+	s.BeginLeg(route.Decode, s.peer, call).End(nil, time.Now())
 	s.Ended(Outcome{Status: 200, Path: "local", Cause: errors.New("the cause")})
 	if call.Header.Get("Traceparent") == "" || call.Header.Get("X-Other") != "1" || len(header) != 1 {
 		t.Errorf("the engine gets %v, and the header of before is %v", call.Header, header)
@@ -258,9 +258,9 @@ func TestSpans(t *testing.T) {
 // TestEventsAllocateNothing: an event costs no memory with all subscribers of a router. (Those
 // that the event log gets have fields of their own.)
 func TestEventsAllocateNothing(t *testing.T) {
-	s, got := newStand(t, decide.Plan{Path: decide.Local}), make(steps, 0, 1<<16)
+	s, got := newStand(t, decide.Plan{Path: route.Local}), make(steps, 0, 1<<16)
 	s.kinds = make([]Kind, 0, 1<<16)
-	l := s.BeginLeg(selector.Decode, s.peer, nil)
+	l := s.BeginLeg(route.Decode, s.peer, nil)
 	l.Held = &got
 	s.Answer.Of(l)
 	now := time.Now()
@@ -268,8 +268,8 @@ func TestEventsAllocateNothing(t *testing.T) {
 		s.Arrived()
 		s.Refused("path")
 		s.Waited("queue", time.Second)
-		s.Tokenized(disagg.FromIDs)
-		s.Retried(selector.Decode, attempt.Reset)
+		s.Tokenized(route.FromIDs)
+		s.Retried(route.Decode, attempt.Reset)
 		s.Chosen()
 		l.Head(http.StatusOK)
 		l.Facts(disagg.Checked{})

@@ -2,7 +2,7 @@ package account
 
 import (
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Traffic keeps the live figures of the admin API.
@@ -18,7 +18,7 @@ func Traffic(t *traffic.Traffic) Subscriber {
 			if p.Err != nil {
 				return
 			}
-			if p.Path == decide.Remote {
+			if p.Path == route.Remote {
 				t.Remote.Add(1)
 			} else {
 				t.Local.Add(1)

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Schema names this version of the API.
@@ -465,8 +465,8 @@ type Feed struct {
 	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
 	// TiersReported says that events have named a tier outside the device and the rank is followed
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
-	TiersReported bool           `json:"tiers_told,omitempty"`
-	Tiers         decision.Tiers `json:"tiers,omitzero"`
+	TiersReported bool        `json:"tiers_told,omitempty"`
+	Tiers         route.Tiers `json:"tiers,omitzero"`
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
 	// events add up to more than there can be.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`

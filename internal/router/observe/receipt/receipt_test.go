@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -54,8 +55,8 @@ func finish(r *Receipt) {
 // otherwise.
 func TestTiersAreColumns(t *testing.T) {
 	p := decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "a/dp0", RunnerUp: "b/dp0", Eligible: 2}
-	p.Add(&decision.Candidate{Rank: "a/dp0", OverlapBlocks: 2, Tiers: decision.Tiers{CPU: 7}, Cost: 2.4, Terms: decision.Terms{Prefill: 10, OverlapCredit: 7.6}}, 2)
-	p.Add(&decision.Candidate{Rank: "b/dp0", OverlapBlocks: 3, Tiers: decision.Tiers{Remote: 6}, Cost: 7, Terms: decision.Terms{Prefill: 10, OverlapCredit: 3}}, 2)
+	p.Add(&decision.Candidate{Rank: "a/dp0", OverlapBlocks: 2, Tiers: route.Tiers{CPU: 7}, Cost: 2.4, Terms: decision.Terms{Prefill: 10, OverlapCredit: 7.6}}, 2)
+	p.Add(&decision.Candidate{Rank: "b/dp0", OverlapBlocks: 3, Tiers: route.Tiers{Remote: 6}, Cost: 7, Terms: decision.Terms{Prefill: 10, OverlapCredit: 3}}, 2)
 	var b strings.Builder
 	phase(&b, "2 decode  ", &p)
 	var rows [][]string

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -88,7 +87,7 @@ func (b *Book) Refer(d *Decision, refs []uint64) []uint64 {
 	if m := d.Input.Costs; m != nil && !b.costs[m.Revision] {
 		b.price(m)
 	}
-	for _, peers := range [...][]disagg.Peer{d.Input.DecodePeers, d.Input.PrefillPeers} {
+	for _, peers := range [...][]workers.Peer{d.Input.DecodePeers, d.Input.PrefillPeers} {
 		for i := range peers {
 			w := peers[i].Worker
 			n, ok := b.byWorker[w]

@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -67,7 +67,7 @@ func (d *Decision) SetPlan(in *decide.Input, p *decide.Plan) {
 	if p.DecodeIndex >= 0 {
 		d.DecodeRank = in.Decode.Candidates[p.DecodeIndex].Rank
 	}
-	if p.PrefillIndex >= 0 && p.Path == decide.Remote {
+	if p.PrefillIndex >= 0 && p.Path == route.Remote {
 		d.PrefillRank = in.Prefill.Candidates[p.PrefillIndex].Rank
 	}
 }
@@ -124,17 +124,17 @@ type decisionLine struct {
 }
 
 type factsLine struct {
-	Endpoint       string        `json:"endpoint"`
-	Splittable     bool          `json:"splittable"`
-	ISL            int           `json:"isl_tokens"`
-	Source         disagg.Source `json:"isl_source"`
-	N              int           `json:"n"`
-	Prompts        int           `json:"prompts"`
-	Multimodal     bool          `json:"multimodal"`
-	Continues      bool          `json:"continues"`
-	ServerTools    bool          `json:"server_tools"`
-	PromptLogprobs bool          `json:"prompt_logprobs"`
-	MaxTokens      int64         `json:"max_tokens"`
+	Endpoint       string       `json:"endpoint"`
+	Splittable     bool         `json:"splittable"`
+	ISL            int          `json:"isl_tokens"`
+	Source         route.Source `json:"isl_source"`
+	N              int          `json:"n"`
+	Prompts        int          `json:"prompts"`
+	Multimodal     bool         `json:"multimodal"`
+	Continues      bool         `json:"continues"`
+	ServerTools    bool         `json:"server_tools"`
+	PromptLogprobs bool         `json:"prompt_logprobs"`
+	MaxTokens      int64        `json:"max_tokens"`
 }
 
 type phaseLine struct {
@@ -289,7 +289,7 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	return append(o.p, '}', '\n')
 }
 
-func (o *object) phase(name string, in *selector.Input, peers []disagg.Peer, chosen string, refs []uint64) {
+func (o *object) phase(name string, in *selector.Input, peers []workers.Peer, chosen string, refs []uint64) {
 	o.key(name)
 	o.open()
 	if in.Draw != 0 {
@@ -548,15 +548,15 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	if !ok {
 		d.lacks("endpoint %q is not known to this dynctl", f.Endpoint)
 	}
-	if !oneOf(f.Source, "", disagg.FromIDs, disagg.FromEngine, disagg.FromLocal, disagg.FromEstimate, disagg.FromNothing) {
+	if !oneOf(f.Source, "", route.FromIDs, route.FromEngine, route.FromLocal, route.FromEstimate, route.FromNothing) {
 		d.lacks("a length from %q is not known to this dynctl", f.Source)
 	}
-	if !oneOf(disagg.Force(l.Force), "", disagg.Auto, disagg.ForceLocal, disagg.ForceRemote) {
+	if !oneOf(route.Force(l.Force), "", route.ForceAuto, route.ForceLocal, route.ForceRemote) {
 		d.lacks("path %q is not known to this dynctl", l.Force)
 	}
 	in := &decide.Input{
-		Rule: s.value.Rule, Model: l.Model, Force: disagg.Force(l.Force), GaveUp: l.GaveUp,
-		Facts: disagg.Facts{
+		Rule: s.value.Rule, Model: l.Model, Force: route.Force(l.Force), GaveUp: l.GaveUp,
+		Facts: api.Facts{
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
 			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,
 		},
@@ -578,20 +578,20 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	if err := r.phase(d, &l, &l.Prefill, &in.Prefill, &in.PrefillPeers); err != nil {
 		return nil, err
 	}
-	in.Decode.Phase, in.Decode.Policy = selector.Decode, d.Settings.Decode
-	in.Prefill.Phase, in.Prefill.Policy = selector.Prefill, d.Settings.Prefill
+	in.Decode.Phase, in.Decode.Policy = route.Decode, d.Settings.Decode
+	in.Prefill.Phase, in.Prefill.Policy = route.Prefill, d.Settings.Prefill
 	return d, nil
 }
 
 // errNoRank: a decision cannot be read without the names of its candidates.
 var errNoRank = errors.New(`a candidate without "rank"`)
 
-func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]disagg.Peer) error {
+func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]workers.Peer) error {
 	*in = selector.Input{
 		Weights: d.Settings.Weights, Busy: d.Settings.Busy, ISL: l.Facts.ISL, BlockSize: l.BlockSize,
 		SessionKey: l.Session, Draw: p.Draw, Turn: p.Turn, Candidates: make([]decision.Candidate, len(p.Candidates)),
 	}
-	*peers = make([]disagg.Peer, len(p.Candidates))
+	*peers = make([]workers.Peer, len(p.Candidates))
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		if c.Rank == "" {

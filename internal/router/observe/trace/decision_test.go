@@ -20,10 +20,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden bytes of the format")
@@ -419,7 +419,7 @@ func FuzzDecision(f *testing.F) {
 		facts, block := in.Facts, in.Decode.BlockSize*r.IntN(2)
 		fill(reflect.ValueOf(&in.Facts).Elem(), r, text, figure)
 		// What only connectors read is not recorded, and words are of their sets.
-		in.Facts = disagg.Facts{
+		in.Facts = api.Facts{
 			Kind: in.Facts.Kind, Splittable: in.Facts.Splittable, ISL: in.Facts.ISL, Source: facts.Source, N: in.Facts.N, Prompts: in.Facts.Prompts,
 			Multimodal: in.Facts.Multimodal, Continues: in.Facts.Continues, ServerTools: in.Facts.ServerTools, PromptLogprobs: in.Facts.PromptLogprobs, MaxTokens: in.Facts.MaxTokens,
 		}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/kvevent"
 )
 
 // dynamoLine is a line of Dynamo's KvRecorder: a RouterEvent with the

@@ -16,9 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
@@ -26,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -78,7 +78,7 @@ func fullDecision() *Decision {
 		return &workers.Worker{Name: name, Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0", Models: []string{"m", "also\n"}}
 	}
 	busy := decision.Candidate{
-		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: decision.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
+		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: route.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
 		LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "failed in this request", Tried: true, Cost: 1.0 / 3,
 	}
 	from := busy
@@ -91,19 +91,19 @@ func fullDecision() *Decision {
 	}
 	d, p := worker("d", workers.Decode), worker("p", workers.Prefill)
 	in := &decide.Input{
-		Rule: s.Rule, Model: "m", Force: disagg.ForceLocal, GaveUp: "connect",
+		Rule: s.Rule, Model: "m", Force: route.ForceLocal, GaveUp: "connect",
 		Costs: &cost.Model{
 			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
 			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
 		},
-		Facts: disagg.Facts{
-			Kind: api.Responses, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 2, Prompts: 3, Multimodal: true,
+		Facts: api.Facts{
+			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true,
 			Continues: true, ServerTools: true, PromptLogprobs: true, MaxTokens: -1,
 		},
-		Decode:       selector.Input{Phase: selector.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Candidates: []decision.Candidate{busy, idle}},
-		DecodePeers:  []disagg.Peer{{Worker: d}, {Worker: d}},
-		Prefill:      selector.Input{Phase: selector.Prefill, Policy: s.Prefill, Draw: 5, Candidates: []decision.Candidate{from}},
-		PrefillPeers: []disagg.Peer{{Worker: p}},
+		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Candidates: []decision.Candidate{busy, idle}},
+		DecodePeers:  []workers.Peer{{Worker: d}, {Worker: d}},
+		Prefill:      selector.Input{Phase: route.Prefill, Policy: s.Prefill, Draw: 5, Candidates: []decision.Candidate{from}},
+		PrefillPeers: []workers.Peer{{Worker: p}},
 	}
 	for _, k := range []*selector.Input{&in.Decode, &in.Prefill} {
 		k.Weights, k.Busy, k.ISL, k.BlockSize, k.SessionKey = s.Weights, s.Busy, 100, 16, 1<<63

@@ -11,7 +11,7 @@ package attempt
 import (
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -39,7 +39,7 @@ type Failure struct {
 	Worker *workers.State
 	// Name is the worker's, for people: it may have left the fleet since.
 	Name   string
-	Phase  selector.Phase
+	Phase  route.Phase
 	Reason Reason
 	// Sent says that the engine may have read something of the request.
 	Sent bool
@@ -74,7 +74,7 @@ func (f *Failure) suspect() *workers.State {
 type Ban struct {
 	Worker *workers.State
 	// Phase is the work that it is not given, "" for any.
-	Phase selector.Phase
+	Phase route.Phase
 	// Why is for people.
 	Why string
 	// Suspect says that the fault may have been another worker's, or that there was
@@ -107,7 +107,7 @@ type History struct {
 // Stay names the one worker that the next attempt of a phase may use.
 type Stay struct {
 	Worker *workers.State
-	Phase  selector.Phase
+	Phase  route.Phase
 	// Computed says that the worker has the prompt's KV: it has nothing to prefill.
 	Computed bool
 	// Why is for people.
@@ -159,7 +159,7 @@ func (h *History) lose(l Loss) {
 // MayBeStale reports whether a connection that breaks at once may be called
 // stale: once in a phase, since an engine that breaks on the request itself looks
 // the same.
-func (h *History) MayBeStale(p selector.Phase) bool {
+func (h *History) MayBeStale(p route.Phase) bool {
 	return !slices.ContainsFunc(h.Failures, func(f Failure) bool { return f.Reason == Stale && f.Phase == p })
 }
 
@@ -173,13 +173,13 @@ func (h *History) Reset() {
 }
 
 // Banned says why a worker is kept out of a phase; ok is false when it is not.
-func (h *History) Banned(w *workers.State, p selector.Phase) (why string, ok bool) {
+func (h *History) Banned(w *workers.State, p route.Phase) (why string, ok bool) {
 	return banned(h.Bans, w, p)
 }
 
 // Stay returns the worker that the next attempt of a phase stays on; ok is false if it may
 // be any.
-func (h *History) Stay(p selector.Phase) (s Stay, ok bool) {
+func (h *History) Stay(p route.Phase) (s Stay, ok bool) {
 	i := slices.IndexFunc(h.Stays, func(s Stay) bool { return s.Phase == p })
 	if i < 0 {
 		return Stay{}, false
@@ -188,7 +188,7 @@ func (h *History) Stay(p selector.Phase) (s Stay, ok bool) {
 }
 
 // Elsewhere returns why a phase must use another worker than w, or "".
-func (h *History) Elsewhere(w *workers.State, p selector.Phase) string {
+func (h *History) Elsewhere(w *workers.State, p route.Phase) string {
 	if s, ok := h.Stay(p); ok && s.Worker != w {
 		return s.Why
 	}
@@ -196,11 +196,11 @@ func (h *History) Elsewhere(w *workers.State, p selector.Phase) string {
 }
 
 // without returns stays but for that of a phase.
-func without(stays []Stay, p selector.Phase) []Stay {
+func without(stays []Stay, p route.Phase) []Stay {
 	return slices.DeleteFunc(slices.Clone(stays), func(s Stay) bool { return s.Phase == p })
 }
 
-func banned(bans []Ban, w *workers.State, p selector.Phase) (why string, ok bool) {
+func banned(bans []Ban, w *workers.State, p route.Phase) (why string, ok bool) {
 	for i := range bans {
 		if b := &bans[i]; b.Worker == w && (b.Phase == "" || b.Phase == p) {
 			why, ok = b.Why, true // the newest reason counts
@@ -263,7 +263,7 @@ const (
 // broken reports whether two engines of a phase had broken on the request, and so
 // has the one more try that it had then. Those that have broken are kept out of
 // that try, as of any other, while there are others.
-func broken(failures []Failure, phase selector.Phase) (over bool) {
+func broken(failures []Failure, phase route.Phase) (over bool) {
 	var first *workers.State
 	two := false
 	for i := range failures {
@@ -313,14 +313,14 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	over := broken(h.Failures, f.Phase)
 	alone := noneLeft(prefills, bans)
 	if alone {
-		if recalled := recall(bans, selector.Prefill); len(recalled) < len(bans) {
+		if recalled := recall(bans, route.Prefill); len(recalled) < len(bans) {
 			bans, alone = recalled, noneLeft(prefills, recalled)
 		}
 	}
-	mayFallBack := f.Phase == selector.Prefill && s.LocalPrefill && !h.Local
+	mayFallBack := f.Phase == route.Prefill && s.LocalPrefill && !h.Local
 	if alone && !mayFallBack {
 		var ok bool
-		bans, ok = again(h, bans, selector.Prefill)
+		bans, ok = again(h, bans, route.Prefill)
 		alone = !ok
 	}
 	switch {
@@ -332,7 +332,7 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		return Next{Step: FallBack, Bans: bans, Stays: stays}
 	case f.Reason == MissingParams:
 		return Next{Bans: bans}
-	case f.Phase == selector.Prefill && alone, h.Attempts >= s.Attempts, over:
+	case f.Phase == route.Prefill && alone, h.Attempts >= s.Attempts, over:
 		if mayFallBack {
 			return Next{Step: FallBack, Bans: bans, Stays: stays}
 		}
@@ -343,9 +343,9 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		return Next{Bans: bans, Why: why}
 	}
 	// A router that refused a loop has done no work: asking another worker adds no load.
-	if f.Reason == Overloaded && f.Phase == selector.Decode && f.Other != nil {
+	if f.Reason == Overloaded && f.Phase == route.Decode && f.Other != nil {
 		// The KV of the prompt is computed, and the engine has not taken it.
-		stays = append(without(stays, selector.Prefill), Stay{Worker: f.Other, Phase: selector.Prefill, Computed: true, Why: "another worker has the prompt's KV already"})
+		stays = append(without(stays, route.Prefill), Stay{Worker: f.Other, Phase: route.Prefill, Computed: true, Why: "another worker has the prompt's KV already"})
 	}
 	return Next{Step: Retry, Bans: bans, Stays: stays, Budgeted: f.Reason != Loop}
 }
@@ -363,7 +363,7 @@ func afterCut(h *History, s Settings, f *Failure) Next {
 	}
 	const why = "broke off in the middle of this stream"
 	return Next{Step: Continue, Bans: []Ban{
-		{Worker: f.Worker, Phase: selector.Decode, Why: why, Suspect: true}, {Worker: f.Worker, Phase: selector.Prefill, Why: why, Suspect: true},
+		{Worker: f.Worker, Phase: route.Decode, Why: why, Suspect: true}, {Worker: f.Worker, Phase: route.Prefill, Why: why, Suspect: true},
 	}}
 }
 
@@ -372,7 +372,7 @@ func afterCut(h *History, s Settings, f *Failure) Next {
 func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
 
 // AfterNoChoice says what follows a decision that found nobody for a phase.
-func AfterNoChoice(h *History, p selector.Phase) Next {
+func AfterNoChoice(h *History, p route.Phase) Next {
 	if _, ok := h.Stay(p); ok {
 		return Next{Step: Recall, Bans: h.Bans, Stays: without(h.Stays, p)}
 	}
@@ -390,7 +390,7 @@ func AfterNoChoice(h *History, p selector.Phase) Next {
 // again is bans without those of one worker that has failed in a phase, for when
 // nobody else is left: of two or more the one that failed longest ago, which is
 // the likeliest to be well by now. One that has failed alone is not asked again.
-func again(h *History, bans []Ban, p selector.Phase) (rest []Ban, ok bool) {
+func again(h *History, bans []Ban, p route.Phase) (rest []Ban, ok bool) {
 	var failed []*workers.State // by their last failure, newest first
 	for _, f := range slices.Backward(h.Failures) {
 		if f.Phase == p && f.Reason != Ejected && !slices.Contains(failed, f.Worker) {
@@ -417,9 +417,9 @@ func ban(bans []Ban, f *Failure) []Ban {
 	if x := f.suspect(); x != nil {
 		b.Suspect, b.Why = true, "failed in this request, or the other leg's worker did"
 		other := b
-		other.Worker, other.Phase = x, selector.Prefill
-		if f.Phase == selector.Prefill {
-			other.Phase = selector.Decode
+		other.Worker, other.Phase = x, route.Prefill
+		if f.Phase == route.Prefill {
+			other.Phase = route.Decode
 		}
 		bans = append(bans, other)
 	}
@@ -427,14 +427,14 @@ func ban(bans []Ban, f *Failure) []Ban {
 }
 
 // recall is bans without the suspects of a phase.
-func recall(bans []Ban, p selector.Phase) []Ban {
+func recall(bans []Ban, p route.Phase) []Ban {
 	return slices.DeleteFunc(slices.Clone(bans), func(b Ban) bool { return b.Suspect && b.Phase == p })
 }
 
 // noneLeft reports whether all prefill workers are banned.
 func noneLeft(prefills []*workers.State, bans []Ban) bool {
 	return !slices.ContainsFunc(prefills, func(w *workers.State) bool {
-		_, out := banned(bans, w, selector.Prefill)
+		_, out := banned(bans, w, route.Prefill)
 		return !out
 	})
 }

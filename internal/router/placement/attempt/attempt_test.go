@@ -10,13 +10,13 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
 const (
-	prefill = selector.Prefill
-	decode  = selector.Decode
+	prefill = route.Prefill
+	decode  = route.Decode
 )
 
 // TestAfterFailure names each answer of the policy.
@@ -24,8 +24,8 @@ func TestAfterFailure(t *testing.T) {
 	p1, p2, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}, &workers.State{}
 	both := []*workers.State{p1, p2}
 	usual := Settings{Attempts: 3, LocalPrefill: true}
-	out := func(w *workers.State, p selector.Phase) Ban { return Ban{Worker: w, Phase: p} }
-	suspect := func(w *workers.State, p selector.Phase) Ban { return Ban{Worker: w, Phase: p, Suspect: true} }
+	out := func(w *workers.State, p route.Phase) Ban { return Ban{Worker: w, Phase: p} }
+	suspect := func(w *workers.State, p route.Phase) Ban { return Ban{Worker: w, Phase: p, Suspect: true} }
 	for _, c := range []struct {
 		name     string
 		history  History
@@ -214,7 +214,7 @@ type fleet struct {
 	budget            int
 }
 
-func (f *fleet) free(list []*workers.State, p selector.Phase) (free []*workers.State) {
+func (f *fleet) free(list []*workers.State, p route.Phase) (free []*workers.State) {
 	for _, w := range list {
 		if _, out := f.h.Banned(w, p); !out {
 			free = append(free, w)
@@ -333,7 +333,7 @@ func TestRequestsEnd(t *testing.T) {
 		if most := min(s.Attempts, budget+1) + 1; legs > most {
 			t.Fatalf("%d attempts, %d allowed", legs, most)
 		}
-		for _, p := range []selector.Phase{prefill, decode} {
+		for _, p := range []route.Phase{prefill, decode} {
 			broke := map[*workers.State]bool{}
 			for _, x := range f.h.Failures {
 				if x.broke() && x.Phase == p {
@@ -409,7 +409,7 @@ func TestAfterCut(t *testing.T) {
 		t.Fatalf("%+v", n)
 	}
 	h.Bans = n.Bans
-	for _, p := range []selector.Phase{decode, prefill} {
+	for _, p := range []route.Phase{decode, prefill} {
 		if _, out := h.Banned(a, p); !out {
 			t.Errorf("the engine that broke off is asked for %s at once", p)
 		}

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -18,13 +18,13 @@ type Error struct {
 
 // NewError is the failure of the leg of a phase that went to a worker. sent says that the
 // engine may have read something of the request.
-func NewError(phase selector.Phase, w *workers.Worker, reason Reason, sent bool, err error) *Error {
+func NewError(phase route.Phase, w *workers.Worker, reason Reason, sent bool, err error) *Error {
 	return &Error{Failure: Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, Err: err}
 }
 
 // Cut is how the leg of a stream broke off that the client has a part of.
 func Cut(w *workers.Worker, reason Reason) *Failure {
-	return &Failure{Worker: w.State, Name: w.Name, Phase: selector.Decode, Reason: reason, Sent: true, Begun: true}
+	return &Failure{Worker: w.State, Name: w.Name, Phase: route.Decode, Reason: reason, Sent: true, Begun: true}
 }
 
 // Error names the leg, its worker and what happened.
@@ -37,7 +37,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // own words, anything else as the fault of the worker behind the router.
 func (e *Error) APIError() *api.Error {
 	out := *api.FromError(e.Err)
-	if e.Phase == selector.Prefill && out.Status >= 500 {
+	if e.Phase == route.Prefill && out.Status >= 500 {
 		if out.Status == http.StatusInternalServerError {
 			out.Status = http.StatusBadGateway
 		}

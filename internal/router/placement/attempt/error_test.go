@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -18,18 +18,18 @@ func TestErrorForClients(t *testing.T) {
 	w.Name = "w"
 	broke := errors.New("broke")
 	for _, c := range []struct {
-		phase  selector.Phase
+		phase  route.Phase
 		err    error
 		status int
 		code   api.Code
 		text   string
 	}{
-		{selector.Decode, broke, http.StatusBadGateway, api.CodeUpstreamError, "w: broke"},
-		{selector.Prefill, broke, http.StatusBadGateway, api.CodePrefillFailed, "remote prefill on w failed: broke"},
-		{selector.Decode, context.DeadlineExceeded, http.StatusGatewayTimeout, api.CodeTimeout, "w: context deadline exceeded"},
-		{selector.Prefill, context.DeadlineExceeded, http.StatusGatewayTimeout, api.CodePrefillFailed, "remote prefill on w failed: context deadline exceeded"},
-		{selector.Prefill, context.Canceled, api.StatusClientClosed, api.CodeClientClosed, "the client closed the connection"},
-		{selector.Decode, api.BadRequest("n", "n is odd"), http.StatusBadRequest, api.CodeInvalidRequest, "n is odd"},
+		{route.Decode, broke, http.StatusBadGateway, api.CodeUpstreamError, "w: broke"},
+		{route.Prefill, broke, http.StatusBadGateway, api.CodePrefillFailed, "remote prefill on w failed: broke"},
+		{route.Decode, context.DeadlineExceeded, http.StatusGatewayTimeout, api.CodeTimeout, "w: context deadline exceeded"},
+		{route.Prefill, context.DeadlineExceeded, http.StatusGatewayTimeout, api.CodePrefillFailed, "remote prefill on w failed: context deadline exceeded"},
+		{route.Prefill, context.Canceled, api.StatusClientClosed, api.CodeClientClosed, "the client closed the connection"},
+		{route.Decode, api.BadRequest("n", "n is odd"), http.StatusBadRequest, api.CodeInvalidRequest, "n is odd"},
 	} {
 		e := NewError(c.phase, w, Reset, true, c.err)
 		got := api.FromError(e)
@@ -53,35 +53,35 @@ func TestOfStatus(t *testing.T) {
 		vllm   = `{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}`
 	)
 	for _, c := range []struct {
-		phase      selector.Phase
+		phase      route.Phase
 		status     int
 		retryAfter string
 		body       string
 		want       Reason
 	}{
-		{selector.Decode, 500, "", "", Status5xx},
-		{selector.Decode, 500, "", `{"error":"bad grammar"}`, Status5xx},
-		{selector.Decode, 500, "2", "", Status5xx},
-		{selector.Decode, 500, "", vllm, EngineDead},
-		{selector.Prefill, 500, "", vllm, EngineDead},
-		{selector.Decode, 500, "", `{"error":{"message":"no grammar: EngineCore encountered an issue"}}`, Status5xx},
-		{selector.Decode, 503, "", `{"error":"Model is overloaded","error_type":"overloaded"}`, Overloaded},
-		{selector.Decode, 503, "", `{"error":{"message":null}}`, Status5xx},
-		{selector.Decode, 502, "2", "", Status5xx},
-		{selector.Prefill, 503, "", "", Status5xx},
-		{selector.Prefill, 503, "2", "", Overloaded},
-		{selector.Decode, 503, "Wed, 21 Oct 2026 07:28:00 GMT", "", Overloaded},
-		{selector.Decode, 503, "", sglang, Overloaded},
-		{selector.Decode, 503, "", "no healthy upstream", Status5xx},
-		{selector.Decode, 529, "", "", Overloaded},
-		{selector.Prefill, 529, "", "", Overloaded},
-		{selector.Decode, 429, "", "", Overloaded},
-		{selector.Decode, 400, "", sglang, Status4xx}, // a client's own words
-		{selector.Prefill, 404, "", "", Status4xx},
-		{selector.Prefill, 302, "", "", Status3xx},
-		{selector.Decode, 302, "", "", Status4xx},
-		{selector.Decode, 508, "", "", Loop},
-		{selector.Prefill, 508, "", "", Loop},
+		{route.Decode, 500, "", "", Status5xx},
+		{route.Decode, 500, "", `{"error":"bad grammar"}`, Status5xx},
+		{route.Decode, 500, "2", "", Status5xx},
+		{route.Decode, 500, "", vllm, EngineDead},
+		{route.Prefill, 500, "", vllm, EngineDead},
+		{route.Decode, 500, "", `{"error":{"message":"no grammar: EngineCore encountered an issue"}}`, Status5xx},
+		{route.Decode, 503, "", `{"error":"Model is overloaded","error_type":"overloaded"}`, Overloaded},
+		{route.Decode, 503, "", `{"error":{"message":null}}`, Status5xx},
+		{route.Decode, 502, "2", "", Status5xx},
+		{route.Prefill, 503, "", "", Status5xx},
+		{route.Prefill, 503, "2", "", Overloaded},
+		{route.Decode, 503, "Wed, 21 Oct 2026 07:28:00 GMT", "", Overloaded},
+		{route.Decode, 503, "", sglang, Overloaded},
+		{route.Decode, 503, "", "no healthy upstream", Status5xx},
+		{route.Decode, 529, "", "", Overloaded},
+		{route.Prefill, 529, "", "", Overloaded},
+		{route.Decode, 429, "", "", Overloaded},
+		{route.Decode, 400, "", sglang, Status4xx}, // a client's own words
+		{route.Prefill, 404, "", "", Status4xx},
+		{route.Prefill, 302, "", "", Status3xx},
+		{route.Decode, 302, "", "", Status4xx},
+		{route.Decode, 508, "", "", Loop},
+		{route.Prefill, 508, "", "", Loop},
 	} {
 		for _, keyed := range []bool{false, true} {
 			if got := OfStatus(c.phase, c.status, c.retryAfter, []byte(c.body), keyed); got != c.want {
@@ -90,7 +90,7 @@ func TestOfStatus(t *testing.T) {
 		}
 	}
 	for _, status := range []int{401, 403} {
-		if ours, theirs := OfStatus(selector.Decode, status, "", nil, true), OfStatus(selector.Decode, status, "", nil, false); ours != Unauthorized || theirs != Status4xx {
+		if ours, theirs := OfStatus(route.Decode, status, "", nil, true), OfStatus(route.Decode, status, "", nil, false); ours != Unauthorized || theirs != Status4xx {
 			t.Errorf("%d: %s for the router's key, %s for the client's", status, ours, theirs)
 		}
 	}
@@ -109,7 +109,7 @@ func TestOfStatus(t *testing.T) {
 func TestCut(t *testing.T) {
 	w := &workers.Worker{State: new(workers.State)}
 	w.Name = "a"
-	want := Failure{Worker: w.State, Name: "a", Phase: selector.Decode, Reason: Reset, Sent: true, Begun: true}
+	want := Failure{Worker: w.State, Name: "a", Phase: route.Decode, Reason: Reset, Sent: true, Begun: true}
 	if got := *Cut(w, Reset); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

@@ -6,8 +6,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -60,7 +59,7 @@ const (
 	Restarted Reason = "restarted"
 	// Ended: its first token ended the answer, which leaves no KV to move. That
 	// is nobody's fault.
-	Ended = Reason(decision.ReasonEnded)
+	Ended = Reason(route.ReasonEnded)
 )
 
 // Those of a leg that was not sent:
@@ -125,7 +124,7 @@ var meanings = map[Reason]Meaning{
 // OfStatus is why the leg of a phase has failed that was answered with a status that is
 // not 2xx. retryAfter is the answer's header Retry-After, "" without one. keyed says that
 // the leg had the router's key for the worker in the place of what the client showed.
-func OfStatus(phase selector.Phase, status int, retryAfter string, body []byte, keyed bool) Reason {
+func OfStatus(phase route.Phase, status int, retryAfter string, body []byte, keyed bool) Reason {
 	switch {
 	case keyed && (status == http.StatusUnauthorized || status == http.StatusForbidden):
 		return Unauthorized
@@ -137,7 +136,7 @@ func OfStatus(phase selector.Phase, status int, retryAfter string, body []byte, 
 		return Overloaded
 	case status >= 500:
 		return ofWords(body, Status5xx)
-	case phase == selector.Prefill && status < 400:
+	case phase == route.Prefill && status < 400:
 		return Status3xx
 	}
 	return Status4xx // the request's own fault; nobody else will like it better

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -13,7 +13,7 @@ import (
 // many, in both phases, until an engine answers it.
 func TestRepeats(t *testing.T) {
 	states := map[string]*workers.State{"a": {}, "b": {}, "c": {}}
-	broke := func(name string, p selector.Phase, r Reason) Failure {
+	broke := func(name string, p route.Phase, r Reason) Failure {
 		return Failure{Worker: states[name], Name: name, Phase: p, Reason: r, Sent: true}
 	}
 	poison, fine := RequestKey{Size: 5, Hash: 1}, RequestKey{Size: 5, Hash: 2}

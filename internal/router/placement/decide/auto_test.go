@@ -4,10 +4,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -46,37 +46,37 @@ func TestAuto(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		in            *Input
-		path          Path
-		reason        decision.Reason
+		path          route.Path
+		reason        route.Reason
 		local, remote float64 // ms; 0 where costs did not decide
 	}{
-		{"idle", priced(), Local, decision.ReasonLocalCheaper, 40.96, 41.96},
-		{"answers on the decode rank wait", priced(running(3)), Remote, decision.ReasonRemoteCheaper, 4 * 40.96, 41.96},
-		{"prompts wait on the prefill rank", priced(running(3), queued(0, 20000)), Local, decision.ReasonLocalCheaper, 4 * 40.96, 241.96},
-		{"prompts wait on the decode rank", priced(queued(1000, 0)), Remote, decision.ReasonRemoteCheaper, 50.96, 41.96},
-		{"below the threshold", priced(isl(1000), running(9)), Remote, decision.ReasonRemoteCheaper, 100, 11},
-		{"too little is known", priced(func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove, 0, 0},
-		{"too little is known, short", priced(isl(1000), func(in *Input) { in.Costs = nil }), Local, decision.ReasonBelow, 0, 0},
-		{"too little is known, prompts wait on the prefill rank", priced(queued(0, 32769), gated), Local, decision.ReasonPrefillBusy, 0, 0},
-		{"too little is known, as many wait on the decode rank", priced(queued(1, 32769), gated), Remote, decision.ReasonAbove, 0, 0},
-		{"too little is known, recorded without a gate", priced(queued(0, 32769), func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove, 0, 0},
-		{"gate of the start, costs known", priced(running(9), queued(0, 32769), func(in *Input) { in.Rule.StartGate = 32768 }), Remote, decision.ReasonRemoteCheaper, 409.6, 369.65},
-		{"not auto", priced(func(in *Input) { in.Rule.Auto = false }), Remote, decision.ReasonAbove, 0, 0},
-		{"forced", priced(func(in *Input) { in.Force = disagg.ForceRemote }), Remote, decision.ReasonForcedRemote, 0, 0},
-		{"forced local", priced(running(9), func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal, 0, 0},
-		{"whole", priced(running(9), func(in *Input) { in.Facts.N = 2 }), Local, decision.ReasonAnswers, 0, 0},
-		{"no length", priced(running(9), func(in *Input) { in.Facts.Source = disagg.FromNothing }), Local, decision.ReasonLengthUnknown, 0, 0},
-		{"prefill gate", priced(running(9), queued(0, 6000), func(in *Input) { in.Rule.PrefillGate = 5000 }), Local, decision.ReasonPrefillBusy, 409.6, 101.96},
+		{"idle", priced(), route.Local, route.ReasonLocalCheaper, 40.96, 41.96},
+		{"answers on the decode rank wait", priced(running(3)), route.Remote, route.ReasonRemoteCheaper, 4 * 40.96, 41.96},
+		{"prompts wait on the prefill rank", priced(running(3), queued(0, 20000)), route.Local, route.ReasonLocalCheaper, 4 * 40.96, 241.96},
+		{"prompts wait on the decode rank", priced(queued(1000, 0)), route.Remote, route.ReasonRemoteCheaper, 50.96, 41.96},
+		{"below the threshold", priced(isl(1000), running(9)), route.Remote, route.ReasonRemoteCheaper, 100, 11},
+		{"too little is known", priced(func(in *Input) { in.Costs = nil }), route.Remote, route.ReasonAbove, 0, 0},
+		{"too little is known, short", priced(isl(1000), func(in *Input) { in.Costs = nil }), route.Local, route.ReasonBelow, 0, 0},
+		{"too little is known, prompts wait on the prefill rank", priced(queued(0, 32769), gated), route.Local, route.ReasonPrefillBusy, 0, 0},
+		{"too little is known, as many wait on the decode rank", priced(queued(1, 32769), gated), route.Remote, route.ReasonAbove, 0, 0},
+		{"too little is known, recorded without a gate", priced(queued(0, 32769), func(in *Input) { in.Costs = nil }), route.Remote, route.ReasonAbove, 0, 0},
+		{"gate of the start, costs known", priced(running(9), queued(0, 32769), func(in *Input) { in.Rule.StartGate = 32768 }), route.Remote, route.ReasonRemoteCheaper, 409.6, 369.65},
+		{"not auto", priced(func(in *Input) { in.Rule.Auto = false }), route.Remote, route.ReasonAbove, 0, 0},
+		{"forced", priced(func(in *Input) { in.Force = route.ForceRemote }), route.Remote, route.ReasonForcedRemote, 0, 0},
+		{"forced local", priced(running(9), func(in *Input) { in.Force = route.ForceLocal }), route.Local, route.ReasonForcedLocal, 0, 0},
+		{"whole", priced(running(9), func(in *Input) { in.Facts.N = 2 }), route.Local, route.ReasonAnswers, 0, 0},
+		{"no length", priced(running(9), func(in *Input) { in.Facts.Source = route.FromNothing }), route.Local, route.ReasonLengthUnknown, 0, 0},
+		{"prefill gate", priced(running(9), queued(0, 6000), func(in *Input) { in.Rule.PrefillGate = 5000 }), route.Local, route.ReasonPrefillBusy, 409.6, 101.96},
 		{"decode gate", priced(func(in *Input) {
 			in.Rule.DecodeGate = .5
 			in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = true, .9
-		}), Remote, decision.ReasonDecodeBusy, 40.96, 41.96},
-		{"no prefill rank", priced(func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }), Local, decision.ReasonNoPrefill, 0, 0},
+		}), route.Remote, route.ReasonDecodeBusy, 40.96, 41.96},
+		{"no prefill rank", priced(func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }), route.Local, route.ReasonNoPrefill, 0, 0},
 		{"SGLang's decode rank cannot prefill", priced(func(in *Input) {
 			for _, w := range []*workers.Worker{in.DecodePeers[0].Worker, in.PrefillPeers[0].Worker} {
 				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
 			}
-		}), Remote, decision.ReasonDecodeOnly, 40.96, 41.96},
+		}), route.Remote, route.ReasonDecodeOnly, 40.96, 41.96},
 	} {
 		var p Plan
 		Choose(c.in, &p)
@@ -113,7 +113,7 @@ func TestWordsOfGates(t *testing.T) {
 		{priced(queued(0, 6000), prefillGate, fixed), "over the threshold, but "},
 		{priced(queued(0, 6000), prefillGate, fixed, func(in *Input) { in.Rule.Threshold = 0 }), "remote wanted, but "},
 		{priced(isl(1000), decodeGate, fixed), "below the threshold, but "},
-		{priced(decodeGate, fixed, func(in *Input) { in.Facts.ISL, in.Facts.Source = 0, disagg.FromNothing }), "local wanted, but "},
+		{priced(decodeGate, fixed, func(in *Input) { in.Facts.ISL, in.Facts.Source = 0, route.FromNothing }), "local wanted, but "},
 		{priced(queued(0, 32769), gated), "over the threshold, but "},
 	} {
 		var p Plan
@@ -214,7 +214,7 @@ func TestSlowDecodeRank(t *testing.T) {
 			last.Rank, last.Slot, last.DecodeBlocks = "third/dp0", 9, 640
 			in.Decode.Candidates = append(in.Decode.Candidates, last)
 			in.DecodePeers = append(in.DecodePeers, in.DecodePeers[1])
-			in.DecodePeers[1] = disagg.Peer{Worker: &other}
+			in.DecodePeers[1] = workers.Peer{Worker: &other}
 		}), 2},
 	} {
 		var p Plan
@@ -265,33 +265,33 @@ func TestSlowPrefillRank(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		in     *Input
-		path   Path
+		path   route.Path
 		rank   int
 		remote float64
 	}{
-		{"none is slow", priced(two, running(9)), Remote, 0, 41.96},
-		{"another, with a queue, costs less", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 61.96},
-		{"another costs more", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 1.2})), Remote, 0, 50.152},
-		{"the other one is slow", priced(two, running(9), slow(cost.Slow{Slot: 5, Times: 3})), Remote, 0, 41.96},
-		{"both are", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3}, cost.Slow{Slot: 5, Times: 3})), Remote, 0, 123.88},
-		{"so slow that the decode rank computes it", priced(running(1), func(in *Input) { in.Prefill.Candidates[0].Slot = 4 }, slow(cost.Slow{Slot: 4, Times: 3})), Local, 0, 123.88},
-		{"forced", priced(two, func(in *Input) { in.Force = disagg.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 0},
-		{"not auto", priced(two, func(in *Input) { in.Rule.Auto = false }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 0, 0},
-		{"the gate would stop the other one", priced(two, running(9), gate, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 0, 123.88},
-		{"it would stop the slow one, too", priced(two, running(9), gate, queued(0, 3000), second(4000), slow(cost.Slow{Slot: 4, Times: 3})), Local, 0, 213.88},
-		{"it would stop the slow one alone", priced(two, running(9), gate, queued(0, 3000), second(1000), func(in *Input) { in.Prefill.Candidates[0].OverlapBlocks = 120 }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 51.96},
+		{"none is slow", priced(two, running(9)), route.Remote, 0, 41.96},
+		{"another, with a queue, costs less", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 61.96},
+		{"another costs more", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 1.2})), route.Remote, 0, 50.152},
+		{"the other one is slow", priced(two, running(9), slow(cost.Slow{Slot: 5, Times: 3})), route.Remote, 0, 41.96},
+		{"both are", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3}, cost.Slow{Slot: 5, Times: 3})), route.Remote, 0, 123.88},
+		{"so slow that the decode rank computes it", priced(running(1), func(in *Input) { in.Prefill.Candidates[0].Slot = 4 }, slow(cost.Slow{Slot: 4, Times: 3})), route.Local, 0, 123.88},
+		{"forced", priced(two, func(in *Input) { in.Force = route.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 0},
+		{"not auto", priced(two, func(in *Input) { in.Rule.Auto = false }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 0, 0},
+		{"the gate would stop the other one", priced(two, running(9), gate, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 0, 123.88},
+		{"it would stop the slow one, too", priced(two, running(9), gate, queued(0, 3000), second(4000), slow(cost.Slow{Slot: 4, Times: 3})), route.Local, 0, 213.88},
+		{"it would stop the slow one alone", priced(two, running(9), gate, queued(0, 3000), second(1000), func(in *Input) { in.Prefill.Candidates[0].OverlapBlocks = 120 }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 51.96},
 		{"another than the one that it would stop costs less", priced(two, running(9), gate, func(in *Input) {
 			in.Prefill.Candidates[0].OverlapBlocks, in.Prefill.Candidates[1].OverlapBlocks = 80, 80
 			third := in.Prefill.Candidates[1]
 			third.Rank, third.Slot, third.PrefillTokens, third.OverlapBlocks = "third/dp0", 6, 0, 0
 			in.Prefill.Candidates, in.PrefillPeers = append(in.Prefill.Candidates, third), append(in.PrefillPeers, in.PrefillPeers[0])
-		}, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 2, 41.96},
-		{"forced, whatever the gate", priced(two, gate, func(in *Input) { in.Force = disagg.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 0},
+		}, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 2, 41.96},
+		{"forced, whatever the gate", priced(two, gate, func(in *Input) { in.Force = route.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 0},
 		{"a decode rank that cannot prefill, whatever the gate", priced(two, gate, func(in *Input) {
 			for _, w := range []*workers.Worker{in.DecodePeers[0].Worker, in.PrefillPeers[0].Worker} {
 				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
 			}
-		}, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 61.96},
+		}, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 61.96},
 	} {
 		var p Plan
 		Choose(c.in, &p)
@@ -310,7 +310,7 @@ func TestSlowPrefillRank(t *testing.T) {
 	var p, like Plan
 	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
 	Choose(priced(), &like)
-	if p.Path != Remote || like.Path != Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote != like.Costs.Remote || p.Asked.Local.Times != 2 || p.Asked.Transfer != like.Asked.Transfer {
+	if p.Path != route.Remote || like.Path != route.Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote != like.Costs.Remote || p.Asked.Local.Times != 2 || p.Asked.Transfer != like.Asked.Transfer {
 		t.Errorf("slow decode rank: %s, %+v by %+v; like the others %s, %+v by %+v", p.Path, p.Costs, p.Asked, like.Path, like.Costs, like.Asked)
 	}
 }

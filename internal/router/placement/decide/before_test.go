@@ -7,16 +7,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/rig/property"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // before is the choice as it was before pairs were chosen: the best decode rank,
 // whatever there is to prefill for it. ok is false where that went local only
 // because remote could not be had, or to another rank, or nowhere.
-func before(in *Input) (path Path, reason decision.Reason, decode, prefill int, ok bool) {
+func before(in *Input) (path route.Path, reason route.Reason, decode, prefill int, ok bool) {
 	phase := in.Decode
 	usable := false
 	for i := range in.Prefill.Candidates {
@@ -24,8 +23,8 @@ func before(in *Input) (path Path, reason decision.Reason, decode, prefill int, 
 	}
 	switch {
 	case len(in.PrefillPeers) == 0:
-		phase.Phase = selector.Aggregated
-	case in.Rule.Threshold > 0 || in.Force == disagg.ForceLocal || whole(&in.Facts) != "" || !usable:
+		phase.Phase = route.Aggregated
+	case in.Rule.Threshold > 0 || in.Force == route.ForceLocal || whole(&in.Facts) != "" || !usable:
 	case phase.Policy == selector.KVDynamo:
 		phase.Weights.OverlapCredit = 0
 	default:
@@ -68,40 +67,40 @@ func before(in *Input) (path Path, reason decision.Reason, decode, prefill int, 
 			p = -1
 		}
 	}
-	path, reason = Local, decision.ReasonBelow
+	path, reason = route.Local, route.ReasonBelow
 	switch {
-	case in.Force == disagg.ForceRemote:
-		path, reason = Remote, decision.ReasonForcedRemote
+	case in.Force == route.ForceRemote:
+		path, reason = route.Remote, route.ReasonForcedRemote
 	case c.Threshold <= 0:
-		path, reason = Remote, decision.ReasonAlways
-	case f.Source == disagg.FromNothing:
-		reason = decision.ReasonLengthUnknown
+		path, reason = route.Remote, route.ReasonAlways
+	case f.Source == route.FromNothing:
+		reason = route.ReasonLengthUnknown
 	case c.On == OnISL && f.ISL >= c.Threshold:
-		path, reason = Remote, decision.ReasonISLAbove
+		path, reason = route.Remote, route.ReasonISLAbove
 	case c.On == OnISL:
-		reason = decision.ReasonISLBelow
+		reason = route.ReasonISLBelow
 	case eff >= c.Threshold:
-		path, reason = Remote, decision.ReasonAbove
+		path, reason = route.Remote, route.ReasonAbove
 	}
-	if in.Force != disagg.ForceRemote {
+	if in.Force != route.ForceRemote {
 		k := &in.Decode.Candidates[d]
-		if path == Local && c.DecodeGate > 0 && k.HasLoad && k.KVUsage > c.DecodeGate {
-			path, reason = Remote, decision.ReasonDecodeBusy
+		if path == route.Local && c.DecodeGate > 0 && k.HasLoad && k.KVUsage > c.DecodeGate {
+			path, reason = route.Remote, route.ReasonDecodeBusy
 		}
-		if path == Remote && c.PrefillGate > 0 && remote && queued > c.PrefillGate {
-			path, reason = Local, decision.ReasonPrefillBusy
+		if path == route.Remote && c.PrefillGate > 0 && remote && queued > c.PrefillGate {
+			path, reason = route.Local, route.ReasonPrefillBusy
 		}
 	}
 	switch {
-	case in.Force == disagg.ForceLocal:
-		path, reason = Local, decision.ReasonForcedLocal
+	case in.Force == route.ForceLocal:
+		path, reason = route.Local, route.ReasonForcedLocal
 	case intact != "":
-		path, reason = Local, intact
+		path, reason = route.Local, intact
 	}
-	if path == Local && !alone && intact == "" && in.Force != disagg.ForceLocal && remote {
-		path, reason = Remote, decision.ReasonDecodeOnly
+	if path == route.Local && !alone && intact == "" && in.Force != route.ForceLocal && remote {
+		path, reason = route.Remote, route.ReasonDecodeOnly
 	}
-	return path, reason, d, p, path == Remote && remote || path == Local && alone
+	return path, reason, d, p, path == route.Remote && remote || path == route.Local && alone
 }
 
 // Where the best decode rank could do what the rule wanted, the pair is the one
@@ -129,7 +128,7 @@ func TestPairs(t *testing.T) {
 		if line(in, &p) != line(in, &again) {
 			t.Fatal("the same input gives another plan")
 		}
-		if p.Err == nil && p.Path == Remote && in.pairs(p.PrefillIndex, p.DecodeIndex, p.Connector) != (unpaired{}) {
+		if p.Err == nil && p.Path == route.Remote && in.pairs(p.PrefillIndex, p.DecodeIndex, p.Connector) != (unpaired{}) {
 			t.Fatalf("%s and %s are no pair: %+v", in.Prefill.Candidates[p.PrefillIndex].Rank, in.Decode.Candidates[p.DecodeIndex].Rank, in.pairs(p.PrefillIndex, p.DecodeIndex, p.Connector))
 		}
 		if !p.Reason.Degraded() {
@@ -141,7 +140,7 @@ func TestPairs(t *testing.T) {
 			}
 			w := in.wish(d)
 			for i := range in.PrefillPeers {
-				if in.Prefill.Eligible(i) && w.path == Remote && in.pairs(i, d, w.connector) == (unpaired{}) {
+				if in.Prefill.Eligible(i) && w.path == route.Remote && in.pairs(i, d, w.connector) == (unpaired{}) {
 					t.Fatalf("%s, and yet %s could prefill for %s", p.Reason, in.Prefill.Candidates[i].Rank, in.Decode.Candidates[d].Rank)
 				}
 			}

@@ -3,18 +3,18 @@ package decide_test
 import (
 	"fmt"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // A prompt of 4,096 tokens, of which the decode rank holds first none and then 120 blocks
 // of 32, at a threshold of 2,048 tokens.
 func ExampleChoose() {
-	phase := func(p selector.Phase, name string, role workers.Role, held int) (selector.Input, []disagg.Peer) {
+	phase := func(p route.Phase, name string, role workers.Role, held int) (selector.Input, []workers.Peer) {
 		rank := &workers.Rank{WorkerName: name, Label: name + "/dp0"}
 		worker := &workers.Worker{
 			Name: name, Role: role, Engine: workers.VLLM, Connector: workers.ConnectorNIXL,
@@ -24,18 +24,18 @@ func ExampleChoose() {
 			Phase: p, Policy: selector.KV, Weights: selector.DefaultWeights(), ISL: 4096, BlockSize: 32,
 			Candidates: []decision.Candidate{{Rank: rank.Label, OverlapBlocks: held}},
 		}
-		return in, []disagg.Peer{{Worker: worker, Rank: rank}}
+		return in, []workers.Peer{{Worker: worker, Rank: rank}}
 	}
 	for _, held := range []int{0, 120} {
 		in := decide.Input{
 			Rule: decide.Rule{Threshold: 2048, LoadCredit: decide.LoadCredit},
-			Facts: disagg.Facts{
-				Kind: api.Completion, Splittable: true, ISL: 4096, Source: disagg.FromLocal,
+			Facts: api.Facts{
+				Kind: api.Completion, Splittable: true, ISL: 4096, Source: route.FromLocal,
 				N: 1, Prompts: 1, MaxTokens: 100, MinTokens: -1,
 			},
 		}
-		in.Decode, in.DecodePeers = phase(selector.Decode, "decode-0", workers.Decode, held)
-		in.Prefill, in.PrefillPeers = phase(selector.Prefill, "prefill-0", workers.Prefill, 0)
+		in.Decode, in.DecodePeers = phase(route.Decode, "decode-0", workers.Decode, held)
+		in.Prefill, in.PrefillPeers = phase(route.Prefill, "prefill-0", workers.Prefill, 0)
 		var plan decide.Plan
 		decide.Choose(&in, &plan)
 		if plan.Err != nil {

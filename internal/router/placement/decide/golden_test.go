@@ -13,11 +13,11 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -147,12 +147,12 @@ func someInput(rng *rand.Rand) *Input {
 			Fallback:    []Fallback{FallbackLocal, FallbackLocal, FallbackLocal, FallbackError}[rng.IntN(4)],
 			PrefillGate: []int{0, 0, 4000}[rng.IntN(3)], DecodeGate: one(0, 0, 0.7), LoadCredit: LoadCredit,
 		},
-		Facts: disagg.Facts{
+		Facts: api.Facts{
 			Kind: []api.Kind{api.Chat, api.Chat, api.Chat, api.Completion, api.Completion, api.Completion, api.Messages, api.Generate}[rng.IntN(8)], Splittable: rng.IntN(40) > 0,
-			ISL: isl, Source: []disagg.Source{disagg.FromIDs, disagg.FromLocal, disagg.FromLocal, disagg.FromLocal, disagg.FromEstimate, disagg.FromEstimate, disagg.FromNothing}[rng.IntN(7)],
+			ISL: isl, Source: []route.Source{route.FromIDs, route.FromLocal, route.FromLocal, route.FromLocal, route.FromEstimate, route.FromEstimate, route.FromNothing}[rng.IntN(7)],
 			N: 1 + rng.IntN(40)/39, Prompts: 1 + rng.IntN(40)/39, MaxTokens: int64(rng.IntN(40)) - 1, MinTokens: -1,
 		},
-		Force: []disagg.Force{disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.ForceLocal, disagg.ForceRemote}[rng.IntN(10)],
+		Force: []route.Force{route.ForceAuto, route.ForceAuto, route.ForceAuto, route.ForceAuto, route.ForceAuto, route.ForceAuto, route.ForceAuto, route.ForceAuto, route.ForceLocal, route.ForceRemote}[rng.IntN(10)],
 	}
 	// The weights are stated, so that another default changes no decision here.
 	weights := selector.Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Stall: 1.0 / 16, Spread: 1.0 / 128}
@@ -174,7 +174,7 @@ func someInput(rng *rand.Rand) *Input {
 		workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL,
 		workers.ConnectorNIXL, workers.ConnectorLMCache, workers.ConnectorLMCache, workers.ConnectorSharedStorage, workers.ConnectorNone,
 	}
-	fill := func(s *selector.Input, peers *[]disagg.Peer, phase selector.Phase, role workers.Role) {
+	fill := func(s *selector.Input, peers *[]workers.Peer, phase route.Phase, role workers.Role) {
 		*s = selector.Input{
 			Phase: phase, Policy: policy(), Weights: weights, Busy: busy, ISL: isl, BlockSize: block,
 			SessionKey: rng.Uint64() >> (63 * rng.IntN(2)), Draw: rng.Uint64(), Turn: rng.Uint64() >> 40,
@@ -203,11 +203,11 @@ func someInput(rng *rand.Rand) *Input {
 					c.KeptOut, c.Tried = "failed in this request", true
 				}
 				s.Candidates = append(s.Candidates, c)
-				*peers = append(*peers, disagg.Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Rank}})
+				*peers = append(*peers, workers.Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Rank}})
 			}
 		}
 	}
-	fill(&in.Decode, &in.DecodePeers, selector.Decode, []workers.Role{workers.Decode, workers.Decode, workers.Aggregated}[rng.IntN(3)])
-	fill(&in.Prefill, &in.PrefillPeers, selector.Prefill, workers.Prefill)
+	fill(&in.Decode, &in.DecodePeers, route.Decode, []workers.Role{workers.Decode, workers.Decode, workers.Aggregated}[rng.IntN(3)])
+	fill(&in.Prefill, &in.PrefillPeers, route.Prefill, workers.Prefill)
 	return in
 }

@@ -1,6 +1,9 @@
 package decide
 
-import "github.com/dynctl/dynctl/internal/router/placement/selector"
+import (
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
+)
 
 // Judgement is what a choice was worth by one measure for all policies: kv's cost
 // function with its default weights and no limits.
@@ -22,7 +25,7 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 		return Judgement{}, false
 	}
 	in, chosen := r.In.DecodePhase(), p.DecodeIndex
-	if p.Path == Remote {
+	if p.Path == route.Remote {
 		in, chosen = r.In.Prefill, p.PrefillIndex
 	}
 	in.Policy, in.Weights, in.Busy = selector.KV, selector.DefaultWeights(), selector.Busy{}

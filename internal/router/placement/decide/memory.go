@@ -3,8 +3,8 @@ package decide
 import (
 	"sync"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // memory is what decisions stand in, candidates and rankings: 100 KB in a fleet of
@@ -53,7 +53,7 @@ func (r *Run) Compact() {
 	in, plan := Input{}, r.Plan
 	plan.Decode, plan.Prefill, plan.decodeVeto, plan.prefillVeto, plan.slowVeto = selector.Ranking{}, selector.Ranking{}, nil, nil, nil
 	in.Decode.BlockSize, in.Prefill.BlockSize = r.In.Decode.BlockSize, r.In.Prefill.BlockSize
-	var chosen [2]disagg.Peer
+	var chosen [2]workers.Peer
 	if i := plan.DecodeIndex; i >= 0 {
 		chosen[0], plan.DecodeIndex, in.DecodePeers = r.In.DecodePeers[i], 0, r.chosen[:1]
 	}
@@ -68,7 +68,7 @@ func (r *Run) Compact() {
 // has.
 func (r *Run) reset() {
 	if r.memory == nil {
-		r.In, r.Plan, r.chosen = Input{}, noPlan, [2]disagg.Peer{} // they are no memory
+		r.In, r.Plan, r.chosen = Input{}, noPlan, [2]workers.Peer{} // they are no memory
 		return
 	}
 	in := &r.In

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -60,13 +60,13 @@ func TestReleaseAndDecideAgain(t *testing.T) {
 	r.Begin(prompt(100))
 	r.Decide(usual(), list, 16, nothing{})
 	r.Compact()
-	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Connect})
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Connect})
 	r.Decide(usual(), list, 16, nothing{})
 	if got, _ := chosen(&r); got != "d2" || r.Attempt != 2 {
 		t.Errorf("attempt %d: %s", r.Attempt, got)
 	}
 	r.Compact()
-	r.Failed(attempt.Failure{Worker: d2.State, Name: "d2", Phase: selector.Decode, Reason: attempt.Connect})
+	r.Failed(attempt.Failure{Worker: d2.State, Name: "d2", Phase: route.Decode, Reason: attempt.Connect})
 	r.Decide(usual(), list, 16, nothing{})
 	if r.Compact(); r.Plan.Err == nil || len(r.In.Decode.Candidates) != 2 || !slices.ContainsFunc([]int{0, 1}, func(i int) bool { return r.In.Decode.Why(i) != "" }) {
 		t.Errorf("%v of %d candidates", r.Plan.Err, len(r.In.Decode.Candidates))

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -50,7 +50,7 @@ func TestOneModel(t *testing.T) {
 					q.Model, q.Session = model, i%5
 					q.Chances = [2]Chance{{Turn: i, Draw: i * 0x9e3779b97f4a7c15}, {Turn: i / 2, Draw: i * 0xbf58476d1ce4e5b9}}
 					if i%3 == 0 {
-						q.Force = disagg.ForceRemote
+						q.Force = route.ForceRemote
 					}
 					s := usual()
 					s.Decode, s.Prefill = policy, policy
@@ -83,7 +83,7 @@ func TestNoPairOfTwoModels(t *testing.T) {
 	in := pair(0)
 	in.PrefillPeers[0].Worker.Models, in.DecodePeers[0].Worker.Models = []string{"a"}, []string{"b"}
 	var p Plan
-	if Choose(in, &p); p.Path != Local || p.Err != nil || fmt.Sprint(p.prefillVeto) != "[serves another model than the decode worker]" {
+	if Choose(in, &p); p.Path != route.Local || p.Err != nil || fmt.Sprint(p.prefillVeto) != "[serves another model than the decode worker]" {
 		t.Errorf("%s because %s, %v, %q", p.Path, p.Reason, p.Err, p.prefillVeto)
 	}
 	in.Rule.Fallback = FallbackError

@@ -19,19 +19,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
-)
-
-// Path says where the prompt is prefilled.
-type Path string
-
-// The paths.
-const (
-	Local  Path = "local"
-	Remote Path = "remote"
 )
 
 // Measure names what is compared with the threshold.
@@ -99,8 +90,8 @@ type Input struct {
 	// Model is the model that the request is for, by the engines' name; empty where it
 	// carries none.
 	Model string
-	Facts disagg.Facts
-	Force disagg.Force
+	Facts api.Facts
+	Force route.Force
 	// GaveUp is the reason for which remote prefill was tried and given up in this
 	// request, whose path is forced since; empty otherwise.
 	GaveUp string
@@ -109,9 +100,9 @@ type Input struct {
 	Costs *cost.Model
 
 	Decode       selector.Input
-	DecodePeers  []disagg.Peer
+	DecodePeers  []workers.Peer
 	Prefill      selector.Input
-	PrefillPeers []disagg.Peer
+	PrefillPeers []workers.Peer
 }
 
 // Work is what one path would cost, in tokens.
@@ -123,8 +114,8 @@ type Work struct {
 
 // Plan is the answer. Reuse one to avoid allocation.
 type Plan struct {
-	Path   Path
-	Reason decision.Reason
+	Path   route.Path
+	Reason route.Reason
 	// Err says why nothing can be done; Path is empty then. It wraps
 	// ErrNoDecode or ErrNoPrefill and an error of package selector.
 	Err error
@@ -212,7 +203,7 @@ func Choose(in *Input, out *Plan) {
 		out.serve(in, out.passSlowDecode(in, &decode, d))
 		return
 	}
-	out.fallBack(in, decode.Phase == selector.Aggregated)
+	out.fallBack(in, decode.Phase == route.Aggregated)
 }
 
 // DecodePhase is the decode phase as it is ranked at first. Without a prefill rank that
@@ -222,7 +213,7 @@ func (in *Input) DecodePhase() selector.Input {
 	phase := in.Decode
 	switch {
 	case !eligible(&in.Prefill):
-		phase.Phase = selector.Aggregated
+		phase.Phase = route.Aggregated
 	case !in.alwaysRemote():
 	case phase.Policy == selector.KVDynamo:
 		phase.Weights.OverlapCredit = 0
@@ -235,7 +226,7 @@ func (in *Input) DecodePhase() selector.Input {
 // alwaysRemote reports whether the request goes to a prefill rank, if there is
 // one, whatever the decode ranks hold.
 func (in *Input) alwaysRemote() bool {
-	return in.Rule.Threshold <= 0 && in.Force != disagg.ForceLocal && whole(&in.Facts) == ""
+	return in.Rule.Threshold <= 0 && in.Force != route.ForceLocal && whole(&in.Facts) == ""
 }
 
 // eligible reports whether a phase has a rank that could be chosen.
@@ -250,7 +241,7 @@ func eligible(in *selector.Input) bool {
 
 // alone reports whether every decode rank can prefill by itself.
 func alone(in *Input) bool {
-	return !slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return needsPrefill(p.Worker) })
+	return !slices.ContainsFunc(in.DecodePeers, func(p workers.Peer) bool { return needsPrefill(p.Worker) })
 }
 
 // needsPrefill reports whether a decode worker refuses a request that no
@@ -262,8 +253,8 @@ func needsPrefill(w *workers.Worker) bool {
 // wish is what the rule wants for a request on one decode rank, as if there were a
 // prefill rank for every one.
 type wish struct {
-	path   Path
-	reason decision.Reason
+	path   route.Path
+	reason route.Reason
 	// whole says that the request must be served in one leg there.
 	whole bool
 	// cached is what is taken from the rank's cache, in tokens.
@@ -282,33 +273,33 @@ func (in *Input) wish(d int) (w wish) {
 	intact := mustStayWhole(in, to, w.connector)
 	w.whole = intact != ""
 	switch {
-	case in.Force == disagg.ForceLocal:
-		w.path, w.reason = Local, decision.ReasonForcedLocal
+	case in.Force == route.ForceLocal:
+		w.path, w.reason = route.Local, route.ReasonForcedLocal
 		switch in.GaveUp {
 		case "":
 		case string(attempt.Ended):
-			w.reason = decision.ReasonEnded
+			w.reason = route.ReasonEnded
 		default:
-			w.reason = decision.ReasonFallback
+			w.reason = route.ReasonFallback
 		}
 	case w.whole:
-		w.path, w.reason = Local, intact
-	case in.Force == disagg.ForceRemote:
-		w.path, w.reason = Remote, decision.ReasonForcedRemote
+		w.path, w.reason = route.Local, intact
+	case in.Force == route.ForceRemote:
+		w.path, w.reason = route.Remote, route.ReasonForcedRemote
 	case c.Threshold <= 0:
-		w.path, w.reason = Remote, decision.ReasonAlways
-	case c.On == OnISL && f.Source != disagg.FromNothing && f.ISL >= c.Threshold:
-		w.path, w.reason = Remote, decision.ReasonISLAbove
-	case c.On != OnISL && f.Source != disagg.FromNothing && f.ISL-w.cached >= c.Threshold:
-		w.path, w.reason = Remote, decision.ReasonAbove
+		w.path, w.reason = route.Remote, route.ReasonAlways
+	case c.On == OnISL && f.Source != route.FromNothing && f.ISL >= c.Threshold:
+		w.path, w.reason = route.Remote, route.ReasonISLAbove
+	case c.On != OnISL && f.Source != route.FromNothing && f.ISL-w.cached >= c.Threshold:
+		w.path, w.reason = route.Remote, route.ReasonAbove
 	case c.DecodeGate > 0 && k.HasLoad && k.KVUsage > c.DecodeGate:
-		w.path, w.reason = Remote, decision.ReasonDecodeBusy
-	case f.Source == disagg.FromNothing:
-		w.path, w.reason = Local, decision.ReasonLengthUnknown
+		w.path, w.reason = route.Remote, route.ReasonDecodeBusy
+	case f.Source == route.FromNothing:
+		w.path, w.reason = route.Local, route.ReasonLengthUnknown
 	case c.On == OnISL:
-		w.path, w.reason = Local, decision.ReasonISLBelow
+		w.path, w.reason = route.Local, route.ReasonISLBelow
 	default:
-		w.path, w.reason = Local, decision.ReasonBelow
+		w.path, w.reason = route.Local, route.ReasonBelow
 	}
 	return w
 }
@@ -331,19 +322,19 @@ func (p *Plan) serve(in *Input, d int) bool {
 	if c.Auto && p.HasRemote {
 		p.weigh(in, d)
 	}
-	if p.Path == Remote && p.HasRemote && (in.gated(p.PrefillIndex) || p.startGated(in)) {
-		p.Path, p.Reason = Local, decision.ReasonPrefillBusy
+	if p.Path == route.Remote && p.HasRemote && (in.gated(p.PrefillIndex) || p.startGated(in)) {
+		p.Path, p.Reason = route.Local, route.ReasonPrefillBusy
 	}
-	if p.Path == Local && !alone && p.HasRemote && in.Force != disagg.ForceLocal {
-		p.Path, p.Reason = Remote, decision.ReasonDecodeOnly
+	if p.Path == route.Local && !alone && p.HasRemote && in.Force != route.ForceLocal {
+		p.Path, p.Reason = route.Remote, route.ReasonDecodeOnly
 	}
-	return p.Path == Remote && p.HasRemote || p.Path == Local && alone
+	return p.Path == route.Remote && p.HasRemote || p.Path == route.Local && alone
 }
 
 // gated reports whether prefill rank i has more in work than the prefill gate lets pass.
 func (in *Input) gated(i int) bool {
 	gate := in.Rule.PrefillGate
-	return in.Force != disagg.ForceRemote && gate > 0 && in.Prefill.Candidates[i].PrefillTokens > gate
+	return in.Force != route.ForceRemote && gate > 0 && in.Prefill.Candidates[i].PrefillTokens > gate
 }
 
 // startGated reports whether the threshold, which decides while too little is known of the
@@ -372,19 +363,19 @@ func (p *Plan) weigh(in *Input, d int) {
 	}
 	p.Costs, p.CostRevision = in.Costs.Of(&p.Asked), in.Costs.Revision
 	if p.Costs.Remote < p.Costs.Local {
-		p.Path, p.Reason = Remote, decision.ReasonRemoteCheaper
+		p.Path, p.Reason = route.Remote, route.ReasonRemoteCheaper
 	} else {
-		p.Path, p.Reason = Local, decision.ReasonLocalCheaper
+		p.Path, p.Reason = route.Local, route.ReasonLocalCheaper
 	}
-	if gate := in.Rule.DecodeGate; p.Path == Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
-		p.Path, p.Reason = Remote, decision.ReasonDecodeBusy
+	if gate := in.Rule.DecodeGate; p.Path == route.Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
+		p.Path, p.Reason = route.Remote, route.ReasonDecodeBusy
 	}
 }
 
 // byThreshold reports whether the threshold decided.
 func (p *Plan) byThreshold() bool {
 	switch p.Reason {
-	case decision.ReasonAbove, decision.ReasonISLAbove, decision.ReasonBelow, decision.ReasonISLBelow:
+	case route.ReasonAbove, route.ReasonISLAbove, route.ReasonBelow, route.ReasonISLBelow:
 		return true
 	default:
 		return false
@@ -458,11 +449,11 @@ func (p *Plan) keepOutUnserved(in *Input) (any bool) {
 		}
 		w := in.wish(d)
 		needs := needsPrefill(in.DecodePeers[d].Worker)
-		if w.path == Local && !needs {
+		if w.path == route.Local && !needs {
 			any = true
 			continue
 		}
-		if w.whole || in.Force == disagg.ForceLocal {
+		if w.whole || in.Force == route.ForceLocal {
 			p.decodeVeto[d] = cannotAlone
 			continue
 		}
@@ -487,11 +478,11 @@ const cannotAlone = "cannot prefill by itself"
 // request. The plan is that of the rank that was best, and whole says whether it was
 // ranked so.
 func (p *Plan) fallBack(in *Input, whole bool) {
-	if p.Path == Remote && in.Rule.Fallback == FallbackError {
+	if p.Path == route.Remote && in.Rule.Fallback == FallbackError {
 		p.failed(noPrefill(&p.Prefill), fmt.Errorf("%w: %w", ErrNoPrefill, p.Prefill.Err()))
 		return
 	}
-	able := func(k disagg.Peer) bool { return !needsPrefill(k.Worker) }
+	able := func(k workers.Peer) bool { return !needsPrefill(k.Worker) }
 	if any := slices.ContainsFunc(in.DecodePeers, able); any && !(whole && able(in.DecodePeers[p.DecodeIndex])) {
 		p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
 		for i, k := range in.DecodePeers {
@@ -501,7 +492,7 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 			}
 		}
 		phase := in.Decode
-		phase.Phase, phase.Veto = selector.Aggregated, p.decodeVeto
+		phase.Phase, phase.Veto = route.Aggregated, p.decodeVeto
 		selector.Rank(&phase, &p.Decode)
 		if d, ok := p.Decode.Best(); ok {
 			p.serve(in, d)
@@ -509,14 +500,14 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 	}
 	switch {
 	case able(in.DecodePeers[p.DecodeIndex]):
-		if p.Path == Remote {
-			p.Path, p.Reason = Local, noPrefill(&p.Prefill)
+		if p.Path == route.Remote {
+			p.Path, p.Reason = route.Local, noPrefill(&p.Prefill)
 		}
 	case !in.Facts.Splittable:
 		// Nobody says that it needs a prefill worker for this: it is asked.
-	case in.Force == disagg.ForceLocal:
+	case in.Force == route.ForceLocal:
 		p.failed(p.Reason, fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded))
-	case p.Path == Local && p.Prefill.Policy == "":
+	case p.Path == route.Local && p.Prefill.Policy == "":
 		err := ErrWhole
 		if slices.ContainsFunc(in.DecodePeers, able) {
 			err = fmt.Errorf("%w: %w", ErrNoDecode, p.Decode.Err())
@@ -528,7 +519,7 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 }
 
 // failed makes the plan one that cannot be carried out.
-func (p *Plan) failed(r decision.Reason, err error) { p.Path, p.Reason, p.Err = "", r, err }
+func (p *Plan) failed(r route.Reason, err error) { p.Path, p.Reason, p.Err = "", r, err }
 
 // unpaired is why a prefill and a decode rank do not work together, in words that
 // go with the one and with the other; empty if they do.
@@ -563,45 +554,45 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 // mustStayWhole says why a request cannot be served in two legs by a decode worker
 // over a connector; "" if it can. A short prompt is not worth two legs where the
 // worker could do it alone.
-func mustStayWhole(in *Input, to *workers.Worker, c workers.Connector) decision.Reason {
+func mustStayWhole(in *Input, to *workers.Worker, c workers.Connector) route.Reason {
 	f, alone := &in.Facts, !needsPrefill(to)
 	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, to) {
-		return decision.ReasonEndpoint
+		return route.ReasonEndpoint
 	}
 	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) {
 		return r
 	}
 	switch {
 	case c == workers.ConnectorNone:
-		return decision.ReasonNoConnector
-	case alone && f.Source != disagg.FromEstimate && f.Source != disagg.FromNothing && f.ISL < in.Decode.BlockSize &&
-		(c == workers.ConnectorSharedStorage || in.Rule.Threshold > 0 && in.Force != disagg.ForceRemote):
-		return decision.ReasonShort
+		return route.ReasonNoConnector
+	case alone && f.Source != route.FromEstimate && f.Source != route.FromNothing && f.ISL < in.Decode.BlockSize &&
+		(c == workers.ConnectorSharedStorage || in.Rule.Threshold > 0 && in.Force != route.ForceRemote):
+		return route.ReasonShort
 	}
 	return ""
 }
 
 // whole says what of a request keeps it from being served in two legs by any
 // rank; "" for nothing.
-func whole(f *disagg.Facts) decision.Reason {
+func whole(f *api.Facts) route.Reason {
 	switch {
 	case !f.Splittable:
-		return decision.ReasonEndpoint
+		return route.ReasonEndpoint
 	case f.N > 1:
-		return decision.ReasonAnswers
+		return route.ReasonAnswers
 	case f.Continues:
-		return decision.ReasonContinues
+		return route.ReasonContinues
 	case f.ServerTools:
-		return decision.ReasonServerTools
+		return route.ReasonServerTools
 	case f.PromptLogprobs:
-		return decision.ReasonPromptLogprobs
+		return route.ReasonPromptLogprobs
 	case f.MaxTokens == 0:
-		return decision.ReasonNoOutput
+		return route.ReasonNoOutput
 	// What SGLang's connector can do comes last: nothing else is in its way.
 	case f.Prompts > 1:
-		return decision.ReasonPrompts
+		return route.ReasonPrompts
 	case f.Multimodal:
-		return decision.ReasonMultimodal
+		return route.ReasonMultimodal
 	}
 	return ""
 }
@@ -609,8 +600,8 @@ func whole(f *disagg.Facts) decision.Reason {
 // roomEach reports whether SGLang's engines serve in two legs what others do not:
 // each of several prompts has a room of its own, and both engines read the
 // client's whole body.
-func roomEach(r decision.Reason) bool {
-	return r == decision.ReasonPrompts || r == decision.ReasonMultimodal
+func roomEach(r route.Reason) bool {
+	return r == route.ReasonPrompts || r == route.ReasonMultimodal
 }
 
 // carries reports whether a connector's fields exist on an endpoint of w.
@@ -619,12 +610,12 @@ func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 }
 
 // noPrefill is the reason for a prefill ranking without a choice.
-func noPrefill(r *selector.Ranking) decision.Reason {
+func noPrefill(r *selector.Ranking) route.Reason {
 	switch r.Verdict {
 	case selector.AllBusy:
-		return decision.ReasonPrefillAllBusy
+		return route.ReasonPrefillAllBusy
 	case selector.AllExcluded:
-		return decision.ReasonPrefillExcluded
+		return route.ReasonPrefillExcluded
 	}
-	return decision.ReasonNoPrefill
+	return route.ReasonNoPrefill
 }

@@ -10,10 +10,10 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/rig/property"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -31,11 +31,11 @@ func worker(name string, role workers.Role, c workers.Connector, dp int) *worker
 }
 
 // add makes the ranks of w candidates of a phase.
-func add(in *selector.Input, peers *[]disagg.Peer, w *workers.Worker, c decision.Candidate) {
+func add(in *selector.Input, peers *[]workers.Peer, w *workers.Worker, c decision.Candidate) {
 	for _, r := range w.Ranks {
 		c.Rank = r.Label
 		in.Candidates = append(in.Candidates, c)
-		*peers = append(*peers, disagg.Peer{Worker: w, Rank: r})
+		*peers = append(*peers, workers.Peer{Worker: w, Rank: r})
 	}
 }
 
@@ -43,12 +43,12 @@ func add(in *selector.Input, peers *[]disagg.Peer, w *workers.Worker, c decision
 func pair(threshold int) *Input {
 	in := &Input{
 		Rule:  Rule{Threshold: threshold, LoadCredit: LoadCredit},
-		Facts: disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 4096, Source: disagg.FromLocal, N: 1, Prompts: 1, MaxTokens: -1, MinTokens: -1},
+		Facts: api.Facts{Kind: api.Chat, Splittable: true, ISL: 4096, Source: route.FromLocal, N: 1, Prompts: 1, MaxTokens: -1, MinTokens: -1},
 	}
 	for _, s := range []*selector.Input{&in.Decode, &in.Prefill} {
 		s.Policy, s.Weights, s.ISL, s.BlockSize = selector.KV, selector.DefaultWeights(), 4096, 32
 	}
-	in.Decode.Phase, in.Prefill.Phase = selector.Decode, selector.Prefill
+	in.Decode.Phase, in.Prefill.Phase = route.Decode, route.Prefill
 	add(&in.Decode, &in.DecodePeers, worker("decode-0", workers.Decode, workers.ConnectorNIXL, 1), decision.Candidate{})
 	add(&in.Prefill, &in.PrefillPeers, worker("prefill-0", workers.Prefill, workers.ConnectorNIXL, 1), decision.Candidate{})
 	return in
@@ -59,7 +59,7 @@ func isl(n int) func(*Input) {
 }
 
 func chars(n int) func(*Input) {
-	return func(in *Input) { isl(n / 4)(in); in.Facts.Source = disagg.FromEstimate }
+	return func(in *Input) { isl(n / 4)(in); in.Facts.Source = route.FromEstimate }
 }
 
 // version sets the versions of the prefill and the decode workers.
@@ -126,18 +126,18 @@ func TestDecodePhase(t *testing.T) {
 		name      string
 		threshold int
 		change    func(*Input)
-		phase     selector.Phase
+		phase     route.Phase
 		credit    float64
 	}{
-		{"always remote", 0, nil, selector.Decode, credit * LoadCredit},
-		{"always remote, as Dynamo", 0, func(in *Input) { in.Decode.Policy = selector.KVDynamo }, selector.Decode, 0},
-		{"by threshold", 1, nil, selector.Decode, credit},
-		{"forced local", 0, func(in *Input) { in.Force = disagg.ForceLocal }, selector.Decode, credit},
-		{"forced remote", 0, func(in *Input) { in.Force = disagg.ForceRemote }, selector.Decode, credit * LoadCredit},
-		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, selector.Decode, credit},
-		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, selector.Aggregated, credit},
-		{"every prefill rank is busy", 0, func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }, selector.Aggregated, credit},
-		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, selector.Aggregated, credit},
+		{"always remote", 0, nil, route.Decode, credit * LoadCredit},
+		{"always remote, as Dynamo", 0, func(in *Input) { in.Decode.Policy = selector.KVDynamo }, route.Decode, 0},
+		{"by threshold", 1, nil, route.Decode, credit},
+		{"forced local", 0, func(in *Input) { in.Force = route.ForceLocal }, route.Decode, credit},
+		{"forced remote", 0, func(in *Input) { in.Force = route.ForceRemote }, route.Decode, credit * LoadCredit},
+		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, route.Decode, credit},
+		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, route.Aggregated, credit},
+		{"every prefill rank is busy", 0, func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }, route.Aggregated, credit},
+		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, route.Aggregated, credit},
 	} {
 		in := pair(tt.threshold)
 		if tt.change != nil {
@@ -147,7 +147,7 @@ func TestDecodePhase(t *testing.T) {
 		if phase.Phase != tt.phase || phase.Weights.OverlapCredit != tt.credit {
 			t.Errorf("%s: phase %s with credit %v, want %s with %v", tt.name, phase.Phase, phase.Weights.OverlapCredit, tt.phase, tt.credit)
 		}
-		if in.Decode.Weights != selector.DefaultWeights() || in.Decode.Phase != selector.Decode {
+		if in.Decode.Weights != selector.DefaultWeights() || in.Decode.Phase != route.Decode {
 			t.Errorf("%s: the input was changed: %+v", tt.name, in.Decode.Weights)
 		}
 	}
@@ -169,32 +169,32 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 		w := *in.DecodePeers[0].Worker
 		w.Role = workers.Aggregated
 		in.Decode.Candidates = append(in.Decode.Candidates, c)
-		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: &w, Rank: in.DecodePeers[0].Rank})
+		in.DecodePeers = append(in.DecodePeers, workers.Peer{Worker: &w, Rank: in.DecodePeers[0].Rank})
 	}
 	for _, tt := range []struct {
 		name   string
 		change []func(*Input)
-		path   Path
-		reason decision.Reason
+		path   route.Path
+		reason route.Reason
 		decode int
 		err    error
 	}{
-		{"below the threshold goes remote", do(isl(500)), Remote, decision.ReasonDecodeOnly, 0, nil},
-		{"so does less than a block", do(isl(5)), Remote, decision.ReasonDecodeOnly, 0, nil},
-		{"without prefill nobody can", do(isl(500), noPrefillRanks), "", decision.ReasonNoPrefill, 0, ErrNoPrefill},
-		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = disagg.ForceLocal }), "", decision.ReasonForcedLocal, 0, ErrNoDecode},
-		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal, 1, nil},
-		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), Local, decision.ReasonNoPrefill, 1, nil},
-		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), Local, decision.ReasonEndpoint, 1, nil},
-		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), Local, decision.ReasonEndpoint, 0, nil},
-		{"several prompts have a room each", do(isl(500), func(in *Input) { in.Facts.Prompts = 3 }), Remote, decision.ReasonDecodeOnly, 0, nil},
-		{"both read images", do(isl(500), func(in *Input) { in.Facts.Multimodal = true }), Remote, decision.ReasonDecodeOnly, 0, nil},
-		{"several answers nobody can", do(isl(500), func(in *Input) { in.Facts.N = 2 }), "", decision.ReasonAnswers, 0, ErrWhole},
-		{"nor several answers to several prompts", do(isl(500), func(in *Input) { in.Facts.N, in.Facts.Prompts = 2, 2 }), "", decision.ReasonAnswers, 0, ErrWhole},
-		{"several answers an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Facts.N = 2 }), Local, decision.ReasonAnswers, 1, nil},
-		{"several answers wait for an aggregated one", do(isl(500), aggregated, func(in *Input) { in.Facts.N, in.Decode.Candidates[1].KeptOut = 2, "draining" }), "", decision.ReasonAnswers, 0, ErrNoDecode},
-		{"messages nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Messages }), "", decision.ReasonEndpoint, 0, ErrWhole},
-		{"responses nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Responses }), "", decision.ReasonEndpoint, 0, ErrWhole},
+		{"below the threshold goes remote", do(isl(500)), route.Remote, route.ReasonDecodeOnly, 0, nil},
+		{"so does less than a block", do(isl(5)), route.Remote, route.ReasonDecodeOnly, 0, nil},
+		{"without prefill nobody can", do(isl(500), noPrefillRanks), "", route.ReasonNoPrefill, 0, ErrNoPrefill},
+		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = route.ForceLocal }), "", route.ReasonForcedLocal, 0, ErrNoDecode},
+		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = route.ForceLocal }), route.Local, route.ReasonForcedLocal, 1, nil},
+		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), route.Local, route.ReasonNoPrefill, 1, nil},
+		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), route.Local, route.ReasonEndpoint, 1, nil},
+		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), route.Local, route.ReasonEndpoint, 0, nil},
+		{"several prompts have a room each", do(isl(500), func(in *Input) { in.Facts.Prompts = 3 }), route.Remote, route.ReasonDecodeOnly, 0, nil},
+		{"both read images", do(isl(500), func(in *Input) { in.Facts.Multimodal = true }), route.Remote, route.ReasonDecodeOnly, 0, nil},
+		{"several answers nobody can", do(isl(500), func(in *Input) { in.Facts.N = 2 }), "", route.ReasonAnswers, 0, ErrWhole},
+		{"nor several answers to several prompts", do(isl(500), func(in *Input) { in.Facts.N, in.Facts.Prompts = 2, 2 }), "", route.ReasonAnswers, 0, ErrWhole},
+		{"several answers an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Facts.N = 2 }), route.Local, route.ReasonAnswers, 1, nil},
+		{"several answers wait for an aggregated one", do(isl(500), aggregated, func(in *Input) { in.Facts.N, in.Decode.Candidates[1].KeptOut = 2, "draining" }), "", route.ReasonAnswers, 0, ErrNoDecode},
+		{"messages nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Messages }), "", route.ReasonEndpoint, 0, ErrWhole},
+		{"responses nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Responses }), "", route.ReasonEndpoint, 0, ErrWhole},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in := pair(1000)
@@ -220,75 +220,75 @@ func TestPath(t *testing.T) {
 		name      string
 		threshold int
 		change    []func(*Input)
-		path      Path
-		reason    decision.Reason
+		path      route.Path
+		reason    route.Reason
 	}{
-		{"6: threshold 0, short prompt", 0, do(chars(5)), Remote, decision.ReasonAlways},
-		{"6: threshold 0, one token by count", 0, do(isl(1)), Remote, decision.ReasonAlways},
-		{"6: threshold 0, 100,000 characters", 0, do(chars(100_000)), Remote, decision.ReasonAlways},
-		{"7: 20,000 characters at 4096", 4096, do(chars(20_000)), Remote, decision.ReasonAbove},
-		{"8: 400 characters at 4096", 4096, do(chars(400)), Local, decision.ReasonBelow},
-		{"9: 4000 characters at 1000", 1000, do(chars(4000)), Remote, decision.ReasonAbove},
-		{"9: 3999 characters at 1000", 1000, do(chars(3999)), Local, decision.ReasonBelow},
-		{"9: 4003 characters at 1001", 1001, do(chars(4003)), Local, decision.ReasonBelow},
-		{"10: negative threshold", -1, do(isl(40)), Remote, decision.ReasonAlways},
-		{"cached prefix counts", 4096, do(cached(1)), Local, decision.ReasonBelow},
-		{"eff_isl at the threshold", 4096 - 32, do(cached(1)), Remote, decision.ReasonAbove},
-		{"eff_isl one below the threshold", 4096 - 31, do(cached(1)), Local, decision.ReasonBelow},
-		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Rule.On = OnISL }), Remote, decision.ReasonISLAbove},
-		{"on isl below", 4097, do(func(in *Input) { in.Rule.On = OnISL }), Local, decision.ReasonISLBelow},
-		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = disagg.FromNothing }), Local, decision.ReasonLengthUnknown},
-		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = disagg.FromNothing }), Remote, decision.ReasonAlways},
-		{"forced local", 0, do(func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal},
-		{"forced remote", 9999, do(func(in *Input) { in.Force = disagg.ForceRemote }), Remote, decision.ReasonForcedRemote},
-		{"auto", 9999, do(func(in *Input) { in.Force = disagg.Auto }), Local, decision.ReasonBelow},
-		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = disagg.ForceRemote, 2 }), Local, decision.ReasonAnswers},
-		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), Local, decision.ReasonEndpoint},
-		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), Local, decision.ReasonEndpoint},
-		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, decision.ReasonEndpoint},
-		{"nor does an old one on messages", 0, do(version("0.31.2", "0.31.2"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, decision.ReasonEndpoint},
-		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, decision.ReasonPrefillExcluded},
-		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, decision.ReasonAlways},
-		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, decision.ReasonAlways},
-		{"messages over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, decision.ReasonAlways},
-		{"responses over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, decision.ReasonAlways},
-		{"messages of any age over shared storage", 0, do(connector(workers.ConnectorSharedStorage), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, decision.ReasonAlways},
-		{"engines that make other tokens of a chat", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Chat }), Local, decision.ReasonPrefillExcluded},
-		{"the same of messages", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, decision.ReasonPrefillExcluded},
-		{"the same of responses", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Responses }), Local, decision.ReasonPrefillExcluded},
-		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), Remote, decision.ReasonAlways},
-		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
-		{"one that does not report its usage", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
-		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), Local, decision.ReasonContinues},
-		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), Local, decision.ReasonServerTools},
-		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, decision.ReasonPrompts},
-		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), Local, decision.ReasonAnswers},
-		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), Local, decision.ReasonMultimodal},
-		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), Local, decision.ReasonPromptLogprobs},
-		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), Local, decision.ReasonNoOutput},
-		{"less than a block", 16, do(isl(31)), Local, decision.ReasonShort},
-		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Rule.Connector = workers.ConnectorSharedStorage }), Local, decision.ReasonShort},
-		{"decode without connector", 0, do(func(in *Input) { in.DecodePeers[0].Worker.Connector = workers.ConnectorNone }), Local, decision.ReasonNoConnector},
-		{"no prefill worker", 0, do(noPrefillRanks), Local, decision.ReasonNoPrefill},
-		{"no prefill worker, below", 9999, do(noPrefillRanks), Local, decision.ReasonBelow},
-		{"every prefill rank busy", 0, do(func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }), Local, decision.ReasonPrefillAllBusy},
-		{"every prefill rank draining", 0, do(func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }), Local, decision.ReasonPrefillExcluded},
-		{"another connector", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Connector = workers.ConnectorLMCache }), Local, decision.ReasonPrefillExcluded},
-		{"another engine", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Engine = workers.SGLang }), Local, decision.ReasonPrefillExcluded},
-		{"another block size", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.BlockSize = 64 }), Local, decision.ReasonPrefillExcluded},
-		{"prefill gate", 0, do(func(in *Input) { in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), Local, decision.ReasonPrefillBusy},
-		{"prefill gate at its limit", 0, do(func(in *Input) { in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), Remote, decision.ReasonAlways},
+		{"6: threshold 0, short prompt", 0, do(chars(5)), route.Remote, route.ReasonAlways},
+		{"6: threshold 0, one token by count", 0, do(isl(1)), route.Remote, route.ReasonAlways},
+		{"6: threshold 0, 100,000 characters", 0, do(chars(100_000)), route.Remote, route.ReasonAlways},
+		{"7: 20,000 characters at 4096", 4096, do(chars(20_000)), route.Remote, route.ReasonAbove},
+		{"8: 400 characters at 4096", 4096, do(chars(400)), route.Local, route.ReasonBelow},
+		{"9: 4000 characters at 1000", 1000, do(chars(4000)), route.Remote, route.ReasonAbove},
+		{"9: 3999 characters at 1000", 1000, do(chars(3999)), route.Local, route.ReasonBelow},
+		{"9: 4003 characters at 1001", 1001, do(chars(4003)), route.Local, route.ReasonBelow},
+		{"10: negative threshold", -1, do(isl(40)), route.Remote, route.ReasonAlways},
+		{"cached prefix counts", 4096, do(cached(1)), route.Local, route.ReasonBelow},
+		{"eff_isl at the threshold", 4096 - 32, do(cached(1)), route.Remote, route.ReasonAbove},
+		{"eff_isl one below the threshold", 4096 - 31, do(cached(1)), route.Local, route.ReasonBelow},
+		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Rule.On = OnISL }), route.Remote, route.ReasonISLAbove},
+		{"on isl below", 4097, do(func(in *Input) { in.Rule.On = OnISL }), route.Local, route.ReasonISLBelow},
+		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = route.FromNothing }), route.Local, route.ReasonLengthUnknown},
+		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = route.FromNothing }), route.Remote, route.ReasonAlways},
+		{"forced local", 0, do(func(in *Input) { in.Force = route.ForceLocal }), route.Local, route.ReasonForcedLocal},
+		{"forced remote", 9999, do(func(in *Input) { in.Force = route.ForceRemote }), route.Remote, route.ReasonForcedRemote},
+		{"auto", 9999, do(func(in *Input) { in.Force = route.ForceAuto }), route.Local, route.ReasonBelow},
+		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = route.ForceRemote, 2 }), route.Local, route.ReasonAnswers},
+		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), route.Local, route.ReasonEndpoint},
+		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), route.Local, route.ReasonEndpoint},
+		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), route.Local, route.ReasonEndpoint},
+		{"nor does an old one on messages", 0, do(version("0.31.2", "0.31.2"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Local, route.ReasonEndpoint},
+		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Local, route.ReasonPrefillExcluded},
+		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},
+		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), route.Remote, route.ReasonAlways},
+		{"messages over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},
+		{"responses over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Responses }), route.Remote, route.ReasonAlways},
+		{"messages of any age over shared storage", 0, do(connector(workers.ConnectorSharedStorage), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},
+		{"engines that make other tokens of a chat", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Chat }), route.Local, route.ReasonPrefillExcluded},
+		{"the same of messages", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Local, route.ReasonPrefillExcluded},
+		{"the same of responses", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Responses }), route.Local, route.ReasonPrefillExcluded},
+		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), route.Remote, route.ReasonAlways},
+		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), route.Remote, route.ReasonAlways},
+		{"one that does not report its usage", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), route.Remote, route.ReasonAlways},
+		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), route.Local, route.ReasonContinues},
+		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), route.Local, route.ReasonServerTools},
+		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), route.Local, route.ReasonPrompts},
+		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), route.Local, route.ReasonAnswers},
+		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), route.Local, route.ReasonMultimodal},
+		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), route.Local, route.ReasonPromptLogprobs},
+		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), route.Local, route.ReasonNoOutput},
+		{"less than a block", 16, do(isl(31)), route.Local, route.ReasonShort},
+		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Rule.Connector = workers.ConnectorSharedStorage }), route.Local, route.ReasonShort},
+		{"decode without connector", 0, do(func(in *Input) { in.DecodePeers[0].Worker.Connector = workers.ConnectorNone }), route.Local, route.ReasonNoConnector},
+		{"no prefill worker", 0, do(noPrefillRanks), route.Local, route.ReasonNoPrefill},
+		{"no prefill worker, below", 9999, do(noPrefillRanks), route.Local, route.ReasonBelow},
+		{"every prefill rank busy", 0, do(func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }), route.Local, route.ReasonPrefillAllBusy},
+		{"every prefill rank draining", 0, do(func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }), route.Local, route.ReasonPrefillExcluded},
+		{"another connector", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Connector = workers.ConnectorLMCache }), route.Local, route.ReasonPrefillExcluded},
+		{"another engine", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Engine = workers.SGLang }), route.Local, route.ReasonPrefillExcluded},
+		{"another block size", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.BlockSize = 64 }), route.Local, route.ReasonPrefillExcluded},
+		{"prefill gate", 0, do(func(in *Input) { in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), route.Local, route.ReasonPrefillBusy},
+		{"prefill gate at its limit", 0, do(func(in *Input) { in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), route.Remote, route.ReasonAlways},
 		{"prefill gate does not stop the forced", 0, do(func(in *Input) {
-			in.Force, in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = disagg.ForceRemote, 1, 50
-		}), Remote, decision.ReasonForcedRemote},
+			in.Force, in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = route.ForceRemote, 1, 50
+		}), route.Remote, route.ReasonForcedRemote},
 		{"decode gate", 9999, do(func(in *Input) {
 			in.Rule.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
-		}), Remote, decision.ReasonDecodeBusy},
-		{"decode gate without a figure", 9999, do(func(in *Input) { in.Rule.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), Local, decision.ReasonBelow},
+		}), route.Remote, route.ReasonDecodeBusy},
+		{"decode gate without a figure", 9999, do(func(in *Input) { in.Rule.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), route.Local, route.ReasonBelow},
 		{"both gates", 9999, do(func(in *Input) {
 			in.Rule.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
 			in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101
-		}), Local, decision.ReasonPrefillBusy},
+		}), route.Local, route.ReasonPrefillBusy},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in := pair(tt.threshold)
@@ -300,7 +300,7 @@ func TestPath(t *testing.T) {
 			if p.Err != nil || p.Path != tt.path || p.Reason != tt.reason {
 				t.Fatalf("%s because %s, error %v; want %s because %s", p.Path, p.Reason, p.Err, tt.path, tt.reason)
 			}
-			if p.Path == Remote && p.PrefillIndex < 0 {
+			if p.Path == route.Remote && p.PrefillIndex < 0 {
 				t.Error("a remote plan without a prefill rank")
 			}
 			if words := p.Words(in); words == "" || words == string(p.Reason) {
@@ -324,7 +324,7 @@ func TestEmptyPools(t *testing.T) {
 	in.Prefill.Candidates, in.PrefillPeers = nil, nil
 	var p Plan
 	Choose(in, &p)
-	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != decision.ReasonNoPrefill {
+	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != route.ReasonNoPrefill {
 		t.Errorf("no prefill: %v, %s", p.Err, p.Reason)
 	}
 	in.Decode.Candidates, in.DecodePeers = nil, nil
@@ -346,7 +346,7 @@ func TestThresholdZero(t *testing.T) {
 	in := pair(0)
 	Choose(in, &p)
 	got := []any{p.Path, in.Decode.Candidates[p.DecodeIndex].Rank, in.Prefill.Candidates[p.PrefillIndex].Rank, p.Connector}
-	if d := cmp.Diff([]any{Remote, "decode-0/dp0", "prefill-0/dp0", workers.ConnectorNIXL}, got); d != "" {
+	if d := cmp.Diff([]any{route.Remote, "decode-0/dp0", "prefill-0/dp0", workers.ConnectorNIXL}, got); d != "" {
 		t.Error(d)
 	}
 }
@@ -388,7 +388,7 @@ func TestPlanProperties(t *testing.T) {
 		in := pair(rapid.IntRange(-1, 5000).Draw(t, "threshold"))
 		isl(rapid.IntRange(0, 6000).Draw(t, "isl"))(in)
 		in.Decode.Candidates[0].OverlapBlocks = rapid.IntRange(0, 200).Draw(t, "overlap")
-		in.Force = rapid.SampledFrom([]disagg.Force{disagg.Auto, disagg.ForceLocal, disagg.ForceRemote}).Draw(t, "force")
+		in.Force = rapid.SampledFrom([]route.Force{route.ForceAuto, route.ForceLocal, route.ForceRemote}).Draw(t, "force")
 		in.Facts.N = rapid.IntRange(1, 2).Draw(t, "n")
 		in.Facts.Kind = rapid.SampledFrom([]api.Kind{api.Chat, api.Completion, api.Responses, api.Generate}).Draw(t, "kind")
 		in.Rule.On = rapid.SampledFrom([]Measure{OnEffISL, OnISL, ""}).Draw(t, "on")
@@ -404,7 +404,7 @@ func TestPlanProperties(t *testing.T) {
 		if p.EffISL < 0 || p.EffISL > in.Facts.ISL || in.Facts.ISL > 0 && p.EffISL == 0 {
 			t.Fatalf("eff_isl %d of %d", p.EffISL, in.Facts.ISL)
 		}
-		if p.Path == Remote && (p.PrefillIndex < 0 || in.Facts.N > 1 || in.Force == disagg.ForceLocal || in.Facts.Kind == api.Responses) {
+		if p.Path == route.Remote && (p.PrefillIndex < 0 || in.Facts.N > 1 || in.Force == route.ForceLocal || in.Facts.Kind == api.Responses) {
 			t.Fatalf("remote because %s", p.Reason)
 		}
 	})
@@ -454,7 +454,7 @@ func TestRevisions(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			in := pair(0)
 			in.Decode.Candidates, in.DecodePeers, in.Prefill.Candidates, in.PrefillPeers = nil, nil, nil, nil
-			fill := func(s *selector.Input, peers *[]disagg.Peer, role workers.Role, letter string, list []who) {
+			fill := func(s *selector.Input, peers *[]workers.Peer, role workers.Role, letter string, list []who) {
 				for i, k := range list {
 					w := worker(fmt.Sprintf("%s%d", letter, i), role, workers.ConnectorNIXL, 1)
 					w.Revision, w.Slice, w.Ranks[0].Label = k.revision, k.slice, fmt.Sprintf("%s/%d", letter, i)
@@ -467,7 +467,7 @@ func TestRevisions(t *testing.T) {
 			var p Plan
 			Choose(in, &p)
 			got := string(p.Reason)
-			if p.Path == Remote {
+			if p.Path == route.Remote {
 				got = in.Prefill.Candidates[p.PrefillIndex].Rank + " " + in.Decode.Candidates[p.DecodeIndex].Rank
 			}
 			if got != tt.want {
@@ -502,15 +502,15 @@ func TestEither(t *testing.T) {
 	}
 	var p Plan
 	Choose(in, &p)
-	if p.Path != Remote || in.DecodePeers[p.DecodeIndex].Worker == in.PrefillPeers[p.PrefillIndex].Worker {
+	if p.Path != route.Remote || in.DecodePeers[p.DecodeIndex].Worker == in.PrefillPeers[p.PrefillIndex].Worker {
 		t.Errorf("path %s, %d and %d", p.Path, p.PrefillIndex, p.DecodeIndex)
 	}
-	for _, list := range []*[]disagg.Peer{&in.DecodePeers, &in.PrefillPeers} {
+	for _, list := range []*[]workers.Peer{&in.DecodePeers, &in.PrefillPeers} {
 		*list = (*list)[:1]
 	}
 	in.Decode.Candidates, in.Prefill.Candidates = in.Decode.Candidates[:1], in.Prefill.Candidates[:1]
 	Choose(in, &p)
-	if p.Path != Local || p.Err != nil {
+	if p.Path != route.Local || p.Err != nil {
 		t.Errorf("one by itself: path %s, %v", p.Path, p.Err)
 	}
 }

@@ -5,8 +5,8 @@ package decide
 import (
 	"math"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // poison overwrites memory that is given back: who still reads it finds a candidate
@@ -14,8 +14,8 @@ import (
 func (m *memory) poison() {
 	overwrite(m.in.Decode.Candidates, released)
 	overwrite(m.in.Prefill.Candidates, released)
-	overwrite(m.in.DecodePeers, disagg.Peer{})
-	overwrite(m.in.PrefillPeers, disagg.Peer{})
+	overwrite(m.in.DecodePeers, workers.Peer{})
+	overwrite(m.in.PrefillPeers, workers.Peer{})
 	overwrite(m.plan.Decode.Order, math.MaxInt)
 	overwrite(m.plan.Prefill.Order, math.MaxInt)
 	overwrite(m.plan.decodeVeto, released.Rank)

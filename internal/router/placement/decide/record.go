@@ -3,6 +3,7 @@ package decide
 import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Fill writes the plan and what it was made from into d, whose memory it reuses,
@@ -25,7 +26,7 @@ func (p *Plan) Fill(d *decision.Decision, in *Input, limit int) {
 		Local: decision.Work(p.Local), Remote: decision.Work(p.Remote), HasRemote: p.HasRemote,
 		CostRevision: p.CostRevision, LocalMS: p.Costs.Local, RemoteMS: p.Costs.Remote,
 	}
-	if p.Path == Remote {
+	if p.Path == route.Remote {
 		d.Connector, d.Predicted.RemoteTokens = string(p.Connector), p.Remote.Transfer
 	}
 }

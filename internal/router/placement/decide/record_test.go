@@ -7,22 +7,22 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestKeptRanksAreEnough: in a large fleet the decision and its record are the same
 // whether all ranks are put in order or those that are kept.
 func TestKeptRanksAreEnough(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 2048))
-	more := func(in *selector.Input, peers *[]disagg.Peer, from *selector.Input, theirs []disagg.Peer, n int) {
+	more := func(in *selector.Input, peers *[]workers.Peer, from *selector.Input, theirs []workers.Peer, n int) {
 		for i, c := range from.Candidates {
 			k := *theirs[i].Worker
 			k.Name = fmt.Sprintf("%s-of-%d", k.Name, n)
 			c.Rank, c.Slot = fmt.Sprintf("%s-of-%d", c.Rank, n), uint32(len(in.Candidates))
 			in.Candidates = append(in.Candidates, c)
-			*peers = append(*peers, disagg.Peer{Worker: &k, Rank: theirs[i].Rank})
+			*peers = append(*peers, workers.Peer{Worker: &k, Rank: theirs[i].Rank})
 		}
 	}
 	longest, omitted := 0, 0

@@ -12,6 +12,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Refusal is the error for a client whose request has no plan.
@@ -54,7 +55,7 @@ func (r *Run) Refusal() error {
 // Needs are the words for what a request found nothing of in a phase: one of the same
 // words would not have found it either. Where its tries set it apart from all others the
 // words are its own name.
-func (r *Run) Needs(phase selector.Phase, name string) string {
+func (r *Run) Needs(phase route.Phase, name string) string {
 	if r.Apart() {
 		return name
 	}
@@ -63,16 +64,16 @@ func (r *Run) Needs(phase selector.Phase, name string) string {
 	if p.HasRank {
 		s += "\x00" + strconv.Itoa(p.Rank)
 	}
-	if phase == selector.Prefill {
+	if phase == route.Prefill {
 		s += "\x00" + r.Request.Facts.Kind.String()
 	}
 	return s
 }
 
 // BusyWhy says in words why no rank of a phase had room.
-func (r *Run) BusyWhy(phase selector.Phase) string {
+func (r *Run) BusyWhy(phase route.Phase) string {
 	in := &r.In.Decode
-	if phase == selector.Prefill {
+	if phase == route.Prefill {
 		in = &r.In.Prefill
 	}
 	n, first := 0, ""

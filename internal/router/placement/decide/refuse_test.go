@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -60,7 +60,7 @@ func TestRefusals(t *testing.T) {
 // was has its own.
 func TestNeeds(t *testing.T) {
 	all := map[string]string{}
-	note := func(name string, r *Run, p selector.Phase) {
+	note := func(name string, r *Run, p route.Phase) {
 		t.Helper()
 		s := r.Needs(p, "its own name")
 		if again := r.Needs(p, "another's name"); again != s {
@@ -72,16 +72,16 @@ func TestNeeds(t *testing.T) {
 		all[s] = name
 	}
 	var r Run
-	note("decode", &r, selector.Decode)
-	note("prefill", &r, selector.Prefill)
+	note("decode", &r, route.Decode)
+	note("prefill", &r, route.Prefill)
 	r.Request.Facts.Kind = api.Completion
-	note("prefill of another kind", &r, selector.Prefill)
+	note("prefill of another kind", &r, route.Prefill)
 	r.Request.Pin.Decode = "w"
-	note("a worker", &r, selector.Decode)
+	note("a worker", &r, route.Decode)
 	r.Request.Pin.HasRank = true
-	note("a rank", &r, selector.Decode)
+	note("a rank", &r, route.Decode)
 	r.History.Add(attempt.Failure{Reason: attempt.Reset})
-	if s := r.Needs(selector.Decode, "x"); s != "x" {
+	if s := r.Needs(route.Decode, "x"); s != "x" {
 		t.Errorf("after a failure %q", s)
 	}
 }
@@ -94,7 +94,7 @@ func TestBusyWhy(t *testing.T) {
 		{Excluded: "draining", ExcludedCode: selector.ExcludedGiven}, {},
 		{ActiveRequests: 3, ExcludedCode: selector.ExcludedRequests}, {ActiveRequests: 4, ExcludedCode: selector.ExcludedRequests},
 	}
-	if got, want := r.BusyWhy(selector.Prefill), "2 prefill rank(s) were at their limits (busy: 3 requests in progress, limit 3)"; got != want {
+	if got, want := r.BusyWhy(route.Prefill), "2 prefill rank(s) were at their limits (busy: 3 requests in progress, limit 3)"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 }
@@ -102,13 +102,13 @@ func TestBusyWhy(t *testing.T) {
 // TestSlots: those of the ranks that the plan takes, after those that there are.
 func TestSlots(t *testing.T) {
 	var r Run
-	r.In.DecodePeers = []disagg.Peer{{Rank: &workers.Rank{Slot: 4}}, {Rank: &workers.Rank{Slot: 5}}}
-	r.In.PrefillPeers = []disagg.Peer{{Rank: &workers.Rank{Slot: 6}}}
-	r.Plan.DecodeIndex, r.Plan.Path = 1, Local
+	r.In.DecodePeers = []workers.Peer{{Rank: &workers.Rank{Slot: 4}}, {Rank: &workers.Rank{Slot: 5}}}
+	r.In.PrefillPeers = []workers.Peer{{Rank: &workers.Rank{Slot: 6}}}
+	r.Plan.DecodeIndex, r.Plan.Path = 1, route.Local
 	if got := r.Slots([]uint32{1}); !slices.Equal(got, []uint32{1, 5}) {
 		t.Errorf("local: %v", got)
 	}
-	if r.Plan.Path = Remote; !slices.Equal(r.Slots(nil), []uint32{5, 6}) {
+	if r.Plan.Path = route.Remote; !slices.Equal(r.Slots(nil), []uint32{5, 6}) {
 		t.Errorf("remote: %v", r.Slots(nil))
 	}
 }

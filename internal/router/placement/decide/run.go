@@ -4,12 +4,13 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -41,8 +42,8 @@ func (s *Settings) Blind() bool {
 type Request struct {
 	// Model is as in Input.
 	Model string
-	Facts disagg.Facts
-	Force disagg.Force
+	Facts api.Facts
+	Force route.Force
 	// Costs are the laws of the paths' costs; nil while too little is known, and
 	// where the threshold is not auto.
 	Costs *cost.Model
@@ -69,8 +70,8 @@ type Pin struct {
 }
 
 // worker is the name of a phase's worker.
-func (p *Pin) worker(phase selector.Phase) string {
-	if phase == selector.Prefill {
+func (p *Pin) worker(phase route.Phase) string {
+	if phase == route.Prefill {
 		return p.Prefill
 	}
 	return p.Decode
@@ -85,7 +86,7 @@ type Chance struct{ Turn, Draw uint64 }
 type Seen interface {
 	// Overlap is how many leading tokens of the prompt a rank is taken to hold on its
 	// device. Where its other tiers go on from there, beyond gets what they hold, in tokens.
-	Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.Tiers) (tokens int)
+	Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tiers) (tokens int)
 	// Resident is how many blocks a rank holds, of whatever prompts.
 	Resident(k *workers.Rank) int
 	// Ledger is the account of the work that was given to ranks.
@@ -119,8 +120,8 @@ type Run struct {
 
 	progress
 
-	memory *memory        // nil while the run has none
-	chosen [2]disagg.Peer // of a compacted plan, decode and prefill
+	memory *memory         // nil while the run has none
+	chosen [2]workers.Peer // of a compacted plan, decode and prefill
 }
 
 // progress is what a run knows of its request besides.
@@ -132,14 +133,14 @@ type progress struct {
 	// not.
 	gaveUp attempt.Reason
 	// asked is the path that was asked for before remote prefill was given up.
-	asked disagg.Force
+	asked route.Force
 }
 
 // Begin begins another request.
 func (r *Run) Begin(q Request) {
 	r.History.Reset()
 	r.reset()
-	r.Request, r.Attempt, r.progress, r.chosen = q, 0, progress{}, [2]disagg.Peer{}
+	r.Request, r.Attempt, r.progress, r.chosen = q, 0, progress{}, [2]workers.Peer{}
 }
 
 // Decide makes the plan of the next attempt from the workers that serve the
@@ -154,13 +155,13 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 	r.Attempt++
 	for _, p := range [...]struct {
 		in     *selector.Input
-		peers  *[]disagg.Peer
-		phase  selector.Phase
+		peers  *[]workers.Peer
+		phase  route.Phase
 		policy selector.Policy
 		chance Chance
 	}{
-		{&in.Decode, &in.DecodePeers, selector.Decode, s.Decode, q.Chances[0]},
-		{&in.Prefill, &in.PrefillPeers, selector.Prefill, s.Prefill, q.Chances[1]},
+		{&in.Decode, &in.DecodePeers, route.Decode, s.Decode, q.Chances[0]},
+		{&in.Prefill, &in.PrefillPeers, route.Prefill, s.Prefill, q.Chances[1]},
 	} {
 		*p.in = selector.Input{
 			Phase: p.phase, Policy: p.policy, Weights: s.Weights, Busy: s.Busy, ISL: q.Facts.ISL, BlockSize: unit,
@@ -187,7 +188,7 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 		}
 	}
 	Choose(in, &r.Plan)
-	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != Remote
+	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != route.Remote
 	return e
 }
 
@@ -202,8 +203,8 @@ func (r *Run) Ahead(to *Run) {
 }
 
 // can reports whether a worker does the work of a phase.
-func can(w *workers.Worker, p selector.Phase) bool {
-	if p == selector.Prefill {
+func can(w *workers.Worker, p route.Phase) bool {
+	if p == route.Prefill {
 		return w.Role.CanPrefill()
 	}
 	return w.Role.CanDecode()
@@ -216,7 +217,7 @@ func ejected(w *workers.Worker) bool {
 
 // list fills the candidates of a phase and reports whether one of them may be
 // used. Those who are let back are taken for healthy.
-func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
+func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
 	pin, given := &r.Request.Pin, seen.Ledger()
 	stay, _ := r.History.Stay(in.Phase)
@@ -227,19 +228,19 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 		why, tried := r.keptOut(w, in.Phase, slices.Contains(back, w))
 		capacity := Capacity(w, in.BlockSize)
 		for _, k := range w.Ranks {
-			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
+			*peers = append(*peers, workers.Peer{Worker: w, Rank: k})
 			// Made where it stands: what is appended is written twice, and a large fleet's
 			// candidates are half a megabyte.
 			in.Candidates = slices.Grow(in.Candidates, 1)[:len(in.Candidates)+1]
 			c := &in.Candidates[len(in.Candidates)-1]
 			*c = decision.Candidate{}
 			c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks, c.KVUsage = k.Label, k.Slot, why, tried, capacity, -1
-			if why == "" && in.Phase == selector.Decode && pin.HasRank && k.DP != pin.Rank {
+			if why == "" && in.Phase == route.Decode && pin.HasRank && k.DP != pin.Rank {
 				c.KeptOut = "another rank was asked for"
 			}
 			any = any || c.KeptOut == ""
 			c.OverlapBlocks = seen.Overlap(w, k, &c.Tiers) / in.BlockSize
-			if c.Tiers != (decision.Tiers{}) {
+			if c.Tiers != (route.Tiers{}) {
 				c.Tiers = c.Tiers.Scale(1, in.BlockSize)
 			}
 			c.ResidentBlocks = seen.Resident(k)
@@ -262,7 +263,7 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 // keptOut says why a worker is no choice in a phase, whatever it would cost; empty
 // if it is one. tried says that it had its turn in this request. An ejected one
 // that is let back is taken for healthy.
-func (r *Run) keptOut(w *workers.Worker, p selector.Phase, back bool) (why string, tried bool) {
+func (r *Run) keptOut(w *workers.Worker, p route.Phase, back bool) (why string, tried bool) {
 	if why, tried = r.History.Banned(w.State, p); tried {
 		return why, true
 	}
@@ -279,7 +280,7 @@ func (r *Run) keptOut(w *workers.Worker, p selector.Phase, back bool) (why strin
 func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	p, isl := &r.Plan, r.Request.Facts.ISL
 	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize}
-	if p.Path == Local {
+	if p.Path == route.Local {
 		decode.PrefillTokens = p.EffISL
 		return decode, ledger.Claim{}
 	}
@@ -291,7 +292,7 @@ func (r *Run) Claims() (decode, prefill ledger.Claim) {
 func (r *Run) Slots(list []uint32) []uint32 {
 	p, in := &r.Plan, &r.In
 	list = append(list, in.DecodePeers[p.DecodeIndex].Rank.Slot)
-	if p.Path == Remote {
+	if p.Path == route.Remote {
 		list = append(list, in.PrefillPeers[p.PrefillIndex].Rank.Slot)
 	}
 	return list
@@ -309,7 +310,7 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams, Continuations: r.settings.Continuations,
 		// Whoever can prefill by itself need not be usable, nor the one chosen now.
 		LocalPrefill: r.settings.Rule.Fallback != FallbackError && slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
-			return can(w, selector.Decode) && !needsPrefill(w)
+			return can(w, route.Decode) && !needsPrefill(w)
 		}),
 	}, r.prefills()))
 }
@@ -319,12 +320,12 @@ func (r *Run) NoBudget() attempt.Next { return r.follow(attempt.AfterNoBudget(&r
 
 // Busy reports whether the newest decision failed for want of room only: some ranks of
 // a phase could have been chosen but for a limit.
-func (r *Run) Busy() (phase selector.Phase, is bool) {
+func (r *Run) Busy() (phase route.Phase, is bool) {
 	switch p := &r.Plan; {
 	case errors.Is(p.Err, ErrNoDecode):
-		return selector.Decode, p.Decode.Verdict == selector.AllBusy
+		return route.Decode, p.Decode.Verdict == selector.AllBusy
 	case errors.Is(p.Err, ErrNoPrefill):
-		return selector.Prefill, p.Prefill.Verdict == selector.AllBusy
+		return route.Prefill, p.Prefill.Verdict == selector.AllBusy
 	}
 	return "", false
 }
@@ -345,9 +346,9 @@ func (r *Run) Again() {
 
 // NoChoice says what follows a plan with an error.
 func (r *Run) NoChoice() attempt.Next {
-	missing := selector.Decode
+	missing := route.Decode
 	if errors.Is(r.Plan.Err, ErrNoPrefill) {
-		missing = selector.Prefill
+		missing = route.Prefill
 	}
 	return r.follow(attempt.AfterNoChoice(&r.History, missing))
 }
@@ -366,7 +367,7 @@ func (r *Run) follow(next attempt.Next) attempt.Next {
 	if next.Step == attempt.FallBack {
 		// The decode rank prefills by itself, and the plan says why.
 		r.History.Local, r.gaveUp = true, r.History.Failures[len(r.History.Failures)-1].Reason
-		r.asked, r.Request.Force = r.Request.Force, disagg.ForceLocal
+		r.asked, r.Request.Force = r.Request.Force, route.ForceLocal
 	}
 	return next
 }

@@ -7,12 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -23,7 +22,7 @@ var idle = ledger.New()
 // nothing is a fleet without work, whose caches are empty.
 type nothing struct{}
 
-func (nothing) Overlap(*workers.Worker, *workers.Rank, *decision.Tiers) int { return 0 }
+func (nothing) Overlap(*workers.Worker, *workers.Rank, *route.Tiers) int { return 0 }
 
 func (nothing) Resident(*workers.Rank) int { return 0 }
 
@@ -45,7 +44,7 @@ func usual() *Settings {
 }
 
 func prompt(tokens int) Request {
-	return Request{Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: tokens, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MinTokens: -1}}
+	return Request{Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: tokens, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MinTokens: -1}}
 }
 
 // chosen are the names of the plan's workers, "-" for none.
@@ -57,7 +56,7 @@ func chosen(r *Run) (decode, prefill string) {
 	if i := r.Plan.DecodeIndex; i >= 0 {
 		decode = r.In.DecodePeers[i].Worker.Name
 	}
-	if i := r.Plan.PrefillIndex; i >= 0 && r.Plan.Path == Remote {
+	if i := r.Plan.PrefillIndex; i >= 0 && r.Plan.Path == route.Remote {
 		prefill = r.In.PrefillPeers[i].Worker.Name
 	}
 	return decode, prefill
@@ -84,7 +83,7 @@ func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
 	if d1.State.Ejection() == nil {
 		t.Error("the decision itself has brought a worker back")
 	}
-	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Connect})
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Connect})
 	if e = r.Decide(usual(), list, 16, nothing{}); !slices.Equal(e.Readmit, list[1:2]) {
 		t.Errorf("after d1 has failed %v come back", e.Readmit)
 	}
@@ -137,7 +136,7 @@ func TestTrialThatAnotherRequestTook(t *testing.T) {
 		t.Fatal("a trial is for one request")
 	}
 	r := &runs[1]
-	r.Failed(attempt.Failure{Worker: list[0].State, Name: "d1", Phase: selector.Decode, Reason: attempt.Ejected})
+	r.Failed(attempt.Failure{Worker: list[0].State, Name: "d1", Phase: route.Decode, Reason: attempt.Ejected})
 	r.Decide(usual(), list, 16, nothing{})
 	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.Recall {
 		t.Fatalf("%v: %v", r.Plan.Err, next.Step)
@@ -199,12 +198,12 @@ func TestRunGoesOn(t *testing.T) {
 	list := []*workers.Worker{d1, d2, p}
 	for _, c := range []struct {
 		reason attempt.Reason
-		want   decision.Reason
+		want   route.Reason
 		words  string
 	}{
-		{attempt.Connect, decision.ReasonFallback, "(connect)"},
-		{attempt.BadParams, decision.ReasonFallback, "(bad_params)"},
-		{attempt.Ended, decision.ReasonEnded, "ended the answer"},
+		{attempt.Connect, route.ReasonFallback, "(connect)"},
+		{attempt.BadParams, route.ReasonFallback, "(bad_params)"},
+		{attempt.Ended, route.ReasonEnded, "ended the answer"},
 	} {
 		var r Run
 		r.Begin(prompt(100))
@@ -212,11 +211,11 @@ func TestRunGoesOn(t *testing.T) {
 		if d, f := chosen(&r); d != "d1" || f != "p" {
 			t.Fatalf("%s and %s are chosen", d, f)
 		}
-		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: c.reason}); next.Step != attempt.FallBack {
+		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: route.Prefill, Reason: c.reason}); next.Step != attempt.FallBack {
 			t.Fatalf("%s: %+v", c.reason, next)
 		}
 		r.Decide(usual(), list, 16, nothing{})
-		if words := r.Plan.Words(&r.In); r.Plan.Path != Local || r.Plan.Reason != c.want || !strings.Contains(words, c.words) {
+		if words := r.Plan.Words(&r.In); r.Plan.Path != route.Local || r.Plan.Reason != c.want || !strings.Contains(words, c.words) {
 			t.Errorf("%s: %s because %s (%s)", c.reason, r.Plan.Path, r.Plan.Reason, words)
 		}
 	}
@@ -224,7 +223,7 @@ func TestRunGoesOn(t *testing.T) {
 	var r Run
 	r.Begin(prompt(100))
 	r.Decide(usual(), list, 16, nothing{})
-	if next := r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Other: p.State}); next.Step != attempt.Retry || !next.Budgeted {
+	if next := r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Reset, Sent: true, Other: p.State}); next.Step != attempt.Retry || !next.Budgeted {
 		t.Fatalf("%+v", next)
 	}
 	if next := r.NoBudget(); next.Step != attempt.GiveUp || next.Why != attempt.NoBudget || len(r.History.Bans) != 1 {
@@ -236,7 +235,7 @@ func TestRunGoesOn(t *testing.T) {
 	pair := []*workers.Worker{d1, p}
 	r.Begin(prompt(100))
 	r.Decide(usual(), pair, 16, nothing{})
-	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Timeout, Sent: true, Other: p.State})
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Timeout, Sent: true, Other: p.State})
 	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err == nil {
 		t.Fatalf("%s is tried again at once", r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
 	}
@@ -289,7 +288,7 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 			t.Fatalf("%s and %s are chosen: %v", to, from, r.Plan.Err)
 		}
 		r.Compact()
-		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: attempt.Connect}); next.Step != c.want {
+		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: route.Prefill, Reason: attempt.Connect}); next.Step != c.want {
 			t.Errorf("of %d workers: %v, want %v", len(c.list), next.Step, c.want)
 		}
 	}
@@ -298,7 +297,7 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 // holds is a fleet whose workers hold so many leading tokens of every prompt.
 type holds map[string]int
 
-func (h holds) Overlap(w *workers.Worker, _ *workers.Rank, _ *decision.Tiers) int { return h[w.Name] }
+func (h holds) Overlap(w *workers.Worker, _ *workers.Rank, _ *route.Tiers) int { return h[w.Name] }
 
 func (holds) Resident(*workers.Rank) int { return 0 }
 
@@ -389,7 +388,7 @@ func TestApart(t *testing.T) {
 	if r.Apart() {
 		t.Error("before anything has failed")
 	}
-	next := r.Failed(attempt.Failure{Worker: d.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Begun: true})
+	next := r.Failed(attempt.Failure{Worker: d.State, Name: "d1", Phase: route.Decode, Reason: attempt.Reset, Sent: true, Begun: true})
 	if next.Step != attempt.Continue || !r.Apart() {
 		t.Errorf("after its stream has broken off: %+v, apart: %v", next, r.Apart())
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -40,7 +40,7 @@ func (q *trial) next() (decode, prefill *workers.Worker, e Effects) {
 	return find(d), find(p), e
 }
 
-func (q *trial) failed(w *workers.Worker, phase selector.Phase, reason attempt.Reason, other *workers.Worker) attempt.Next {
+func (q *trial) failed(w *workers.Worker, phase route.Phase, reason attempt.Reason, other *workers.Worker) attempt.Next {
 	f := attempt.Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: reason != attempt.Connect && reason != attempt.Ejected}
 	if other != nil {
 		f.Other = other.State
@@ -54,7 +54,7 @@ func TestStayEndsNoEjection(t *testing.T) {
 	for _, reason := range []attempt.Reason{attempt.Stale, attempt.Overloaded} {
 		q := newTrial(t, well("d1", workers.Decode), well("d2", workers.Decode), well("d3", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill))
 		d, p, _ := q.next()
-		q.failed(d, selector.Decode, reason, p)
+		q.failed(d, route.Decode, reason, p)
 		stays := d
 		if reason == attempt.Overloaded {
 			stays = p
@@ -85,7 +85,7 @@ func TestStaleMayHaveDied(t *testing.T) {
 		"nothing": func(*trial, *workers.Worker) {},
 		"it is ejected between choice and dispatch": func(q *trial, a *workers.Worker) {
 			q.next()
-			q.failed(a, selector.Decode, attempt.Ejected, nil)
+			q.failed(a, route.Decode, attempt.Ejected, nil)
 			eject(a)
 		},
 		"a probe finds it down": func(q *trial, a *workers.Worker) {
@@ -99,14 +99,14 @@ func TestStaleMayHaveDied(t *testing.T) {
 			if d != a {
 				q.t.Errorf("%s instead of %s", d.Name, a.Name)
 			}
-			q.failed(p, selector.Prefill, attempt.Overloaded, nil)
+			q.failed(p, route.Prefill, attempt.Overloaded, nil)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			q := newTrial(t, well("d1", workers.Decode), well("d2", workers.Decode), well("d3", workers.Decode), well("d4", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill), well("p3", workers.Prefill))
 			a, p, _ := q.next()
 			died := []*workers.Worker{a}
-			q.failed(a, selector.Decode, attempt.Stale, p)
+			q.failed(a, route.Decode, attempt.Stale, p)
 			between(q, a)
 			for range 8 {
 				d, p, _ := q.next()
@@ -122,7 +122,7 @@ func TestStaleMayHaveDied(t *testing.T) {
 				} else {
 					died = append(died, d)
 				}
-				if next := q.failed(d, selector.Decode, reason, p); next.Step == attempt.GiveUp {
+				if next := q.failed(d, route.Decode, reason, p); next.Step == attempt.GiveUp {
 					if next.Why != attempt.NoMoreLost {
 						t.Errorf("given up: %s", next.Why)
 					}
@@ -153,7 +153,7 @@ func TestComputedKVIsNotInLine(t *testing.T) {
 		l := ledger.New()
 		q.seen = booked{l: l}
 		d, p, _ := q.next()
-		q.failed(d, selector.Decode, attempt.Overloaded, p)
+		q.failed(d, route.Decode, attempt.Overloaded, p)
 		l.Reserve(p.Ranks[0], ledger.Claim{PrefillTokens: 3000, BlockSize: 16})
 		if again, from, _ := q.next(); again == nil || again == d || from != p {
 			t.Errorf("fallback %s: %v and %v, %v", fallback, again, from, q.r.Plan.Err)

@@ -3,8 +3,7 @@ package decide
 import (
 	"fmt"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Words is the plan's reason in plain words, with its figures.
@@ -18,86 +17,86 @@ func (p *Plan) Words(in *Input) string {
 
 func (p *Plan) words(in *Input) string {
 	switch p.Reason {
-	case decision.ReasonAbove:
+	case route.ReasonAbove:
 		return fmt.Sprintf("eff_isl %d >= %d", p.EffISL, p.Threshold)
-	case decision.ReasonBelow:
+	case route.ReasonBelow:
 		return fmt.Sprintf("eff_isl %d < %d", p.EffISL, p.Threshold)
-	case decision.ReasonISLAbove:
+	case route.ReasonISLAbove:
 		return fmt.Sprintf("isl %d >= %d", in.Facts.ISL, p.Threshold)
-	case decision.ReasonISLBelow:
+	case route.ReasonISLBelow:
 		return fmt.Sprintf("isl %d < %d", in.Facts.ISL, p.Threshold)
-	case decision.ReasonRemoteCheaper:
+	case route.ReasonRemoteCheaper:
 		return fmt.Sprintf("remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
-	case decision.ReasonLocalCheaper:
+	case route.ReasonLocalCheaper:
 		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
-	case decision.ReasonDecodeOnly:
+	case route.ReasonDecodeOnly:
 		return "the decode worker cannot prefill by itself"
-	case decision.ReasonAlways:
+	case route.ReasonAlways:
 		return fmt.Sprintf("threshold %d: every prompt is prefilled remotely", p.Threshold)
-	case decision.ReasonForcedRemote:
+	case route.ReasonForcedRemote:
 		return "the request asked for remote prefill"
-	case decision.ReasonForcedLocal:
+	case route.ReasonForcedLocal:
 		return "the request asked for local prefill"
-	case decision.ReasonDecodeBusy:
-		return fmt.Sprintf("%s, but %s uses %.0f%% of its KV cache, gate %.0f%%", p.wanted(in, Local),
+	case route.ReasonDecodeBusy:
+		return fmt.Sprintf("%s, but %s uses %.0f%% of its KV cache, gate %.0f%%", p.wanted(in, route.Local),
 			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Rule.DecodeGate)
-	case decision.ReasonPrefillBusy:
+	case route.ReasonPrefillBusy:
 		if !in.gated(p.PrefillIndex) {
-			return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, %s %d, and too little is known of the costs yet", p.wanted(in, Remote),
+			return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, %s %d, and too little is known of the costs yet", p.wanted(in, route.Remote),
 				in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Decode.Candidates[p.DecodeIndex].Rank, p.Local.Queued)
 		}
-		return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, gate %d", p.wanted(in, Remote),
+		return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, gate %d", p.wanted(in, route.Remote),
 			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Rule.PrefillGate)
-	case decision.ReasonLengthUnknown:
+	case route.ReasonLengthUnknown:
 		return "the prompt's length is not known"
-	case decision.ReasonEndpoint:
+	case route.ReasonEndpoint:
 		return "this endpoint is not split with this connector"
-	case decision.ReasonPrompts:
+	case route.ReasonPrompts:
 		return fmt.Sprintf("the request holds %d prompts", in.Facts.Prompts)
-	case decision.ReasonAnswers:
+	case route.ReasonAnswers:
 		return fmt.Sprintf("the request asks for %d answers", in.Facts.N)
-	case decision.ReasonMultimodal:
+	case route.ReasonMultimodal:
 		return "the prompt holds more than text"
-	case decision.ReasonContinues:
+	case route.ReasonContinues:
 		return "the response goes on from one that only its decode worker has"
-	case decision.ReasonServerTools:
+	case route.ReasonServerTools:
 		return "the engine may run tools by itself and use the transfer parameters again"
-	case decision.ReasonPromptLogprobs:
+	case route.ReasonPromptLogprobs:
 		return "the answer needs the prompt's own log probabilities"
-	case decision.ReasonNoOutput:
+	case route.ReasonNoOutput:
 		return "the request asks for no output tokens"
-	case decision.ReasonNoConnector:
+	case route.ReasonNoConnector:
 		return fmt.Sprintf("%s has no KV connector", in.Decode.Candidates[p.DecodeIndex].Rank)
-	case decision.ReasonShort:
+	case route.ReasonShort:
 		return fmt.Sprintf("the prompt of %d tokens fills no block of %d", in.Facts.ISL, in.Decode.BlockSize)
-	case decision.ReasonNoPrefill:
+	case route.ReasonNoPrefill:
 		return "remote wanted, but there is no prefill worker"
-	case decision.ReasonPrefillAllBusy:
+	case route.ReasonPrefillAllBusy:
 		return "remote wanted, but every prefill rank is busy"
-	case decision.ReasonPrefillExcluded:
+	case route.ReasonPrefillExcluded:
 		return "remote wanted, but every prefill rank is excluded"
-	case decision.ReasonFallback:
+	case route.ReasonFallback:
 		why := ""
 		if in.GaveUp != "" {
 			why = " (" + in.GaveUp + ")"
 		}
 		return "remote prefill failed" + why + "; the decode rank prefills by itself"
-	case decision.ReasonEnded:
+	case route.ReasonEnded:
 		return "the remote prefill's first token ended the answer, which leaves no KV to move; the decode rank prefills by itself"
 	}
 	return string(p.Reason)
 }
 
 // wanted says why a path would have been taken that a gate closed.
-func (p *Plan) wanted(in *Input, path Path) string {
+func (p *Plan) wanted(in *Input, path route.Path) string {
 	counted := p.EffISL
 	if p.On == OnISL {
 		counted = in.Facts.ISL
 	}
-	switch remote := path == Remote; {
+	switch remote := path == route.Remote; {
 	case p.CostRevision != 0 && (p.Costs.Remote < p.Costs.Local) == remote:
 		return string(path) + " costs less"
-	case p.CostRevision != 0 || in.Facts.Source == disagg.FromNothing || p.Threshold <= 0 || (counted >= p.Threshold) != remote:
+	case p.CostRevision != 0 || in.Facts.Source == route.FromNothing || p.Threshold <= 0 || (counted >= p.Threshold) != remote:
 		return string(path) + " wanted"
 	case remote:
 		return "over the threshold"

@@ -1,7 +1,7 @@
 // Package decision is one routing decision as plain data: what was known of every
 // candidate, what each would have cost, what was excluded and why, what was chosen
 // and what was predicted. The selector ranks over it, receipts and recordings
-// keep it, screens show it. It imports nothing of the router.
+// keep it, screens show it. Of the router it imports only the vocabulary.
 //
 // In JSON numbers are numbers, units are in the keys, a figure that is not known is -1
 // or absent.
@@ -9,7 +9,8 @@ package decision
 
 import (
 	"math"
-	"strconv"
+
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Decision is what one attempt was made from.
@@ -88,7 +89,7 @@ type Candidate struct {
 	Slot uint32 `json:"slot"`
 	// Tiers are the blocks of the prompt behind OverlapBlocks that it holds outside its
 	// device.
-	Tiers
+	route.Tiers
 	// OverlapBlocks is how many leading full blocks of the prompt it holds on its
 	// device.
 	OverlapBlocks int `json:"overlap_blocks"`
@@ -142,52 +143,13 @@ type Candidate struct {
 	KeptOut string `json:"-"`
 }
 
-// Tiers are blocks in the tiers of a cache outside the device, each counted once: in the
-// memory of the host, on disk, in a store that other engines reach, too.
-type Tiers struct {
-	CPU    uint32 `json:"cpu_blocks,omitempty"`
-	Disk   uint32 `json:"disk_blocks,omitempty"`
-	Remote uint32 `json:"remote_blocks,omitempty"`
-}
-
 // Tiers are the greatest figures of any candidate: a tier of which nobody has a block
 // has no column in a table.
-func (p *Phase) Tiers() (any Tiers) {
+func (p *Phase) Tiers() (any route.Tiers) {
 	for i := range p.Candidates {
 		any = any.Or(p.Candidates[i].Tiers)
 	}
 	return any
-}
-
-// Or has the greater of both in each tier.
-func (t Tiers) Or(u Tiers) Tiers {
-	return Tiers{CPU: max(t.CPU, u.CPU), Disk: max(t.Disk, u.Disk), Remote: max(t.Remote, u.Remote)}
-}
-
-// Titles are the headings of a table's columns for the tiers that are not 0.
-func (t Tiers) Titles() (titles []string) {
-	for i, n := range [...]uint32{t.CPU, t.Disk, t.Remote} {
-		if n > 0 {
-			titles = append(titles, [...]string{"CPU", "DISK", "REMOTE"}[i])
-		}
-	}
-	return titles
-}
-
-// Cells are the figures of u below the Titles of t.
-func (t Tiers) Cells(u Tiers) (cells []string) {
-	for i, n := range [...]uint32{t.CPU, t.Disk, t.Remote} {
-		if n > 0 {
-			cells = append(cells, strconv.FormatUint(uint64([...]uint32{u.CPU, u.Disk, u.Remote}[i]), 10))
-		}
-	}
-	return cells
-}
-
-// Scale returns the tiers by another measure: times mul, by div.
-func (t Tiers) Scale(mul, div int) Tiers {
-	by := func(n uint32) uint32 { return uint32(uint64(n) * uint64(mul) / uint64(div)) }
-	return Tiers{CPU: by(t.CPU), Disk: by(t.Disk), Remote: by(t.Remote)}
 }
 
 // Work is what a path would cost.

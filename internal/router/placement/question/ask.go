@@ -9,18 +9,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -31,7 +30,7 @@ type Sources struct {
 	// Feeds say how much of what the index has of a rank can be used, as kvfeed.Manager
 	// does, and Fleet which ranks are fed, as follower.Follower does.
 	Feeds interface {
-		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int
+		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
 	Ledger   *ledger.Ledger
@@ -62,7 +61,7 @@ func (a *Asker) Hash(d *Question, v *api.View, start time.Time) {
 	key := blockhash.Key{LoRA: d.LoRA, Salt: v.CacheSalt}
 	d.AcquireHashes()
 	d.used = 0
-	d.Chunked = d.Prompt.IDs == nil && d.Prompt.Source == disagg.FromEstimate
+	d.Chunked = d.Prompt.IDs == nil && d.Prompt.Source == route.FromEstimate
 	named := d.Prompt.IDs
 	if d.LoRA != "" { // its path is in the engine's names of blocks, too, and not known
 		named = nil

@@ -9,11 +9,11 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -140,7 +140,7 @@ func (d *Question) Ledger() *ledger.Ledger { return d.asker.from.Ledger }
 // Overlap is for decide.Seen: how many leading tokens of the prompt a rank is known, or
 // where its engine publishes no events is predicted, to hold, and what its other tiers
 // hold behind them.
-func (d *Question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.Tiers) int {
+func (d *Question) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tiers) int {
 	slot := kvindex.Rank(k.Slot)
 	if d.Chunked {
 		if d.used == 0 {
@@ -157,7 +157,7 @@ func (d *Question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.
 		if d.asker.from.Fleet.Fed(k) {
 			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.Prompt.ISL, Block: size, Text: &d.hashed.text}
 			n := d.asker.from.Feeds.Usable(slot, o.exact.Depth(slot), &p, beyond)
-			if *beyond != (decision.Tiers{}) {
+			if *beyond != (route.Tiers{}) {
 				*beyond = beyond.Scale(size, 1)
 			}
 			return n * size

@@ -4,9 +4,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -19,19 +19,19 @@ func (a *Asker) Read(ctx context.Context, d *Question, ep *api.Endpoint, kind ap
 	switch {
 	case ep.Splittable || ep.Streamable:
 		d.Prompt = a.from.Prompts.Find(ctx, v, d.Model, d.List, d.IDs)
-		if d.Prompt.Source == disagg.FromIDs {
+		if d.Prompt.Source == route.FromIDs {
 			d.IDs = d.Prompt.IDs
 		}
 	case ep.Body == api.JSONBody && v.Prompt != api.PromptNone:
-		d.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate}
+		d.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: route.FromEstimate}
 	default:
-		d.Prompt = prompt.Prompt{Source: disagg.FromNothing}
+		d.Prompt = prompt.Prompt{Source: route.FromNothing}
 	}
 	found := time.Now()
 	d.Took.Tokenize = found.Sub(now)
 	a.Hash(d, v, found)
 	f := &d.Run.Request.Facts
-	*f = disagg.Facts{
+	*f = api.Facts{
 		Kind: kind, Splittable: ep.Splittable && ep.Body == api.JSONBody,
 		ISL: d.Prompt.ISL, Source: d.Prompt.Source,
 		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,

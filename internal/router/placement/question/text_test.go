@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
-	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 )
 
 // TestTextOfAQuestion: the engine's names of a prompt's blocks can be had from its
@@ -29,7 +29,7 @@ func TestTextOfAQuestion(t *testing.T) {
 	var d Question
 	ask := func(lora string) []uint64 {
 		d.LoRA, d.Settings = lora, &effective.Settings{}
-		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
 		a.Hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
 		return d.hashed.text.Names(&known, 16, 2)
 	}

@@ -5,10 +5,10 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // The headers by which a client steers.
@@ -23,7 +23,7 @@ const (
 // Who may not steer is not asked.
 func (d *Question) Steer(h http.Header) (err error) {
 	q := &d.Run.Request
-	if q.Force, err = disagg.ParseForce(h.Get(headerPath)); err != nil {
+	if q.Force, err = route.ParseForce(h.Get(headerPath)); err != nil {
 		return api.BadRequest(headerPath, "header %s: %v", headerPath, err)
 	}
 	for _, p := range [...]struct {

@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/effective"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -47,17 +47,17 @@ func TestSteer(t *testing.T) {
 	fleet := served(t, 2).Snapshot()
 	for _, c := range []struct {
 		header, value string
-		force         disagg.Force
+		force         route.Force
 		pin           decide.Pin
 		status        int
 	}{
-		{"X-Dynctl-Path", "local", disagg.ForceLocal, decide.Pin{}, 0},
+		{"X-Dynctl-Path", "local", route.ForceLocal, decide.Pin{}, 0},
 		{"X-Dynctl-Path", "sideways", "", decide.Pin{}, http.StatusBadRequest},
-		{"X-Dynctl-Worker", "w1", disagg.Auto, decide.Pin{Decode: "w1"}, 0},
+		{"X-Dynctl-Worker", "w1", route.ForceAuto, decide.Pin{Decode: "w1"}, 0},
 		{"X-Dynctl-Worker", "w2", "", decide.Pin{}, http.StatusNotFound},
-		{"X-Dynctl-Prefill-Worker", "w0", disagg.Auto, decide.Pin{Prefill: "w0"}, 0},
+		{"X-Dynctl-Prefill-Worker", "w0", route.ForceAuto, decide.Pin{Prefill: "w0"}, 0},
 		{"X-Dynctl-Prefill-Worker", "nobody", "", decide.Pin{}, http.StatusNotFound},
-		{"X-data-parallel-rank", "3", disagg.Auto, decide.Pin{HasRank: true, Rank: 3}, 0},
+		{"X-data-parallel-rank", "3", route.ForceAuto, decide.Pin{HasRank: true, Rank: 3}, 0},
 		{"X-data-parallel-rank", "-1", "", decide.Pin{}, http.StatusBadRequest},
 		{"X-data-parallel-rank", "first", "", decide.Pin{}, http.StatusBadRequest},
 	} {
@@ -151,7 +151,7 @@ func TestRead(t *testing.T) {
 	}
 	t.Cleanup(stage.Close)
 	a := New(Sources{Prompts: stage}, 1)
-	read := func(path string, kind api.Kind, v *api.View) (*Question, *disagg.Facts) {
+	read := func(path string, kind api.Kind, v *api.View) (*Question, *api.Facts) {
 		t.Helper()
 		ep, err := api.Lookup(http.MethodPost, path)
 		if err != nil {
@@ -164,13 +164,13 @@ func TestRead(t *testing.T) {
 		return d, &d.Run.Request.Facts
 	}
 	d, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1,2,3],"max_tokens":7,"n":2,"echo":true,"logprobs":1}`))
-	if f.Kind != api.Completion || !f.Splittable || f.ISL != 3 || f.Source != disagg.FromIDs || len(d.IDs) != 3 || f.N != 2 || f.MaxTokens != 7 || !f.PromptLogprobs {
+	if f.Kind != api.Completion || !f.Splittable || f.ISL != 3 || f.Source != route.FromIDs || len(d.IDs) != 3 || f.N != 2 || f.MaxTokens != 7 || !f.PromptLogprobs {
 		t.Errorf("ids: %+v", f)
 	}
-	if _, f = read("/v1/chat/completions", api.Completion, parse(t, api.Chat, `{"model":"m","messages":[{"role":"user","content":"eight letters"}]}`)); f.Kind != api.Completion || f.Source != disagg.FromEstimate || f.ISL == 0 || f.N != 1 {
+	if _, f = read("/v1/chat/completions", api.Completion, parse(t, api.Chat, `{"model":"m","messages":[{"role":"user","content":"eight letters"}]}`)); f.Kind != api.Completion || f.Source != route.FromEstimate || f.ISL == 0 || f.N != 1 {
 		t.Errorf("a chat as a completion: %+v", f)
 	}
-	if d, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{}); f.Splittable || f.Source != disagg.FromNothing || f.MaxTokens != -1 || f.MinTokens != -1 || d.IDs != nil {
+	if d, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{}); f.Splittable || f.Source != route.FromNothing || f.MaxTokens != -1 || f.MinTokens != -1 || d.IDs != nil {
 		t.Errorf("a form: %+v", f)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -227,7 +228,7 @@ func (f fleet) run(reqs []request) outcome {
 				c.FreshTokens, c.LastTurn, c.Running = l.Fresh, l.LastTurn, l.Requests
 			}
 			in := selector.Input{
-				Phase: selector.Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
+				Phase: route.Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
 				Candidates: cands, Draw: splitmix(uint64(e.req)), Turn: uint64(e.req),
 			}
 			selector.Rank(&in, &rk)

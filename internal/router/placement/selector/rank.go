@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Rank orders the candidates of in by its policy, writes what it thought of them
@@ -68,7 +69,7 @@ func exclusion(in *Input, i int) (code, words string) {
 		return ExcludedWaiting, ""
 	case c.HasLoad && b.KVUsage > 0 && c.KVUsage > b.KVUsage: // false for NaN
 		return ExcludedKVUsage, ""
-	case b.Requests > 0 && c.ActiveRequests >= b.Requests && in.Phase != Prefill:
+	case b.Requests > 0 && c.ActiveRequests >= b.Requests && in.Phase != route.Prefill:
 		return ExcludedRequests, ""
 	}
 	return "", ""
@@ -116,10 +117,10 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 			t.OverlapCredit = min(t.OverlapCredit, max(prompt-w.StepTokens/bs, 0))
 			t.Spread = w.Spread * float64(c.FreshTokens) / bs
 			compute := max(prompt-t.OverlapCredit, 0)
-			if in.Phase != Prefill {
+			if in.Phase != route.Prefill {
 				t.Decode = float64(w.DecodeLoad * float64(c.DecodeBlocks))
 			}
-			if in.Phase == Aggregated {
+			if in.Phase == route.Aggregated {
 				t.Stall = float64(w.Stall * float64(compute*float64(c.ActiveRequests)))
 			}
 			c.Cost = float64(w.PrefillLoadScale*compute) + t.Queue + t.Decode + t.Stall + t.Spread + t.Request
@@ -129,10 +130,10 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 		// conditional disaggregation, does not track prefill and takes the
 		// credit off its decode blocks. Blocks that the prompt shares with
 		// running requests are counted again, as the ledger does.
-		if in.Phase != Prefill {
+		if in.Phase != route.Prefill {
 			t.Decode = float64(c.DecodeBlocks) + blocks
 		}
-		if in.Phase == Decode {
+		if in.Phase == route.Decode {
 			c.Cost = max(t.Decode-t.OverlapCredit, 0) + t.Request
 			continue
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // rank runs a policy and gives the labels in order.
@@ -36,7 +37,7 @@ func named(labels ...string) []decision.Candidate {
 }
 
 func kvInput(c ...decision.Candidate) Input {
-	return Input{Phase: Aggregated, Policy: KV, Weights: DefaultWeights(), ISL: 6400, BlockSize: 64, Candidates: c}
+	return Input{Phase: route.Aggregated, Policy: KV, Weights: DefaultWeights(), ISL: 6400, BlockSize: 64, Candidates: c}
 }
 
 func TestParsePolicy(t *testing.T) {
@@ -55,7 +56,7 @@ func TestRoundRobinSortedCycles(t *testing.T) {
 	c := named("p3", "p1", "p2")
 	var got []string
 	for turn := range uint64(6) {
-		l, _ := rank(Input{Phase: Prefill, Policy: RoundRobin, Candidates: c, Turn: turn})
+		l, _ := rank(Input{Phase: route.Prefill, Policy: RoundRobin, Candidates: c, Turn: turn})
 		got = append(got, l[0])
 	}
 	if want := []string{"p1", "p2", "p3", "p1", "p2", "p3"}; !slices.Equal(got, want) {
@@ -94,8 +95,8 @@ func TestRoundRobinRetriesTakeTheNext(t *testing.T) {
 func TestRoundRobinPhasesAreIndependent(t *testing.T) {
 	var got []string
 	for turn := range uint64(4) {
-		p, _ := rank(Input{Phase: Prefill, Policy: RoundRobin, Candidates: named("p1"), Turn: turn * 3})
-		d, _ := rank(Input{Phase: Decode, Policy: RoundRobin, Candidates: named("d2", "d1"), Turn: turn})
+		p, _ := rank(Input{Phase: route.Prefill, Policy: RoundRobin, Candidates: named("p1"), Turn: turn * 3})
+		d, _ := rank(Input{Phase: route.Decode, Policy: RoundRobin, Candidates: named("d2", "d1"), Turn: turn})
 		got = append(got, p[0]+d[0])
 	}
 	if want := []string{"p1d1", "p1d2", "p1d1", "p1d2"}; !slices.Equal(got, want) {
@@ -164,13 +165,13 @@ func TestKVCost(t *testing.T) {
 	)
 	in.Weights = w
 	for _, tt := range []struct {
-		phase Phase
+		phase route.Phase
 		cost  float64
 		want  decision.Terms
 	}{
-		{Aggregated, 60 + 2.5 + 16 + 11.25 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 16, Stall: 11.25, Spread: 1, Request: 6}},
-		{Decode, 60 + 2.5 + 16 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 16, Spread: 1, Request: 6}},
-		{Prefill, 60 + 2.5 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Spread: 1, Request: 6}},
+		{route.Aggregated, 60 + 2.5 + 16 + 11.25 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 16, Stall: 11.25, Spread: 1, Request: 6}},
+		{route.Decode, 60 + 2.5 + 16 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 16, Spread: 1, Request: 6}},
+		{route.Prefill, 60 + 2.5 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Spread: 1, Request: 6}},
 	} {
 		in.Phase = tt.phase
 		rank(in)
@@ -186,16 +187,16 @@ func TestKVCost(t *testing.T) {
 func TestStallSpeaksForUncachedPrompts(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		phase  Phase
+		phase  route.Phase
 		cached int
 		stall  float64
 		want   string
 	}{
-		{"cold", Aggregated, 0, 1. / 16, "quiet"},
-		{"cached", Aggregated, 98, 1. / 16, "busy"},
-		{"no weight", Aggregated, 0, 0, "busy"},
-		{"computed elsewhere", Decode, 0, 1. / 16, "busy"},
-		{"prefill", Prefill, 0, 1. / 16, "busy"},
+		{"cold", route.Aggregated, 0, 1. / 16, "quiet"},
+		{"cached", route.Aggregated, 98, 1. / 16, "busy"},
+		{"no weight", route.Aggregated, 0, 0, "busy"},
+		{"computed elsewhere", route.Decode, 0, 1. / 16, "busy"},
+		{"prefill", route.Prefill, 0, 1. / 16, "busy"},
 	} {
 		// Without the term the busy rank is the cheaper one: it was given less of late.
 		in := kvInput(
@@ -214,9 +215,9 @@ func TestStallSpeaksForUncachedPrompts(t *testing.T) {
 func TestTierCredits(t *testing.T) {
 	in := kvInput(
 		decision.Candidate{Rank: "device", OverlapBlocks: 40},
-		decision.Candidate{Rank: "host", OverlapBlocks: 20, Tiers: decision.Tiers{CPU: 40}},
-		decision.Candidate{Rank: "disk", OverlapBlocks: 20, Tiers: decision.Tiers{Disk: 40}},
-		decision.Candidate{Rank: "store", OverlapBlocks: 20, Tiers: decision.Tiers{Remote: 40}},
+		decision.Candidate{Rank: "host", OverlapBlocks: 20, Tiers: route.Tiers{CPU: 40}},
+		decision.Candidate{Rank: "disk", OverlapBlocks: 20, Tiers: route.Tiers{Disk: 40}},
+		decision.Candidate{Rank: "store", OverlapBlocks: 20, Tiers: route.Tiers{Remote: 40}},
 	)
 	credits := func() (c [4]float64) {
 		for i := range c {
@@ -251,7 +252,7 @@ func TestStepTokens(t *testing.T) {
 		{320, 20, 40, 4, "cold"},
 		{6400, 300, 2000, 300, "warm"},
 	} {
-		in := Input{Phase: Decode, Policy: KV, Weights: DefaultWeights(), ISL: c.isl, BlockSize: 16, Candidates: []decision.Candidate{
+		in := Input{Phase: route.Decode, Policy: KV, Weights: DefaultWeights(), ISL: c.isl, BlockSize: 16, Candidates: []decision.Candidate{
 			{Rank: "cold"}, {Rank: "warm", OverlapBlocks: c.overlap, DecodeBlocks: c.active},
 		}}
 		if order, _ := rank(in); order[0] != c.first || in.Candidates[1].OverlapCredit != c.credit {
@@ -263,7 +264,7 @@ func TestStepTokens(t *testing.T) {
 // Costs of 18, 10 and 11, as in the worked example of Dynamo's documentation:
 // the second is chosen.
 func TestDynamoCost(t *testing.T) {
-	in := Input{Phase: Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 10, BlockSize: 1, Candidates: []decision.Candidate{
+	in := Input{Phase: route.Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 10, BlockSize: 1, Candidates: []decision.Candidate{
 		{Rank: "1", OverlapBlocks: 2},
 		{Rank: "2", OverlapBlocks: 10},
 		{Rank: "3", OverlapBlocks: 10, DecodeBlocks: 1},
@@ -273,13 +274,13 @@ func TestDynamoCost(t *testing.T) {
 	if want := []float64{18, 10, 11}; !slices.Equal(costs, want) || got[0] != "2" {
 		t.Errorf("costs %v, order %v; want %v and 2 first", costs, got, want)
 	}
-	in = Input{Phase: Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 100, BlockSize: 64, Candidates: []decision.Candidate{
+	in = Input{Phase: route.Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 100, BlockSize: 64, Candidates: []decision.Candidate{
 		{Rank: "a", OverlapBlocks: 1, PrefillTokens: 32, DecodeBlocks: 7},
 	}}
-	for phase, want := range map[Phase]float64{
-		Aggregated: (32.0+100)/64 - 1 + 7 + 2, // fractional prefill, whole decode blocks
-		Prefill:    (32.0+100)/64 - 1,
-		Decode:     7 + 2 - 1,
+	for phase, want := range map[route.Phase]float64{
+		route.Aggregated: (32.0+100)/64 - 1 + 7 + 2, // fractional prefill, whole decode blocks
+		route.Prefill:    (32.0+100)/64 - 1,
+		route.Decode:     7 + 2 - 1,
 	} {
 		in.Phase = phase
 		if rank(in); in.Candidates[0].Cost != want {
@@ -510,7 +511,7 @@ func TestVerdicts(t *testing.T) {
 
 func drawInput(t *rapid.T) Input {
 	in := Input{
-		Phase:   rapid.SampledFrom([]Phase{Prefill, Decode, Aggregated}).Draw(t, "phase"),
+		Phase:   rapid.SampledFrom([]route.Phase{route.Prefill, route.Decode, route.Aggregated}).Draw(t, "phase"),
 		Policy:  rapid.SampledFrom(Policies()).Draw(t, "policy"),
 		Weights: DefaultWeights(),
 		ISL:     rapid.IntRange(0, 5000).Draw(t, "isl"), BlockSize: rapid.SampledFrom([]int{0, 1, 16, 64}).Draw(t, "bs"),
@@ -640,7 +641,7 @@ func TestKVOrderMatchesModel(t *testing.T) {
 }
 
 func benchInput(n int, p Policy) Input {
-	in := Input{Phase: Aggregated, Policy: p, Weights: DefaultWeights(), ISL: 8192, BlockSize: 16, SessionKey: 42, Draw: 1 << 60, Limit: 4}
+	in := Input{Phase: route.Aggregated, Policy: p, Weights: DefaultWeights(), ISL: 8192, BlockSize: 16, SessionKey: 42, Draw: 1 << 60, Limit: 4}
 	for i := range n {
 		in.Candidates = append(in.Candidates, decision.Candidate{
 			Rank: fmt.Sprintf("worker-%03d/dp%d", (i*37)%n, i%8), Slot: uint32(i),

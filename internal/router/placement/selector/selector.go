@@ -16,16 +16,7 @@ import (
 	"fmt"
 
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
-)
-
-// Phase says which work of a request a rank is chosen for.
-type Phase string
-
-// The phases.
-const (
-	Prefill    Phase = "prefill"
-	Decode     Phase = "decode"
-	Aggregated Phase = "aggregated"
+	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Weights are the knobs of the kv cost functions. Start from DefaultWeights;
@@ -77,7 +68,7 @@ func DefaultWeights() Weights {
 // those of its other tiers by their credits.
 func (w *Weights) Held(c *decision.Candidate) float64 {
 	held := float64(c.OverlapBlocks)
-	if t := &c.Tiers; *t != (decision.Tiers{}) {
+	if t := &c.Tiers; *t != (route.Tiers{}) {
 		held += float64(w.CreditCPU * float64(t.CPU))
 		held += float64(w.CreditDisk * float64(t.Disk))
 		held += float64(w.CreditRemote * float64(t.Remote))
@@ -104,7 +95,7 @@ type Busy struct {
 
 // Input is all that a choice depends on.
 type Input struct {
-	Phase   Phase
+	Phase   route.Phase
 	Policy  Policy
 	Weights Weights
 	Busy    Busy

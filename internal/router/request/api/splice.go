@@ -40,12 +40,7 @@ var (
 func RawInt(n int64) []byte { return strconv.AppendInt(nil, n, 10) }
 
 // RawString is a string as raw JSON.
-func RawString(s string) []byte { return AppendString(nil, s) }
-
-// AppendString appends s as a JSON string; invalid UTF-8 becomes U+FFFD.
-func AppendString(dst []byte, s string) []byte {
-	return rawjson.AppendQuote(dst, strings.ToValidUTF8(s, "\uFFFD"))
-}
+func RawString(s string) []byte { return rawjson.AppendString(nil, s) }
 
 // Splice appends to dst the body that v was parsed from with the edits made.
 // Everything that is not edited stays byte for byte: order, white space, big
@@ -281,7 +276,7 @@ func missing(steps []step, comma bool) []byte {
 			out = append(out, ',')
 		}
 		comma = true
-		out = AppendString(out, st.head)
+		out = rawjson.AppendString(out, st.head)
 		out = append(out, ':')
 		out = append(out, value...)
 	}

@@ -20,9 +20,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/tokenize"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -185,7 +185,7 @@ func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 type Prompt struct {
 	IDs    []uint32 // nil when they are not known
 	ISL    int      // tokens, from Source
-	Source disagg.Source
+	Source route.Source
 	// Note says why there are no ids where some were wanted.
 	Note string
 	// Truncated says that the engine may cut the prompt.
@@ -200,7 +200,7 @@ func (t *Stage) Find(ctx context.Context, v *api.View, model string, list []*wor
 	p.Truncated = cut && (limit < 0 || p.ISL > limit)
 	if p.Truncated && limit >= 0 {
 		// The engine chooses which end is cut, so the ids are of no use.
-		return Prompt{ISL: limit, Source: disagg.FromEstimate, Truncated: true, Note: fmt.Sprintf("the engine cuts the prompt of %d tokens to %d", p.ISL, limit)}
+		return Prompt{ISL: limit, Source: route.FromEstimate, Truncated: true, Note: fmt.Sprintf("the engine cuts the prompt of %d tokens to %d", p.ISL, limit)}
 	}
 	return p
 }
@@ -210,12 +210,12 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 	switch v.Prompt {
 	case api.PromptIDs, api.PromptIDLists:
 		ids := v.AppendIDs(dst[:0], 0)
-		return Prompt{IDs: ids, ISL: v.IDs, Source: disagg.FromIDs}
+		return Prompt{IDs: ids, ISL: v.IDs, Source: route.FromIDs}
 	case api.PromptNone:
-		return Prompt{Source: disagg.FromNothing}
+		return Prompt{Source: route.FromNothing}
 	}
 	estimate := func(note string) Prompt {
-		return Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate, Note: note}
+		return Prompt{ISL: v.EstimateTokens(), Source: route.FromEstimate, Note: note}
 	}
 	if v.Multimodal {
 		return estimate("the prompt holds more than text")
@@ -246,12 +246,12 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 		return estimate("tokenizer: " + reason(err))
 	}
 	if !res.Engine {
-		return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromLocal}
+		return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: route.FromLocal}
 	}
 	if !res.Cached { // a kept answer says nothing about the engines of now
 		t.recover(m, model)
 	}
-	return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromEngine}
+	return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: route.FromEngine}
 }
 
 // errKind: nothing says how an engine makes tokens of such a request.

@@ -10,8 +10,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -49,25 +49,25 @@ func TestFind(t *testing.T) {
 	}
 	const text = `{"model":"m","prompt":"twelve chars"}`
 	s := stage("engine")
-	if p := find(s, `{"model":"m","prompt":[1,2]}`); p.Source != disagg.FromIDs || !slices.Equal(p.IDs, []uint32{1, 2}) || p.ISL != 2 {
+	if p := find(s, `{"model":"m","prompt":[1,2]}`); p.Source != route.FromIDs || !slices.Equal(p.IDs, []uint32{1, 2}) || p.ISL != 2 {
 		t.Errorf("ids of the client: %+v", p)
 	}
-	if p := find(stage("estimate"), text); p.Source != disagg.FromEstimate || p.ISL != 3 || p.IDs != nil || p.Note != "" {
+	if p := find(stage("estimate"), text); p.Source != route.FromEstimate || p.ISL != 3 || p.IDs != nil || p.Note != "" {
 		t.Errorf("an estimate: %+v", p)
 	}
 	var image api.View
 	if err := image.Parse([]byte(`{"messages":[{"role":"user","content":[{"type":"text","text":"twelve chars"},{"type":"image_url","image_url":{"url":"http://x/y"}}]}]}`), api.Chat, api.Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	if p := s.Find(t.Context(), &image, "m", registry.Snapshot().Model("m"), nil); p.Source != disagg.FromEstimate || p.ISL != 3 || !strings.Contains(p.Note, "more than text") {
+	if p := s.Find(t.Context(), &image, "m", registry.Snapshot().Model("m"), nil); p.Source != route.FromEstimate || p.ISL != 3 || !strings.Contains(p.Note, "more than text") {
 		t.Errorf("a prompt with an image: %+v", p)
 	}
 	image.Release()
-	if p := find(stage("auto"), text); p.Source != disagg.FromEstimate || p.Note != "" {
+	if p := find(stage("auto"), text); p.Source != route.FromEstimate || p.Note != "" {
 		t.Errorf("ids that nobody needs: %+v", p)
 	}
 	for range 2 {
-		if p := find(s, text); p.Source != disagg.FromEstimate || !strings.Contains(p.Note, "no usable worker") {
+		if p := find(s, text); p.Source != route.FromEstimate || !strings.Contains(p.Note, "no usable worker") {
 			t.Errorf("without engines: %+v", p)
 		}
 	}
@@ -84,7 +84,7 @@ func TestFind(t *testing.T) {
 	}
 	w, _ := registry.Snapshot().Worker("d0")
 	w.State.SetCondition(workers.Condition{Health: workers.Healthy})
-	if p := find(s, text); p.Source != disagg.FromEngine || !slices.Equal(p.IDs, []uint32{7, 8, 9}) || p.ISL != 3 {
+	if p := find(s, text); p.Source != route.FromEngine || !slices.Equal(p.IDs, []uint32{7, 8, 9}) || p.ISL != 3 {
 		t.Errorf("ids of the engine: %+v", p)
 	}
 	if got := s.Troubles(); len(got) != 0 || !slices.Equal(kinds, []string{"tokenizer_degraded", "tokenizer_recovered"}) {
@@ -108,13 +108,13 @@ func TestMessagesOfEnginesThatAreNotVLLM(t *testing.T) {
 		kind   api.Kind
 		body   string
 		engine string
-		source disagg.Source
+		source route.Source
 	}{
-		{api.Messages, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "vllm", disagg.FromEngine},
-		{api.Messages, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", disagg.FromEstimate},
-		{api.Responses, `{"model":"m","input":"a"}`, "vllm", disagg.FromEngine},
-		{api.Responses, `{"model":"m","input":"a"}`, "sglang", disagg.FromEstimate},
-		{api.Chat, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", disagg.FromEngine},
+		{api.Messages, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "vllm", route.FromEngine},
+		{api.Messages, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", route.FromEstimate},
+		{api.Responses, `{"model":"m","input":"a"}`, "vllm", route.FromEngine},
+		{api.Responses, `{"model":"m","input":"a"}`, "sglang", route.FromEstimate},
+		{api.Chat, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", route.FromEngine},
 	} {
 		registry := workers.NewRegistry(func(eventlog.Event) {})
 		spec, err := workers.ParseSpec(workers.Decode, engine.URL+",name=d0,model=m,engine="+c.engine)
@@ -136,7 +136,7 @@ func TestMessagesOfEnginesThatAreNotVLLM(t *testing.T) {
 		}
 		asked = 0
 		p := s.Find(t.Context(), &v, "m", registry.Snapshot().Model("m"), nil)
-		if p.Source != c.source || (p.Source == disagg.FromEngine) != (asked == 1) || (p.Note == "") != (asked == 1) {
+		if p.Source != c.source || (p.Source == route.FromEngine) != (asked == 1) || (p.Note == "") != (asked == 1) {
 			t.Errorf("%s of %s: %+v, asked %d times", c.kind, c.engine, p, asked)
 		}
 		v.Release()
@@ -156,23 +156,23 @@ func TestPromptsThatTheEngineCuts(t *testing.T) {
 		kind   api.Kind
 		body   string
 		isl    int
-		source disagg.Source
+		source route.Source
 		cut    bool
 	}{
-		{api.Completion, `{"prompt":[1,2,3,4]}`, 4, disagg.FromIDs, false},
-		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":3}`, 3, disagg.FromEstimate, true},
-		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":4}`, 4, disagg.FromIDs, false},
-		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":-1}`, 4, disagg.FromIDs, true},
-		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":null}`, 4, disagg.FromIDs, false},
-		{api.Chat, `{"messages":[{"role":"user","content":"sixteen letters!"}],"truncate_prompt_tokens":2}`, 2, disagg.FromEstimate, true},
-		{api.Responses, `{"input":"sixteen letters!","truncation":"auto"}`, 4, disagg.FromEstimate, true},
-		{api.Responses, `{"input":"sixteen letters!","truncation":"disabled"}`, 4, disagg.FromEstimate, false},
+		{api.Completion, `{"prompt":[1,2,3,4]}`, 4, route.FromIDs, false},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":3}`, 3, route.FromEstimate, true},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":4}`, 4, route.FromIDs, false},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":-1}`, 4, route.FromIDs, true},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":null}`, 4, route.FromIDs, false},
+		{api.Chat, `{"messages":[{"role":"user","content":"sixteen letters!"}],"truncate_prompt_tokens":2}`, 2, route.FromEstimate, true},
+		{api.Responses, `{"input":"sixteen letters!","truncation":"auto"}`, 4, route.FromEstimate, true},
+		{api.Responses, `{"input":"sixteen letters!","truncation":"disabled"}`, 4, route.FromEstimate, false},
 	} {
 		var v api.View
 		if err := v.Parse([]byte(c.body), c.kind, api.Limits{}); err != nil {
 			t.Fatal(err)
 		}
-		if p := s.Find(t.Context(), &v, "m", nil, nil); p.ISL != c.isl || p.Source != c.source || p.Truncated != c.cut || (p.Source == disagg.FromIDs) != (p.IDs != nil) {
+		if p := s.Find(t.Context(), &v, "m", nil, nil); p.ISL != c.isl || p.Source != c.source || p.Truncated != c.cut || (p.Source == route.FromIDs) != (p.IDs != nil) {
 			t.Errorf("%s: %+v", c.body, p)
 		}
 	}

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -150,7 +150,7 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 			e.is(mood)
 			began := time.Now()
 			for range 20 {
-				if p := s.ask(); p.Source != disagg.FromEstimate || !strings.Contains(p.Note, "d0 "+words) {
+				if p := s.ask(); p.Source != route.FromEstimate || !strings.Contains(p.Note, "d0 "+words) {
 					t.Fatalf("%+v", p)
 				}
 			}
@@ -178,7 +178,7 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 			if s.models["m"].rests.engine["d0"].pause != restMax {
 				t.Errorf("pause %v", s.models["m"].rests.engine["d0"].pause)
 			}
-			if p := s.ask(); p.Source != disagg.FromEstimate {
+			if p := s.ask(); p.Source != route.FromEstimate {
 				t.Errorf("%+v", p)
 			}
 			// It is well again, and no request is needed to find out.
@@ -187,7 +187,7 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 			if got := s.Troubles(); len(got) != 0 || s.AtRest("d0") {
 				t.Errorf("troubles after it came back: %q", got)
 			}
-			if p := s.ask(); p.Source != disagg.FromEngine || len(p.IDs) != 3 {
+			if p := s.ask(); p.Source != route.FromEngine || len(p.IDs) != 3 {
 				t.Errorf("%+v", p)
 			}
 			if got, want := s.kinds(), []string{"tokenizer_degraded", "tokenizer_degraded d0", "tokenizer_recovered d0", "tokenizer_recovered"}; !slices.Equal(got, want) {
@@ -212,7 +212,7 @@ func TestOtherEnginesAreAskedFirst(t *testing.T) {
 		t.Fatalf("asked %d times, at rest %v and %v", bad.asked.Load(), s.AtRest("d0"), s.AtRest("d1"))
 	}
 	for range 20 {
-		if p := s.ask(); p.Source != disagg.FromEngine {
+		if p := s.ask(); p.Source != route.FromEngine {
 			t.Fatalf("%+v", p)
 		}
 	}

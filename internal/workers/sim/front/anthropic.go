@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/transfer"
@@ -136,7 +136,7 @@ func (s *Server) anthropic(q *anthropicRequest) ([]uint32, *chat.Call, *httpjson
 		return nil, nil, err
 	}
 	if system != "" {
-		turns = append([]chat.Message{{Role: "system", Content: api.AppendString(nil, system)}}, turns...)
+		turns = append([]chat.Message{{Role: "system", Content: rawjson.AppendString(nil, system)}}, turns...)
 	}
 	msgs, err := chat.Render(turns)
 	if err != nil {

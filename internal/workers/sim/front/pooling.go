@@ -9,7 +9,7 @@ import (
 	"sort"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 

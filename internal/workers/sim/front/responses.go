@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
@@ -81,7 +81,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	history := msgs
 	if q.Instructions != "" {
-		msgs = append([]chat.Message{{Role: "system", Content: api.AppendString(nil, q.Instructions)}}, msgs...)
+		msgs = append([]chat.Message{{Role: "system", Content: rawjson.AppendString(nil, q.Instructions)}}, msgs...)
 	}
 	flat, err := chat.Render(msgs)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	base := id + "_0"
 	remember := func(c *choice) {
 		if q.Store == nil || *q.Store {
-			s.stored.put(id, append(slices.Clone(history), chat.Message{Role: "assistant", Content: api.AppendString(nil, c.text.String())}))
+			s.stored.put(id, append(slices.Clone(history), chat.Message{Role: "assistant", Content: rawjson.AppendString(nil, c.text.String())}))
 		}
 	}
 	item := "msg_" + s.id()

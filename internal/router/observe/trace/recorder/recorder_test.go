@@ -18,13 +18,13 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -132,11 +132,11 @@ func fleet(n int) (list []*workers.Worker) {
 
 // made is a decision among the workers of a list.
 func made(id string, list []*workers.Worker) *trace.Decision {
-	in := &decide.Input{Facts: disagg.Facts{Kind: api.Chat, ISL: 1024, Source: disagg.FromIDs, MaxTokens: 16}}
+	in := &decide.Input{Facts: api.Facts{Kind: api.Chat, ISL: 1024, Source: route.FromIDs, MaxTokens: 16}}
 	in.Decode.BlockSize, in.Decode.Draw = 16, 1<<63
 	for i, w := range list {
 		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{Rank: w.Name + "/dp0", OverlapBlocks: i, Cost: float64(i) / 3, KVUsage: -1})
-		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: w})
+		in.DecodePeers = append(in.DecodePeers, workers.Peer{Worker: w})
 	}
 	return &trace.Decision{
 		ID: id, Model: "sim", Attempt: 1, BlockSize: 16, Locals: make(trace.Hashes, 64), Tokens: trace.Tokens{1}, Revision: 1, Settings: testSettings, Input: in,

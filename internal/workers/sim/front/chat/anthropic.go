@@ -3,7 +3,7 @@ package chat
 import (
 	"encoding/json"
 
-	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
@@ -60,7 +60,7 @@ func FromAnthropic(in []AnthropicMessage) ([]Message, *httpjson.Error) {
 				} else if !httpjson.Absent(b.Content) && json.Unmarshal(b.Content, &text) != nil {
 					return nil, httpjson.BadRequest("messages", "the content of a tool_result must be a string or a list.")
 				}
-				out = append(out, Message{Role: "tool", ToolCallID: b.UseID, Content: api.AppendString(nil, text)})
+				out = append(out, Message{Role: "tool", ToolCallID: b.UseID, Content: rawjson.AppendString(nil, text)})
 			default:
 				return nil, httpjson.BadRequest("messages", "At most 0 %s(s) may be provided in one prompt.", b.Type)
 			}

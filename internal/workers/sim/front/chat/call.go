@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
@@ -23,7 +23,7 @@ func (f *Call) Text(piece string) string {
 	if f.quiet {
 		return ""
 	}
-	q := api.AppendString(nil, piece)
+	q := rawjson.AppendString(nil, piece)
 	return string(q[1 : len(q)-1]) // as it stands inside a JSON string
 }
 
@@ -121,7 +121,7 @@ func arguments(raw json.RawMessage) (before, after string, quiet bool) {
 	var fixed []string
 	for _, k := range schema.Required {
 		p := schema.Properties[k]
-		key := string(api.AppendString(nil, k)) + ": "
+		key := string(rawjson.AppendString(nil, k)) + ": "
 		switch {
 		case len(p.Enum) > 0:
 			fixed = append(fixed, key+string(p.Enum[0]))

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // Events writes a stream of server-sent events. What was added is written by Send.
@@ -57,6 +57,6 @@ func (e *Events) AddDone() { e.buf.WriteString("data: [DONE]\n\n") }
 
 // AddError adds vLLM's error event and the end of the stream.
 func (e *Events) AddError(message string) {
-	e.buf.WriteString(`data: {"error": {"message": ` + string(api.AppendString(nil, message)) + `, "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n")
+	e.buf.WriteString(`data: {"error": {"message": ` + string(rawjson.AppendString(nil, message)) + `, "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n")
 	e.AddDone()
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -45,11 +45,11 @@ func (c *class) remote(n int, prefill time.Duration) {
 		c.at = c.at.Add(time.Second)
 		tokens := 1000 + 100*(i%7)
 		var q Request
-		p := &decide.Plan{Path: decide.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+		p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
 		done := c.at.Add(prefill * time.Duration(tokens) / 1000)
 		q.PrefillBegins()
-		c.Took(&q, p, Leg{"m", "its id", selector.Prefill, c.at, done})
-		c.Took(&q, p, Leg{"m", "its id", selector.Decode, c.at, done.Add(10 * time.Millisecond)})
+		c.Took(&q, p, Leg{"m", "its id", route.Prefill, c.at, done})
+		c.Took(&q, p, Leg{"m", "its id", route.Decode, c.at, done.Add(10 * time.Millisecond)})
 	}
 }
 
@@ -81,23 +81,23 @@ func TestChangesAreReported(t *testing.T) {
 // ended took the time from then on.
 func TestLegsThatTeachNothing(t *testing.T) {
 	c := newClass()
-	p := &decide.Plan{Path: decide.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
+	p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
 	var q Request
 	after := func(d time.Duration) time.Time { return c.began.Add(d) }
-	c.Took(&q, p, Leg{"m", "", selector.Decode, c.began, after(time.Second)})
-	c.Took(&q, &decide.Plan{}, Leg{"m", "", selector.Decode, c.began, after(time.Second)})
-	c.Took(&q, p, Leg{"m", "", selector.Prefill, after(2 * time.Second), after(time.Second)})
+	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Second)})
+	c.Took(&q, &decide.Plan{}, Leg{"m", "", route.Decode, c.began, after(time.Second)})
+	c.Took(&q, p, Leg{"m", "", route.Prefill, after(2 * time.Second), after(time.Second)})
 	if k := c.Known(); len(k) != 0 {
 		t.Errorf("learned %+v", k)
 	}
-	c.Took(&q, p, Leg{"m", "", selector.Prefill, c.began, after(time.Second)})
-	c.Took(&q, p, Leg{"m", "", selector.Decode, c.began, after(time.Second + 10*time.Millisecond)})
+	c.Took(&q, p, Leg{"m", "", route.Prefill, c.began, after(time.Second)})
+	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Second + 10*time.Millisecond)})
 	k := c.Known()["m"]
 	if k.Prefill != 1 || k.Transfer != 1 || k.Local != 0 {
 		t.Errorf("known %+v", k)
 	}
 	q.PrefillBegins()
-	c.Took(&q, p, Leg{"m", "", selector.Decode, c.began, after(time.Minute)})
+	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Minute)})
 	if k := c.Known()["m"]; k.Transfer != 1 {
 		t.Errorf("KV of the attempt before: %+v", k)
 	}
@@ -123,7 +123,7 @@ func TestAnswers(t *testing.T) {
 	c.SlowRanks([]watch.SlowRank{{Rank: &workers.Rank{Slot: 7}, Times: 2}, {Rank: &workers.Rank{Slot: 3}, Times: 3}})
 	c.remote(100, 100*time.Millisecond)
 	for range 20 { // until both paths are known
-		c.Took(&q, &decide.Plan{Path: decide.Local, Asked: cost.Request{Local: cost.Work{Tokens: 1000, Context: 1000}}}, Leg{"m", "", selector.Decode, c.at, c.at.Add(time.Second)})
+		c.Took(&q, &decide.Plan{Path: route.Local, Asked: cost.Request{Local: cost.Work{Tokens: 1000, Context: 1000}}}, Leg{"m", "", route.Decode, c.at, c.at.Add(time.Second)})
 	}
 	if m := c.Known()["m"].Model; m == nil || len(m.Slow) != 2 || m.Slow[0].Slot != 3 {
 		t.Errorf("model %+v", m)
@@ -157,8 +157,8 @@ func TestModelsThatLeft(t *testing.T) {
 		defer done.Wait()
 		defer stop()
 		asked := func(model string) {
-			p := &decide.Plan{Path: decide.Local, Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}
-			c.Took(new(Request), p, Leg{Model: model, Phase: selector.Decode, Sent: time.Now(), First: time.Now()})
+			p := &decide.Plan{Path: route.Local, Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}
+			c.Took(new(Request), p, Leg{Model: model, Phase: route.Decode, Sent: time.Now(), First: time.Now()})
 		}
 		var adapters []string
 		for i := range cost.MaxModels - 1 {

@@ -1,7 +1,4 @@
-// Package secure is authentication: the certificates of the router's listeners
-// and towards engines, the API keys, how many connections an address may have, and which
-// listeners let everybody in.
-package secure
+package control
 
 import (
 	"bytes"
@@ -17,7 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/certs"
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
+	"github.com/dynctl/dynctl/internal/quicksock"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/request/access"
@@ -25,8 +22,8 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// Options say what is read and where events go. Nothing but SimTLS may be missing.
-type Options struct {
+// SecureOptions say what is read and where events go. Nothing but SimTLS may be missing.
+type SecureOptions struct {
 	// Config names the files.
 	Config *settings.Config
 	// SimTLS is how simulated engines are spoken to over TLS; nil without them.
@@ -47,8 +44,8 @@ type Secure struct {
 	engineTLS            func() *tls.Config
 }
 
-// New reads the files that the config names, which must be good.
-func New(o Options) (*Secure, error) {
+// NewSecure reads the files that the config names, which must be good.
+func NewSecure(o SecureOptions) (*Secure, error) {
 	s := &Secure{metrics: o.Metrics, addresses: admission.NewAddresses(o.Connections, func(a netip.Addr, limit int) {
 		o.Event(eventlog.Event{
 			Kind: "client_connections_full", Severity: eventlog.Warn,
@@ -67,7 +64,7 @@ func New(o Options) (*Secure, error) {
 	return s, nil
 }
 
-func (s *Secure) readCerts(o *Options) (err error) {
+func (s *Secure) readCerts(o *SecureOptions) (err error) {
 	options := func(name, cert, key, ca string) certs.Options {
 		return certs.Options{Name: name, Cert: cert, Key: key, CA: ca, Event: o.Event, Loaded: func(result string) { o.Metrics.Certificate(name, result) }}
 	}

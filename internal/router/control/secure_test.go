@@ -1,4 +1,4 @@
-package secure
+package control
 
 import (
 	"bytes"
@@ -31,18 +31,18 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const keys = "keys: [{name: a, sha256: 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b}]\n"
 
 // options are those of a config, which hear of nothing.
-func options(change func(*settings.Config)) Options {
+func options(change func(*settings.Config)) SecureOptions {
 	c := settings.Default()
 	change(&c)
-	return Options{
+	return SecureOptions{
 		Config: &c, Metrics: telemetry.New("test", "", func(string) bool { return true }), Event: func(eventlog.Event) {},
 		Connections: func(netip.Addr) int { return 0 },
 	}
 }
 
-func made(t *testing.T, o Options) *Secure {
+func made(t *testing.T, o SecureOptions) *Secure {
 	t.Helper()
-	s, err := New(o)
+	s, err := NewSecure(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestFilesThatDoNotLoad(t *testing.T) {
 		{"engines' authorities", "engine_tls", "", func(c *settings.Config) { c.EngineTLS.CAFile = file(t, "nonsense") }},
 		{"API keys", "keys.file", "", func(c *settings.Config) { c.Keys.File = file(t, "keys: 7") }},
 	} {
-		_, err := New(options(c.change))
+		_, err := NewSecure(options(c.change))
 		var p *settings.Problem
 		if !errors.As(err, &p) || p.Key != c.section || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want section %s", c.what, err, c.section)
@@ -84,7 +84,7 @@ func TestFilesThatDoNotLoad(t *testing.T) {
 	}
 	o := options(func(c *settings.Config) { c.EngineTLS.CAFile = ca.File(t) })
 	o.SimTLS = &tls.Config{MinVersion: tls.VersionTLS12}
-	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "leave engine_tls out") {
+	if _, err := NewSecure(o); err == nil || !strings.Contains(err.Error(), "leave engine_tls out") {
 		t.Errorf("two ways to speak to engines: %v", err)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
 // A publisher as an engine has one, and a subscriber to one of its topics.

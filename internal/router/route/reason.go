@@ -1,4 +1,4 @@
-package decision
+package route
 
 // Reason is why a path was taken: a closed set, fit for metric labels.
 type Reason string

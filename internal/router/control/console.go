@@ -1,6 +1,7 @@
-// Package console is a running router as those who run it see and change it: the facts
-// that its state is described by, and what the admin API shows and does.
-package console
+// Package control is a running router as those who run it see and change it: what the admin
+// API shows and does, the facts that its state is described by, its drain, and its
+// certificates, API keys and listeners.
+package control
 
 import (
 	"context"
@@ -12,14 +13,12 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/drain"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -52,8 +51,8 @@ type Router struct {
 	Index    *kvindex.Index
 	Kept     *receipt.Ring
 	Log      *eventlog.Log
-	Secure   *secure.Secure
-	Ending   *drain.Drain
+	Secure   *Secure
+	Ending   *Drain
 	// DryRun decides about a request to an endpoint, with its body, and does nothing.
 	DryRun func(context.Context, *api.Endpoint, admin.RouteRequest) (*receipt.Receipt, error)
 	// Metrics answers with the page of metrics, Probe whether requests can be served.
@@ -87,7 +86,7 @@ func (r *Router) Handler(o Options) (http.Handler, error) {
 		a.Keys = r.Secure.Keys()
 	}
 	c := &console{r, o}
-	for _, e := range secure.Exposed(c.access()) {
+	for _, e := range Exposed(c.access()) {
 		r.Log.Add(e)
 	}
 	return adminserver.New(a, c, c, more), nil
@@ -101,7 +100,7 @@ type console struct {
 
 // access is who may come in at the two listeners.
 func (c *console) access() admin.ListenerAccesses {
-	return c.Secure.Accesses(&c.InForce.Load().Config, secure.Listeners{Data: c.o.Name, Admin: c.o.AdminName, Token: c.o.TokenFile != ""})
+	return c.Secure.Accesses(&c.InForce.Load().Config, Listeners{Data: c.o.Name, Admin: c.o.AdminName, Token: c.o.TokenFile != ""})
 }
 
 // Now is for adminserver.Reader.

@@ -1,4 +1,4 @@
-package console
+package control
 
 import (
 	"net/netip"
@@ -7,15 +7,14 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
-	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 )
 
 // recording is one that stands where it stands.
@@ -39,7 +38,7 @@ func TestFacts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tokens.Close()
-	proofs, err := secure.New(secure.Options{Config: &config, Connections: func(netip.Addr) int { return 0 }, Metrics: telemetry.New("test", "", nil), Event: func(eventlog.Event) {}})
+	proofs, err := NewSecure(SecureOptions{Config: &config, Connections: func(netip.Addr) int { return 0 }, Metrics: telemetry.New("test", "", nil), Event: func(eventlog.Event) {}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package console
+package control
 
 import (
 	"context"
@@ -16,15 +16,13 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/drain"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -61,10 +59,10 @@ func stand(t *testing.T, change func(*settings.Config)) *console {
 	r.InForce = effective.NewReloader(effective.NewInForce(s), effective.Options{
 		Prepare: func(_, _ *effective.Settings, _ []workers.Spec) error { return nil }, Follow: func(*effective.Settings) {}, Event: event, Result: func(string) {},
 	})
-	if r.Secure, err = secure.New(secure.Options{Config: &config, Connections: func(netip.Addr) int { return 0 }, Metrics: telemetry.New("test", "", nil), Event: event}); err != nil {
+	if r.Secure, err = NewSecure(SecureOptions{Config: &config, Connections: func(netip.Addr) int { return 0 }, Metrics: telemetry.New("test", "", nil), Event: event}); err != nil {
 		t.Fatal(err)
 	}
-	r.Ending = drain.New(admission.New(admission.Limits{}), func() (time.Duration, time.Duration) { return time.Second, time.Minute }, event)
+	r.Ending = NewDrain(admission.New(admission.Limits{}), func() (time.Duration, time.Duration) { return time.Second, time.Minute }, event)
 	for source, text := range map[string]string{workers.SourceFlag: "http://a:1,name=flagged,model=m", workers.SourceFile: "http://b:1,name=filed,model=m", workers.SourceKube: "http://c:1,name=pod,model=m"} {
 		spec, err := workers.ParseSpec("", text)
 		if err != nil {

@@ -1,4 +1,4 @@
-package drain
+package control
 
 import (
 	"context"
@@ -8,19 +8,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// made is a drain with terms, its gate and its events.
-func made(leave, drain time.Duration) (*Drain, *admission.Gate, *[]string) {
+// drainOf is a drain with terms, its gate and its events.
+func drainOf(leave, drain time.Duration) (*Drain, *admission.Gate, *[]string) {
 	gate, events := admission.New(admission.Limits{}), new([]string)
-	return New(gate, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *events = append(*events, e.Kind+": "+e.Text) }), gate, events
+	return NewDrain(gate, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *events = append(*events, e.Kind+": "+e.Text) }), gate, events
 }
 
 func arrive(t *testing.T, g *admission.Gate) {
@@ -33,7 +29,7 @@ func arrive(t *testing.T, g *admission.Gate) {
 // TestBegin: whoever begins sets the time; nobody else changes it, and there is one event.
 func TestBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, events := made(5*time.Second, time.Minute)
+		d, gate, events := drainOf(5*time.Second, time.Minute)
 		arrive(t, gate)
 		select {
 		case <-d.Begun():
@@ -60,7 +56,7 @@ func TestBegin(t *testing.T) {
 
 // TestAtOnce: without a time to leave, no request is let in after the beginning.
 func TestAtOnce(t *testing.T) {
-	d, gate, events := made(0, time.Minute)
+	d, gate, events := drainOf(0, time.Minute)
 	d.Begin(0)
 	if err := gate.Arrive(); !errors.Is(err, admission.ErrClosed) {
 		t.Error(err)
@@ -74,7 +70,7 @@ func TestAtOnce(t *testing.T) {
 // from then on.
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, _ := made(5*time.Second, time.Minute)
+		d, gate, _ := drainOf(5*time.Second, time.Minute)
 		began := time.Now()
 		d.Leave(t.Context())
 		if took := time.Since(began); took != 5*time.Second {
@@ -102,7 +98,7 @@ func TestEnd(t *testing.T) {
 // waits.
 func TestCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, _ := made(5*time.Second, time.Minute)
+		d, gate, _ := drainOf(5*time.Second, time.Minute)
 		arrive(t, gate)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()

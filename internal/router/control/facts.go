@@ -1,9 +1,7 @@
-package console
+package control
 
 import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
-	"github.com/dynctl/dynctl/internal/router/drain"
-	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/cause"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
@@ -12,7 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
-	"github.com/dynctl/dynctl/internal/router/secure"
+	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/kube"
 )
@@ -29,8 +27,8 @@ type Facts struct {
 	Tokens   *prompt.Stage
 	Bodies   *admission.Memory
 	Legs     *admission.Memory
-	Secure   *secure.Secure
-	Ending   *drain.Drain
+	Secure   *Secure
+	Ending   *Drain
 	Pods     *kube.Source // nil unless they are looked for
 	// Recording is the recording of this process, nil without one.
 	Recording watch.Recording

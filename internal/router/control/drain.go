@@ -1,6 +1,4 @@
-// Package drain drains a router: for a while it reports that it is leaving and still
-// serves new requests, then it refuses them and waits for those in progress.
-package drain
+package control
 
 import (
 	"context"
@@ -27,9 +25,9 @@ type Drain struct {
 // at the latest.
 type plan struct{ since, closes, until time.Time }
 
-// New is a drain of the requests of a gate. The terms are asked for when it begins: how
+// NewDrain is a drain of the requests of a gate. The terms are asked for when it begins: how
 // long new requests are still served, and how long running ones have from then on.
-func New(gate *admission.Gate, terms func() (leave, drain time.Duration), event func(eventlog.Event)) *Drain {
+func NewDrain(gate *admission.Gate, terms func() (leave, drain time.Duration), event func(eventlog.Event)) *Drain {
 	return &Drain{gate: gate, terms: terms, event: event, begun: make(chan struct{})}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -103,7 +103,7 @@ func (q *Request) PrefillBegins() { q.prefilled.Store(0) }
 // Leg is a leg that had its first token.
 type Leg struct {
 	Model, Decision string // of its request
-	Phase           selector.Phase
+	Phase           route.Phase
 	Sent, First     time.Time
 }
 
@@ -111,10 +111,10 @@ type Leg struct {
 func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
 	leg, w := cost.LocalLeg, &p.Asked.Local
 	switch {
-	case l.Phase == selector.Prefill:
+	case l.Phase == route.Prefill:
 		leg, w = cost.PrefillLeg, &p.Asked.Prefill
 		q.prefilled.Store(l.First.UnixNano())
-	case p.Path == decide.Remote:
+	case p.Path == route.Remote:
 		leg, w = cost.TransferLeg, &p.Asked.Transfer
 		// Where both legs are sent at once, the KV comes when the prefill has ended.
 		done := q.prefilled.Load()

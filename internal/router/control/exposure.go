@@ -1,4 +1,4 @@
-package secure
+package control
 
 import (
 	"fmt"

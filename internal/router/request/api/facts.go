@@ -1,0 +1,43 @@
+package api
+
+import "github.com/dynctl/dynctl/internal/router/route"
+
+// Facts are what the plan needs to know of a request.
+type Facts struct {
+	Kind Kind
+	// Splittable says that the endpoint may be served by two legs.
+	Splittable bool
+	// ISL is the prompt's length in tokens, from Source.
+	ISL    int
+	Source route.Source
+	// N is the number of answers to each prompt, Prompts the number of
+	// prompts in the body; 0 counts as 1.
+	N, Prompts int
+	// Truncated says that the engine may cut the prompt before it works on it.
+	Truncated bool
+	// Multimodal says that the prompt holds more than text.
+	Multimodal bool
+	// Continues says that the prompt goes on from a response that one decode
+	// engine has, ServerTools that the engine may run tools and ask itself
+	// again, with the same transfer parameters and a longer prompt.
+	Continues, ServerTools bool
+	// ThinkingBudget says that the answer's limit must be above a number of
+	// tokens for thinking (Anthropic's API).
+	ThinkingBudget bool
+	// PromptLogprobs says that the answer has those of the prompt's own tokens,
+	// which a rank that did not compute them cannot (echo with logprobs too).
+	PromptLogprobs bool
+	// MaxTokens is the longest answer asked for, -1 for no limit; MaxTokensKey is the
+	// body's member with the limit.
+	MaxTokens    int64
+	MaxTokensKey string
+	// MinTokens is the shortest answer asked for, -1 for none.
+	MinTokens int64
+	// StreamUsage says that the answer is a stream that reports the usage.
+	StreamUsage bool
+	// Logprobs and Echo are the client's wishes of those names.
+	Logprobs, Echo bool
+	// TokenIDs are the prompt's ids where they are known; LMCache's first
+	// token mode needs them.
+	TokenIDs []uint32
+}
