@@ -55,6 +55,7 @@ var allowed = map[string][]string{
 	"internal/rig/certtest":    {},
 	"internal/rig/fakeengine":  {"internal/eventlog", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/health"},
 	"internal/rig/hostile":     {},
+	"internal/rig/jsonschema":  {},
 	"internal/rig/kvmodel":     {"internal/router/cache/blockhash", "internal/router/cache/kvevent", "internal/router/cache/kvindex"},
 	"internal/rig/property":    {},
 	"internal/rig/publictrace": {},
