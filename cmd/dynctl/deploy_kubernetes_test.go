@@ -18,7 +18,6 @@ import (
 	"github.com/dynctl/dynctl/internal/cli/servecmd"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
 const kubeBase = "../../deploy/kubernetes/base"
@@ -189,7 +188,7 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 
 	// The least rights that the watch needs, and no more.
 	want := []any{map[string]any{"apiGroups": []any{""}, "resources": []any{"pods"}, "verbs": []any{"list", "watch"}}}
-	if c.Kubernetes.Discovery == kube.ByServiceName {
+	if c.Kubernetes.Discovery == workers.ByServiceName {
 		want = []any{
 			map[string]any{"apiGroups": []any{""}, "resources": []any{"services"}, "verbs": []any{"list", "watch"}},
 			map[string]any{"apiGroups": []any{"discovery.k8s.io"}, "resources": []any{"endpointslices"}, "verbs": []any{"list", "watch"}},

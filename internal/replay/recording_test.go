@@ -164,7 +164,7 @@ var (
 	}()
 	testWorkers = func() (list []*workers.Worker) {
 		for i := range testRanks {
-			list = append(list, &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM, Role: workers.Aggregated})
+			list = append(list, &workers.Worker{Facts: workers.Facts{Engine: workers.VLLM, Role: workers.Aggregated}, Name: fmt.Sprint("w-", i)})
 		}
 		return list
 	}()

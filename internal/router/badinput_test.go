@@ -358,8 +358,8 @@ func TestGarbageEngines(t *testing.T) {
 	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
 		u, _ := url.Parse("http://" + g.ln.Addr().String())
 		return []workers.Spec{
-			{Name: "garbage", URL: u, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
-			{Name: "good", URL: other.Worker().URL, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
+			{Name: "garbage", URL: u, Facts: workers.Facts{Engine: workers.VLLM, Role: workers.Aggregated}, EventsOff: true, Origin: "test"},
+			{Name: "good", URL: other.Worker().URL, Facts: workers.Facts{Engine: workers.VLLM, Role: workers.Aggregated}, EventsOff: true, Origin: "test"},
 		}
 	}}, func(c *settings.Config) {
 		c.Routing.AllowHeaders = true

@@ -286,10 +286,7 @@ func newSources(o *Options, b *base) (*sources, error) {
 	}
 	var err error
 	if k := &o.Config.Kubernetes; k.On() {
-		s.kube, err = kube.New(b.registry, kube.Options{
-			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
-			Port: k.Port, Scheme: k.Scheme, Worker: k.Worker, RevisionLabel: k.RevisionLabel, UserAgent: "dynctl/" + o.Version,
-		}, b.event)
+		s.kube, err = kube.New(b.registry, *k, kube.Options{UserAgent: "dynctl/" + o.Version}, b.event)
 	}
 	return s, err
 }

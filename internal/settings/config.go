@@ -52,7 +52,7 @@ type Config struct {
 	// Sim starts simulated engines in this process ("2p2d:dp=2").
 	Sim string
 
-	Kubernetes Kubernetes
+	Kubernetes workers.Kubernetes
 
 	Routing  Routing
 	Tokens   Tokens
@@ -105,35 +105,6 @@ type APIKeys struct {
 	Salt bool
 	// Admin says that the admin API asks for a key with a role, too.
 	Admin bool
-}
-
-// Kubernetes finds workers among the pods of a cluster; nothing is asked of one
-// unless a selector is set.
-type Kubernetes struct {
-	// Selector finds pods whose role their labels or engines state; PrefillSelector
-	// and DecodeSelector find those of a role.
-	Selector, PrefillSelector, DecodeSelector string
-	// Pool is an InferencePool whose selector and ports count as those here.
-	Pool string
-	// Discovery is "pod-ip" or "service-name": what the selectors find.
-	Discovery string
-	// Namespaces are watched; none is the router's own, "*" is all.
-	Namespaces []string
-	// Kubeconfig is a file; empty for the pod's service account or kubectl's file.
-	Kubeconfig string
-	// Port of engines whose pods name no other.
-	Port int
-	// Scheme is what all of them speak: http or https.
-	Scheme string
-	// Worker states more of all workers, as "key=value,…" of a worker spec.
-	Worker string
-	// RevisionLabel is a pod label that names a rollout.
-	RevisionLabel string
-}
-
-// On reports whether pods are looked for.
-func (k *Kubernetes) On() bool {
-	return k.Selector != "" || k.PrefillSelector != "" || k.DecodeSelector != "" || k.Pool != ""
 }
 
 // Alias lets clients ask for Model under the name Name, which may be a pattern

@@ -94,7 +94,7 @@ var rows = []*Row{
 		Help: "label `SELECTOR` of pods that decode"},
 	{Key: "kubernetes.pool", Flag: "kube-pool", At: func(c *Config) any { return &c.Kubernetes.Pool }, Fixed: true,
 		Help: "`NAME` of an InferencePool: its selector finds pods, its target ports are theirs"},
-	{Key: "kubernetes.discovery", Flag: "kube-discovery", At: func(c *Config) any { return &c.Kubernetes.Discovery }, Default: "pod-ip", Values: []string{"pod-ip", "service-name"}, Fixed: true,
+	{Key: "kubernetes.discovery", Flag: "kube-discovery", At: func(c *Config) any { return &c.Kubernetes.Discovery }, Default: workers.ByPodIP, Values: []string{workers.ByPodIP, workers.ByServiceName}, Fixed: true,
 		Help: "what the selectors find: pod-ip (pods, asked by address) or service-name (Services of one engine each, asked by name)"},
 	{Key: "kubernetes.namespaces", Flag: "kube-namespace", At: func(c *Config) any { return &c.Kubernetes.Namespaces }, Fixed: true,
 		Help: "`NAMESPACE` of the pods; the router's own unless given, * is all (repeatable)"},

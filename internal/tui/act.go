@@ -407,17 +407,17 @@ func writeCSV(w *csv.Writer, v *feed.View) error {
 		return strconv.FormatFloat(n.F(), 'f', -1, 64)
 	}
 	_ = w.Write([]string{
-		"router", "rank", "role", "status", "engine_running_requests", "engine_waiting_requests", "engine_kv_usage_share", "engine_prefix_hit_share",
-		"router_active_requests", "router_prefill_tokens", "router_decode_blocks", "index_blocks", "capacity_blocks", "events_state", "gaps_total",
+		"router", "label", "role", "status", "running_requests", "waiting_requests", "kv_usage_share", "engine_prefix_hit_share",
+		"active_requests", "prefill_tokens", "decode_blocks", "index_blocks", "capacity_blocks", "feed_state", "gaps_total",
 	})
 	for i := range v.Routers {
 		r := &v.Routers[i]
 		for j := range r.Ranks {
 			k := &r.Ranks[j]
 			_ = w.Write([]string{
-				r.Name, k.Label, k.Role, k.Status, figure(k.Running), figure(k.Waiting), figure(k.KVUsage), figure(k.HitShare),
-				strconv.Itoa(k.Active), strconv.FormatInt(k.PrefillTokens, 10), strconv.FormatInt(k.DecodeBlocks, 10), strconv.FormatInt(k.IndexBlocks, 10),
-				strconv.FormatInt(k.Capacity, 10), k.Feed.State, strconv.FormatUint(k.Feed.Gaps, 10),
+				r.Name, k.Label, k.Role, k.Status, figure(k.Running()), figure(k.Waiting()), figure(k.KVUsage()), figure(k.HitShare),
+				strconv.Itoa(k.ActiveRequests), strconv.FormatInt(k.PrefillTokens, 10), strconv.FormatInt(k.DecodeBlocks, 10), strconv.FormatInt(k.IndexBlocks, 10),
+				strconv.FormatInt(k.CapacityBlock, 10), k.Feed.State, strconv.FormatUint(k.Feed.Gaps, 10),
 			})
 		}
 	}

@@ -174,16 +174,16 @@ func TestImbalanceInHeader(t *testing.T) {
 	sum, most, n := 0, 0, 0
 	for i := range r.Ranks {
 		if k := &r.Ranks[i]; k.Role == "decode" {
-			k.Active = i * 3
-			sum, most, n = sum+k.Active, max(most, k.Active), n+1
+			k.ActiveRequests = i * 3
+			sum, most, n = sum+k.ActiveRequests, max(most, k.ActiveRequests), n+1
 		} else {
-			k.Active = 7
+			k.ActiveRequests = 7
 		}
 	}
 	a.dirty = true
 	mustContain(t, strings.SplitN(screen(a), "\n", 2)[0], "imbalance "+widget.Rate(float64(most*n)/float64(sum)))
 	for i := range r.Ranks {
-		r.Ranks[i].Active = 0
+		r.Ranks[i].ActiveRequests = 0
 	}
 	a.dirty = true
 	if strings.Contains(strings.SplitN(screen(a), "\n", 2)[0], "imbalance") {

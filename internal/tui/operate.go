@@ -26,7 +26,7 @@ func (a *app) operate(verb, name string) {
 	if name == "" {
 		name = a.workerHere()
 	}
-	i := slices.IndexFunc(c.R.WorkerList, func(w feed.Worker) bool { return w.Name == name })
+	i := slices.IndexFunc(c.R.WorkerList, func(w admin.Worker) bool { return w.Name == name })
 	switch {
 	case name == "":
 		a.say(verb+": name a worker, or put the cursor on one of its ranks", true)
@@ -92,7 +92,7 @@ func (a *app) describe(name string) {
 	if name == "" {
 		name = a.workerHere()
 	}
-	if !slices.ContainsFunc(a.page().R.WorkerList, func(w feed.Worker) bool { return w.Name == name }) {
+	if !slices.ContainsFunc(a.page().R.WorkerList, func(w admin.Worker) bool { return w.Name == name }) {
 		a.say("describe: name a worker, or put the cursor on one of its ranks", true)
 		return
 	}
@@ -107,7 +107,7 @@ func describeLines(r *feed.Router, name string) (out []string) {
 			continue
 		}
 		add("%s  %s  %s", w.Name, w.Role, w.URL)
-		add("engine %s %s, connector %s, models %s, %d ranks, blocks of %d tokens, %s blocks a rank, from %s", w.Engine, w.Version, orNone(w.Connector), orNone(strings.Join(w.Models, " ")), w.DP, w.BlockSize, widget.Count(known(w.KVBlocks)), w.Source)
+		add("engine %s %s, connector %s, models %s, %d ranks, blocks of %d tokens, %s blocks a rank, from %s", w.Engine, w.Version, orNone(w.Connector), orNone(strings.Join(w.Models, " ")), w.DP, w.BlockSizeTokens, widget.Count(known(w.KVBlocks)), w.Source)
 		state := "usable"
 		switch {
 		case w.Draining:
@@ -128,11 +128,11 @@ func describeLines(r *feed.Router, name string) (out []string) {
 			continue
 		}
 		out = append(out, "", k.Label+"  "+k.Status+because(k.Reason))
-		add("  speed    TTFT %s, ITL %s, %s output tokens/s, %s requests/s (the router's measurement)", widget.Millis(k.TTFT.F()), widget.Millis(k.ITL.F()), widget.Count(k.OutputRate.F()), widget.Rate(k.RequestRate.F()))
-		add("  engine   %s run, %s wait, KV %s%%, prefix hits %s%% (life %s%%), figures %s old", widget.Count(k.Running.F()), widget.Count(k.Waiting.F()), widget.Percent(k.KVUsage.F()), widget.Percent(k.HitShare.F()), widget.Percent(k.LifeHit.F()), widget.Seconds(k.LoadAge.F()))
-		add("  router   %d active, %d prefill tokens, %d decode blocks, %s failed in the last minute", k.Active, k.PrefillTokens, k.DecodeBlocks, widget.Count(k.Failures.F()))
-		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.IndexRoom))), k.Feed.State, widget.Seconds(k.Feed.SinceSeconds.F()), because(k.Feed.Reason), widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
-		if caches := k.Feed.Caches(); caches != "" {
+		add("  speed    TTFT %s, ITL %s, %s output tokens/s, %s requests/s (the router's measurement)", widget.Millis(feed.Figure(k.TTFT).F()), widget.Millis(feed.Figure(k.ITL).F()), widget.Count(feed.Figure(k.OutputRate).F()), widget.Rate(k.RequestRate.F()))
+		add("  engine   %s run, %s wait, KV %s%%, prefix hits %s%% (life %s%%), figures %s old", widget.Count(k.Running().F()), widget.Count(k.Waiting().F()), widget.Percent(k.KVUsage().F()), widget.Percent(k.HitShare.F()), widget.Percent(k.LifeHit.F()), widget.Seconds(k.LoadAge.F()))
+		add("  router   %d active, %d prefill tokens, %d decode blocks, %s failed in the last minute", k.ActiveRequests, k.PrefillTokens, k.DecodeBlocks, widget.Count(k.RecentFailures.F()))
+		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.Room()))), k.Feed.State, widget.Seconds(k.FeedFor.F()), because(k.Feed.Reason), widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
+		if caches := k.Caches(); caches != "" {
 			add("  caches   %s", caches)
 		}
 		if moved := page.Moved(k); moved != "" {

@@ -186,14 +186,14 @@ func TestRestartedRouter(t *testing.T) {
 	s.Status.Started, s.Status.Now = start.Add(4*time.Second), start.Add(5*time.Second)
 	s.Status.Traffic = admin.Traffic{Requests: 3}
 	a.Update(sampleMsg{0, feed.Sample{Snapshot: s, At: start.Add(5 * time.Second)}})
-	if r := a.replicas[0].view.Traffic.RequestRate; r.Known() {
+	if r := a.replicas[0].view.RequestRate; r.Known() {
 		t.Errorf("%v requests/s after one answer of a new process", r)
 	}
 	s = g.snapshot(1)
 	s.Status.Started, s.Status.Now = start.Add(4*time.Second), start.Add(6*time.Second)
 	s.Status.Traffic = admin.Traffic{Requests: 13}
 	a.Update(sampleMsg{0, feed.Sample{Snapshot: s, At: start.Add(6 * time.Second)}})
-	if r := a.replicas[0].view.Traffic.RequestRate; r != 10 {
+	if r := a.replicas[0].view.RequestRate; r != 10 {
 		t.Errorf("%v requests/s, want 10", r)
 	}
 }

@@ -84,19 +84,13 @@ func pickRanks(r *feed.Router, f *feed.Filter, o TextOptions) {
 	r.Ranks = ranks
 	// null is no list: a reader should not have to check.
 	if r.WorkerList == nil {
-		r.WorkerList = []feed.Worker{}
+		r.WorkerList = []admin.Worker{}
 	}
 	if r.Decisions == nil {
 		r.Decisions = []feed.Decision{}
 	}
 	if r.Events == nil {
 		r.Events = []admin.Event{}
-	}
-	if r.Reasons == nil {
-		r.Reasons = []string{}
-	}
-	if r.Models == nil {
-		r.Models = []string{}
 	}
 }
 
@@ -115,14 +109,15 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 		if r.Error != "" {
 			printable.Fprintf(&b, "error     %s\n", r.Error)
 		}
-		if r.Schema != "" {
-			t, x := &r.Traffic, &r.Index
+		if r.Answered() {
+			t, x := &r.Derived, &r.Index
+			ttft, itl := feed.QuantilesOf(r.Traffic.TTFT), feed.QuantilesOf(r.Traffic.ITL)
 			printable.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated, %d either), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Either, r.Workers.Usable, r.Workers.Ranks)
-			printable.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()), widget.Rate(r.RateWindow.F()))
+			printable.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(float64(r.Traffic.Inflight)), widget.Count(float64(r.Traffic.Queued)), widget.Rate(r.RateWindow.F()))
 			for i := range r.Queues {
 				printable.Fprintf(&b, "queue     %s\n", r.Queues[i].Text())
 			}
-			printable.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
+			printable.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(ttft.P50.F()), widget.Millis(ttft.P99.F()), widget.Millis(itl.P50.F()), widget.Millis(itl.P99.F()), widget.Millis(feed.QuantilesOf(r.Traffic.Overhead).P99.F()/1000))
 			printable.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "-"))
 			for i := range r.Costs {
 				m := &r.Costs[i]
@@ -134,7 +129,7 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 					printable.Fprintf(&b, "crossing  %s: %s\n", m.Model, c.Sentence())
 				}
 			}
-			printable.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))
+			printable.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(float64(x.Blocks)), widget.Whole(float64(x.Memberships)), widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(float64(x.UntrustedRank)))
 			table := page.RankTable{}
 			table.SetOrder("worst") // the ranks are in their order already
 			p := widget.NewPainter(th, width)

@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,80 +10,21 @@ import (
 	"strings"
 )
 
-// Field names a fact about a worker in messages and in Learned.From.
-type Field string
-
-// The facts that can be stated and learned.
-const (
-	FieldEngine    Field = "engine"
-	FieldVersion   Field = "version"
-	FieldRole      Field = "role"
-	FieldConnector Field = "connector"
-	FieldModels    Field = "models"
-	FieldModelLen  Field = "max_model_len"
-	FieldDP        Field = "dp"
-	FieldBlockSize Field = "block_size"
-	FieldKVBlocks  Field = "kv_blocks"
-	FieldBatched   Field = "max_batched_tokens"
-	FieldEvents    Field = "events"
-	FieldBootstrap Field = "bootstrap"
-	FieldLabels    Field = "labels"
-	FieldLMCache   Field = "lmcache"
-	FieldAPIKey    Field = "api_key"
-	FieldSource    Field = "source"
-	FieldRevision  Field = "revision"
-	FieldSlice     Field = "slice"
-	FieldURL       Field = "url"
-	// FieldChatTokens is how the engine tokenizes a chat.
-	FieldChatTokens Field = "chat_tokens"
-	// FieldTransferCheck is how the worker's transfer parameters are judged.
-	FieldTransferCheck Field = "transfer_check"
-	// FieldKVCopies is how the worker's events report copies of a block.
-	FieldKVCopies Field = "kv_copies"
-	// FieldLastBlock is what becomes of the last block of a hit.
-	FieldLastBlock Field = "kv_last_block"
-	// FieldChunk is the size of a chunk of chunked attention.
-	FieldChunk Field = "attention_chunk"
-	// FieldKVHash and FieldKVHashSeed are how the engine names blocks.
-	FieldKVHash     Field = "kv_hash"
-	FieldKVHashSeed Field = "kv_hash_seed"
-	// FieldLB is how ranks lie behind ports, FieldDPStart which is the first.
-	FieldLB      Field = "lb"
-	FieldDPStart Field = "dp_start"
-)
-
 // Learned is what an engine reported of itself. A zero field was not reported and
 // leaves what was known before.
 type Learned struct {
-	Engine    Engine
-	Version   string
-	Role      Role
-	Connector Connector
-	// Models are all names that the engine answers to; LoRAs is the subset of
-	// them that are adapters, and Several is as in Worker. They are taken together.
-	Models, LoRAs []string
-	Several       bool
-	MaxModelLen   int
-	DP            int
-	BlockSize     int
-	KVBlocks      int
-	// PoolBlocks is as in Worker.
-	PoolBlocks int
-	// MaxBatchedTokens is as in Worker.
-	MaxBatchedTokens int
+	// Facts.Models are all names that the engine answers to.
+	Facts
+	// LoRAs are those of Models that are adapters, and Several is as in Worker. The three
+	// are taken together.
+	LoRAs   []string
+	Several bool
+	DP      int
 	// DPStart is as in Worker; nil when not reported.
 	DPStart *int
-	// LastBlock is as in Worker.
-	LastBlock LastBlock
 	// Events is nil when not reported, and empty when the engine reported that it
 	// publishes none.
-	Events    []EventSource
-	Bootstrap *Bootstrap
-	// ChatTokens is as in Worker.
-	ChatTokens string
-	// From names the page that reported each fact ("vllm:cache_config_info",
-	// "/server_info").
-	From map[Field]string
+	Events []EventSource
 }
 
 // merge returns l with what n reports in its place.
@@ -90,29 +32,14 @@ func (l Learned) merge(n Learned) Learned {
 	from := make(map[Field]string, len(l.From)+len(n.From))
 	maps.Copy(from, l.From)
 	maps.Copy(from, n.From)
-	keep(&n.Engine, l.Engine)
-	keep(&n.Version, l.Version)
-	keep(&n.Role, l.Role)
-	keep(&n.Connector, l.Connector)
-	keep(&n.MaxModelLen, l.MaxModelLen)
-	keep(&n.DP, l.DP)
-	keep(&n.BlockSize, l.BlockSize)
-	keep(&n.KVBlocks, l.KVBlocks)
-	keep(&n.PoolBlocks, l.PoolBlocks)
-	keep(&n.MaxBatchedTokens, l.MaxBatchedTokens)
-	keep(&n.ChatTokens, l.ChatTokens)
-	keep(&n.LastBlock, l.LastBlock)
-	if n.DPStart == nil {
-		n.DPStart = l.DPStart
-	}
 	if n.Models == nil {
-		n.Models, n.LoRAs, n.Several = l.Models, l.LoRAs, l.Several
+		n.LoRAs, n.Several = l.LoRAs, l.Several
 	}
+	n.complete(&l.Facts)
+	keep(&n.DP, l.DP)
+	keep(&n.DPStart, l.DPStart)
 	if n.Events == nil {
 		n.Events = l.Events
-	}
-	if n.Bootstrap == nil {
-		n.Bootstrap = l.Bootstrap
 	}
 	n.From = from
 	return n
@@ -246,16 +173,15 @@ func statedBy(source, origin string) string {
 func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	conflict := contradictions(s, source, l)
 	w := &Worker{
-		Name: s.Name, URL: s.URL, Engine: s.Engine, Dialect: s.Dialect, Role: s.Role,
-		Connector: s.Connector, Labels: s.Labels, BlockSize: s.BlockSize, MaxModelLen: s.MaxModelLen,
-		KVBlocks: s.KVBlocks, PoolBlocks: l.PoolBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
-		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
-		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
-		Revision: s.Revision, Slice: s.Slice, From: origins(s, source, l),
-		KVCopies: s.KVCopies, LastBlock: s.LastBlock, AttentionChunk: s.AttentionChunk,
-		KVHash: s.KVHash, KVHashSeed: s.KVHashSeed,
+		Facts: s.Facts, Name: s.Name, URL: s.URL, DPStart: s.DPStart, Labels: s.Labels, APIKey: s.APIKey, Source: source, Origin: s.Origin,
 	}
-	keep(&w.Engine, l.Engine)
+	w.Several = len(w.Models) > 1 // as far as is known
+	reported := l.Facts
+	if reported.LastBlock == LastBlockKept {
+		reported.LastBlock = "" // as without
+	}
+	w.complete(&reported)
+	w.From = origins(s, source, l)
 	keep(&w.Engine, VLLM)
 	if w.Engine == Sim {
 		if l.Engine != Sim {
@@ -263,7 +189,6 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		}
 		keep(&w.Dialect, VLLM)
 	}
-	w.DPStart, w.LB = s.DPStart, s.LB
 	if l.DPStart != nil {
 		keep(&w.DPStart, *l.DPStart)
 	}
@@ -274,29 +199,14 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 			keep(&w.LB, LBExternal)
 		}
 	}
-	keep(&w.Role, l.Role)
 	keep(&w.Role, Aggregated)
-	keep(&w.Connector, l.Connector)
 	keep(&w.Connector, defaultConnector(w))
-	keep(&w.BlockSize, l.BlockSize)
-	keep(&w.MaxModelLen, l.MaxModelLen)
-	keep(&w.KVBlocks, l.KVBlocks)
-	keep(&w.MaxBatchedTokens, l.MaxBatchedTokens)
-	if l.LastBlock == LastBlockDropped {
-		keep(&w.LastBlock, l.LastBlock)
-	}
-	w.Several = len(w.Models) > 1 // as far as is known
 	if l.Models != nil {
 		adapter := func(m string) bool { return slices.Contains(l.LoRAs, m) }
 		w.Models, w.LoRAs, w.Several = append(slices.DeleteFunc(slices.Clone(l.Models), adapter), l.LoRAs...), l.LoRAs, l.Several
 	}
-	if b := s.Bootstrap; b != nil {
-		w.Bootstrap = &Bootstrap{Host: b.Host, Port: b.Port}
-	} else if b := l.Bootstrap; b != nil {
-		w.Bootstrap = &Bootstrap{Host: b.Host, Port: b.Port}
-	}
-	if w.Bootstrap != nil && w.Bootstrap.Host == "" {
-		w.Bootstrap.Host = s.Host()
+	if b := w.Bootstrap; b != nil {
+		w.Bootstrap = &Bootstrap{Host: cmp.Or(b.Host, s.Host()), Port: b.Port}
 	}
 	var eventErr error
 	switch {
@@ -336,19 +246,15 @@ func origins(s *Spec, source string, l *Learned) map[Field]string {
 // stated are the facts that s states.
 func (s *Spec) stated() []Field {
 	var out []Field
+	for i := range facts {
+		if x := &facts[i]; x.at != nil && !x.in(&s.Facts).IsZero() {
+			out = append(out, x.field)
+		}
+	}
 	for _, f := range []struct {
 		field  Field
 		stated bool
-	}{
-		{FieldEngine, s.Engine != ""}, {FieldRole, s.Role != ""}, {FieldConnector, s.Connector != ""},
-		{FieldModels, s.Models != nil}, {FieldDP, s.DP != 0}, {FieldBlockSize, s.BlockSize != 0},
-		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
-		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
-		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
-		{FieldLB, s.LB != ""}, {FieldDPStart, s.DPStart != 0},
-		{FieldLastBlock, s.LastBlock != ""}, {FieldChunk, s.AttentionChunk != 0},
-		{FieldKVHash, s.KVHash != ""}, {FieldKVHashSeed, s.KVHashSeed != ""},
-	} {
+	}{{FieldDP, s.DP != 0}, {FieldDPStart, s.DPStart != 0}, {FieldEvents, s.EventsOff || len(s.Events) > 0}} {
 		if f.stated {
 			out = append(out, f.field)
 		}

@@ -125,14 +125,14 @@ func TestOnly(t *testing.T) {
 		want  string
 	}{
 		{"nobody has reported", []Learned{{}, {}}, ""},
-		{"one", []Learned{{Models: []string{"m"}}, {}, {Models: []string{}}}, "m"},
-		{"two", []Learned{{Models: []string{"m"}}, {Models: []string{"n"}}}, ""},
-		{"adapters", []Learned{{Models: []string{"lora", "m"}, LoRAs: []string{"lora"}}, {Models: []string{"m"}}}, "m"},
-		{"an adapter called as another base", []Learned{{Models: []string{"m", "n"}, LoRAs: []string{"n"}}, {Models: []string{"n"}}}, ""},
-		{"names of one model", []Learned{{Models: []string{"first", "m"}}, {Models: []string{"m", "other"}}}, "m"},
-		{"two models at one worker", []Learned{{Models: []string{"m", "n"}, Several: true}}, ""},
-		{"two models at one of the workers", []Learned{{Models: []string{"m"}}, {Models: []string{"m", "n"}, Several: true}}, ""},
-		{"three in a chain", []Learned{{Models: []string{"a", "b"}}, {Models: []string{"b", "c"}}, {Models: []string{"c", "d"}}}, ""},
+		{"one", []Learned{{Facts: Facts{Models: []string{"m"}}}, {}, {Facts: Facts{Models: []string{}}}}, "m"},
+		{"two", []Learned{{Facts: Facts{Models: []string{"m"}}}, {Facts: Facts{Models: []string{"n"}}}}, ""},
+		{"adapters", []Learned{{Facts: Facts{Models: []string{"lora", "m"}}, LoRAs: []string{"lora"}}, {Facts: Facts{Models: []string{"m"}}}}, "m"},
+		{"an adapter called as another base", []Learned{{Facts: Facts{Models: []string{"m", "n"}}, LoRAs: []string{"n"}}, {Facts: Facts{Models: []string{"n"}}}}, ""},
+		{"names of one model", []Learned{{Facts: Facts{Models: []string{"first", "m"}}}, {Facts: Facts{Models: []string{"m", "other"}}}}, "m"},
+		{"two models at one worker", []Learned{{Facts: Facts{Models: []string{"m", "n"}}, Several: true}}, ""},
+		{"two models at one of the workers", []Learned{{Facts: Facts{Models: []string{"m"}}}, {Facts: Facts{Models: []string{"m", "n"}}, Several: true}}, ""},
+		{"three in a chain", []Learned{{Facts: Facts{Models: []string{"a", "b"}}}, {Facts: Facts{Models: []string{"b", "c"}}}, {Facts: Facts{Models: []string{"c", "d"}}}}, ""},
 	} {
 		r := NewRegistry(nil)
 		var specs []Spec
@@ -152,8 +152,8 @@ func TestOnly(t *testing.T) {
 }
 
 func TestSameModel(t *testing.T) {
-	w := func(models ...string) *Worker { return &Worker{Models: models} }
-	adapters := func(n int, models ...string) *Worker { return &Worker{Models: models, LoRAs: models[n:]} }
+	w := func(models ...string) *Worker { return &Worker{Facts: Facts{Models: models}} }
+	adapters := func(n int, models ...string) *Worker { return &Worker{Facts: Facts{Models: models}, LoRAs: models[n:]} }
 	for _, c := range []struct {
 		name  string
 		a, b  *Worker

@@ -136,7 +136,7 @@ func TestApplyIsAllOrNothing(t *testing.T) {
 		{"twice in one source", []Spec{s3, s3}, []string{"worker y is given twice"}},
 		{"one URL under two names", []Spec{s3, {Name: "q", URL: s3.URL}}, []string{"worker q has the URL of worker y"}},
 		{"missing key file", []Spec{s4, {Name: "k", URL: s3.URL, APIKeyFile: "/nonexistent/key"}}, []string{"worker k: api_key_file"}},
-		{"no URL and a bad engine", []Spec{s4, {Name: "k", Engine: "gpt"}}, []string{"worker k: no url", `engine: "gpt" is none of vllm`}},
+		{"no URL and a bad engine", []Spec{s4, {Name: "k", Facts: Facts{Engine: "gpt"}}}, []string{"worker k: no url", `engine: "gpt" is none of vllm`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -199,9 +199,12 @@ func TestUpdateMergesWhatTheEngineReports(t *testing.T) {
 		t.Errorf("before it reported: %s %s", w.Engine, w.Role)
 	}
 	reported := Learned{
-		Engine: SGLang, Version: "0.5.23", Role: Prefill, Connector: ConnectorSGLang,
-		Models: []string{"m", "lora"}, LoRAs: []string{"lora"}, MaxModelLen: 8192, DP: 2, BlockSize: 64, KVBlocks: 100,
-		Events: []EventSource{{Endpoint: "tcp://10.0.0.1:5557"}, {DP: 1, Endpoint: "tcp://10.0.0.1:5558"}}, Bootstrap: &Bootstrap{Port: 8998},
+		Facts: Facts{
+			Engine: SGLang, Version: "0.5.23", Role: Prefill, Connector: ConnectorSGLang,
+			Models: []string{"m", "lora"}, MaxModelLen: 8192, BlockSize: 64, KVBlocks: 100, Bootstrap: &Bootstrap{Port: 8998},
+		},
+		LoRAs: []string{"lora"}, DP: 2,
+		Events: []EventSource{{Endpoint: "tcp://10.0.0.1:5557"}, {DP: 1, Endpoint: "tcp://10.0.0.1:5558"}},
 	}
 	changes, err := r.Update(w, reported)
 	if err != nil {
@@ -215,9 +218,12 @@ func TestUpdateMergesWhatTheEngineReports(t *testing.T) {
 		t.Error("rank 0 was not kept")
 	}
 	want := &Worker{
-		Name: "w", URL: w.URL, Engine: SGLang, Version: "0.5.23", Role: Prefill, Connector: ConnectorSGLang,
-		Models: reported.Models, LoRAs: reported.LoRAs, MaxModelLen: 8192, BlockSize: 64, KVBlocks: 100, Events: reported.Events,
-		Bootstrap: &Bootstrap{"10.0.0.1", 8998}, Source: "flag", State: w.State, Ranks: now.Ranks,
+		Facts: Facts{
+			Engine: SGLang, Version: "0.5.23", Role: Prefill, Connector: ConnectorSGLang,
+			Models: reported.Models, MaxModelLen: 8192, BlockSize: 64, KVBlocks: 100,
+			Bootstrap: &Bootstrap{"10.0.0.1", 8998},
+		},
+		Name: "w", URL: w.URL, LoRAs: reported.LoRAs, Events: reported.Events, Source: "flag", State: w.State, Ranks: now.Ranks,
 	}
 	if fields := changedFields(want, now); len(fields) != 0 {
 		t.Errorf("wrong fields %v: %+v", fields, now)
@@ -246,17 +252,17 @@ func TestContradictionNamesBothSides(t *testing.T) {
 		reported           Learned
 		want               string
 	}{
-		{"block size", "flag", "http://a:1,name=w,block_size=16", Learned{BlockSize: 32, From: from},
+		{"block size", "flag", "http://a:1,name=w,block_size=16", Learned{Facts: Facts{BlockSize: 32, From: from}},
 			"worker w: block size 16 stated on the command line, engine says 32 (vllm:cache_config_info)"},
-		{"role", "file", "http://a:1,name=w,role=prefill", Learned{Role: Decode, From: from},
+		{"role", "file", "http://a:1,name=w,role=prefill", Learned{Facts: Facts{Role: Decode, From: from}},
 			"worker w: role prefill stated in x.yaml:7, engine says decode (/server_info)"},
-		{"model", "admin", "http://a:1,name=w,model=llama", Learned{Models: []string{"qwen"}},
+		{"model", "admin", "http://a:1,name=w,model=llama", Learned{Facts: Facts{Models: []string{"qwen"}}},
 			`worker w: model "llama" stated through the admin API, engine says "qwen"`},
 		{"dp", "flag", "http://a:1,name=w,dp=4", Learned{DP: 2}, "worker w: data-parallel size 4 stated on the command line, engine says 2"},
-		{"engine", "flag", "http://a:1,name=w,engine=vllm", Learned{Engine: SGLang}, "worker w: engine vllm stated on the command line, engine says sglang"},
-		{"dialect", "sim", "http://a:1,name=w,engine=sim", Learned{Engine: SGLang}, "worker w: engine sim with the wire of vllm stated by the simulator, engine says sglang"},
-		{"length", "flag", "http://a:1,name=w,max_model_len=9000", Learned{MaxModelLen: 8192}, "worker w: max model len 9000 stated on the command line, engine says 8192"},
-		{"bootstrap", "flag", "http://a:1,name=w,bootstrap=8000", Learned{Bootstrap: &Bootstrap{Port: 8998}}, "worker w: bootstrap port 8000 stated on the command line, engine says port 8998"},
+		{"engine", "flag", "http://a:1,name=w,engine=vllm", Learned{Facts: Facts{Engine: SGLang}}, "worker w: engine vllm stated on the command line, engine says sglang"},
+		{"dialect", "sim", "http://a:1,name=w,engine=sim", Learned{Facts: Facts{Engine: SGLang}}, "worker w: engine sim with the wire of vllm stated by the simulator, engine says sglang"},
+		{"length", "flag", "http://a:1,name=w,max_model_len=9000", Learned{Facts: Facts{MaxModelLen: 8192}}, "worker w: max model len 9000 stated on the command line, engine says 8192"},
+		{"bootstrap", "flag", "http://a:1,name=w,bootstrap=8000", Learned{Facts: Facts{Bootstrap: &Bootstrap{Port: 8998}}}, "worker w: bootstrap port 8000 stated on the command line, engine says port 8998"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -300,7 +306,7 @@ func TestContradictionNamesBothSides(t *testing.T) {
 func TestAgreementIsNoContradiction(t *testing.T) {
 	r := NewRegistry(nil)
 	apply(t, r, "sim", spec(t, Decode, "http://a:1,name=w,engine=sim,dp=2,block_size=16,model=m,max_model_len=100"))
-	_, err := r.Update(worker(t, r, "w"), Learned{Engine: VLLM, DP: 2, BlockSize: 16, Models: []string{"m", "n"}, MaxModelLen: 200})
+	_, err := r.Update(worker(t, r, "w"), Learned{Facts: Facts{Engine: VLLM, BlockSize: 16, Models: []string{"m", "n"}, MaxModelLen: 200}, DP: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -604,7 +610,7 @@ func BenchmarkUpdate1000Workers(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		n++
-		if _, err := r.Update(ws[n%len(ws)], Learned{BlockSize: 16 + n}); err != nil {
+		if _, err := r.Update(ws[n%len(ws)], Learned{Facts: Facts{BlockSize: 16 + n}}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -613,10 +619,10 @@ func BenchmarkUpdate1000Workers(b *testing.B) {
 func TestAnotherEngineAtTheSameURL(t *testing.T) {
 	r := NewRegistry(nil)
 	apply(t, r, "flag", spec(t, "", "http://a:1,name=w"))
-	if _, err := r.Update(worker(t, r, "w"), Learned{Engine: SGLang, Role: Prefill, DP: 2, Bootstrap: &Bootstrap{Port: 8998}}); err != nil {
+	if _, err := r.Update(worker(t, r, "w"), Learned{Facts: Facts{Engine: SGLang, Role: Prefill, Bootstrap: &Bootstrap{Port: 8998}}, DP: 2}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Update(worker(t, r, "w"), Learned{Engine: VLLM}); err != nil {
+	if _, err := r.Update(worker(t, r, "w"), Learned{Facts: Facts{Engine: VLLM}}); err != nil {
 		t.Fatal(err)
 	}
 	if w := worker(t, r, "w"); w.Engine != VLLM || w.Role != Aggregated || w.Bootstrap != nil || len(w.Ranks) != 1 {

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -209,73 +207,6 @@ func compare(old, now *Worker) []Change {
 	return []Change{c}
 }
 
-// facts are the comparable facts of a worker, in the order of messages.
-func facts(w *Worker) []struct {
-	field Field
-	value any
-} {
-	type fact = struct {
-		field Field
-		value any
-	}
-	return []fact{
-		{FieldEngine, string(w.Engine) + "/" + string(w.Dialect)},
-		{FieldVersion, w.Version},
-		{FieldRole, w.Role},
-		{FieldConnector, w.Connector},
-		{FieldModels, struct {
-			models, loras []string
-			several       bool
-		}{w.Models, w.LoRAs, w.Several}},
-		{FieldModelLen, w.MaxModelLen},
-		{FieldDP, len(w.Ranks)},
-		{FieldBlockSize, w.BlockSize},
-		{FieldKVBlocks, [2]int{w.KVBlocks, w.PoolBlocks}},
-		{FieldBatched, w.MaxBatchedTokens},
-		{FieldEvents, w.Events},
-		{FieldBootstrap, w.Bootstrap},
-		{FieldLabels, w.Labels},
-		{FieldLMCache, w.LMCache},
-		{FieldAPIKey, w.APIKey},
-		{FieldSource, [2]string{w.Source, w.Origin}},
-		{FieldRevision, w.Revision},
-		{FieldSlice, w.Slice},
-		{FieldChatTokens, w.ChatTokens},
-		{FieldTransferCheck, w.TransferCheck},
-		{FieldKVCopies, w.KVCopies},
-		{FieldLastBlock, w.LastBlock},
-		{FieldChunk, w.AttentionChunk},
-		{FieldKVHash, w.KVHash},
-		{FieldKVHashSeed, w.KVHashSeed},
-		{FieldLB, w.LB},
-		{FieldDPStart, w.DPStart},
-		{"conflict", w.Conflict},
-	}
-}
-
-func changedFields(old, now *Worker) []Field {
-	var out []Field
-	a, b := facts(old), facts(now)
-	for i := range a {
-		if !sameFact(a[i].value, b[i].value) {
-			out = append(out, a[i].field)
-		}
-	}
-	return out
-}
-
-// sameFact takes nil and empty lists for the same.
-func sameFact(a, b any) bool {
-	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
-	switch va.Kind() {
-	case reflect.Slice, reflect.Map:
-		if va.Len() == 0 && vb.Len() == 0 {
-			return true
-		}
-	}
-	return reflect.DeepEqual(a, b)
-}
-
 // Event puts the change into words.
 func (c Change) Event(at time.Time) eventlog.Event {
 	w := c.Worker()
@@ -292,13 +223,13 @@ func (c Change) Event(at time.Time) eventlog.Event {
 		words := make([]string, 0, len(c.Fields))
 		for _, f := range c.Fields {
 			names = append(names, string(f))
-			if f != "conflict" {
+			if f != fieldConflict {
 				words = append(words, c.words(f))
 			}
 		}
 		e.Fields["changed"] = names
 		e.Text = fmt.Sprintf("worker %s changed: %s", w.Name, strings.Join(words, ", "))
-		if slices.Contains(names, "conflict") {
+		if slices.Contains(c.Fields, fieldConflict) {
 			if w.Conflict != "" {
 				e.Severity, e.Kind, e.Text = eventlog.Error, "worker_conflict", w.Conflict
 			} else {
@@ -311,73 +242,12 @@ func (c Change) Event(at time.Time) eventlog.Event {
 
 // words describes one changed fact.
 func (c Change) words(f Field) string {
-	show := func(w *Worker) string {
-		switch f {
-		case FieldEngine:
-			return string(w.Engine)
-		case FieldVersion:
-			return w.Version
-		case FieldRole:
-			return string(w.Role)
-		case FieldConnector:
-			return string(w.Connector)
-		case FieldModels:
-			return strings.Join(w.Models, "+")
-		case FieldModelLen:
-			return count(w.MaxModelLen)
-		case FieldDP:
-			return count(len(w.Ranks))
-		case FieldBlockSize:
-			return count(w.BlockSize)
-		case FieldKVBlocks:
-			return count(w.KVBlocks)
-		case FieldBatched:
-			return count(w.MaxBatchedTokens)
-		case FieldChatTokens:
-			return w.ChatTokens
-		case FieldTransferCheck:
-			return string(w.TransferCheck)
-		case FieldKVCopies:
-			return string(w.KVCopies)
-		case FieldLastBlock:
-			return string(w.LastBlock)
-		case FieldChunk:
-			return count(w.AttentionChunk)
-		case FieldKVHash:
-			return w.KVHash
-		case FieldKVHashSeed:
-			return w.KVHashSeed
-		case FieldLB:
-			return string(w.LB)
-		case FieldDPStart:
-			return strconv.Itoa(w.DPStart)
-		case FieldSource:
-			return w.Source
-		case FieldRevision:
-			return w.Revision
-		case FieldSlice:
-			return w.Slice
-		case FieldEvents:
-			if len(w.Events) == 0 {
-				return "none"
-			}
-			return w.Events[0].Endpoint
-		default:
-			return ""
-		}
-	}
-	a, b := show(c.Old), show(c.New)
+	x := factNamed(f)
+	a, b := x.text(c.Old), x.text(c.New)
 	if a == b {
 		return string(f)
 	}
 	keep(&a, "unknown")
 	keep(&b, "unknown")
 	return fmt.Sprintf("%s %s to %s", f, a, b)
-}
-
-func count(n int) string {
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprint(n)
 }

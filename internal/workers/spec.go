@@ -38,33 +38,15 @@ const (
 // Spec is what somebody states of a worker. Everything but the URL may be left
 // open; what the engine reports fills it in.
 type Spec struct {
-	Name string
-	URL  *url.URL
-	// Engine is empty when the engine is to report it; Dialect is for Sim only.
-	Engine  Engine
-	Dialect Engine
-	// Role is empty when a label is to say it (see RoleLabels), or else the engine;
-	// one that does not is Aggregated.
-	Role      Role
-	Connector Connector
-	// KVCopies is as in Worker.
-	KVCopies KVCopies
-	// LastBlock and AttentionChunk are as in Worker.
-	LastBlock      LastBlock
-	AttentionChunk int
-	// KVHash and KVHashSeed are as in Worker.
-	KVHash, KVHashSeed string
-	// LB and DPStart are as in Worker. The ports of Events and Replay, where there is
-	// one endpoint for all ranks, count from that of the deployment's first rank.
-	LB      LB
-	DPStart int
-	// TransferCheck is as in Worker; empty for the router's own setting.
-	TransferCheck TransferCheck
-	// Models are names that the engine must answer to.
-	Models []string
+	Facts
+	Name   string
+	URL    *url.URL
 	Labels map[string]string
 	// DP is the number of data-parallel ranks; 0 when the engine is to report it.
 	DP int
+	// DPStart is as in Worker. The ports of Events and Replay, where there is one endpoint
+	// for all ranks, count from that of the deployment's first rank.
+	DPStart int
 	// Events are the endpoints of the KV event publishers: one whose port
 	// counts up with the rank, or one for each rank. Replay likewise.
 	Events, Replay []string
@@ -75,11 +57,6 @@ type Spec struct {
 	// EventsOff says that the router takes no events from this worker, whatever
 	// the engine offers.
 	EventsOff bool
-	Bootstrap *Bootstrap
-	LMCache   *LMCacheDecoder
-	// BlockSize, KVBlocks, MaxModelLen and MaxBatchedTokens are as in Worker; 0
-	// when the engine is to report it.
-	BlockSize, KVBlocks, MaxModelLen, MaxBatchedTokens int
 	// APIKeyFile names a file with the engine's key; APIKey is the key itself.
 	APIKeyFile, APIKey string
 	// Origin is where this was stated, such as "workers.yaml:12" or "--prefill".
@@ -91,17 +68,22 @@ type Spec struct {
 	// NotReady says why the worker must not be used yet, although it may answer;
 	// Leaving why it gets nothing new for good. Both are empty in ordinary times.
 	NotReady, Leaving string
-	// Revision and Slice are as in Worker.
-	Revision, Slice string
-	// From says where a stated fact comes from, when that is not Origin.
-	From map[Field]string
 }
 
-var specKeys = []string{
-	"api_key_file", "attention_chunk", "block_size", "bootstrap", "connector", "dialect", "dp", "dp_start", "engine", "events",
-	"kv_blocks", "kv_copies", "kv_hash", "kv_hash_seed", "kv_last_block", "labels", "lb", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
-	"replay", "role", "topic", "transfer_check",
-}
+// specKeys are the keys of facts that Spec.Set takes by their rows, and those that have
+// a case there.
+var specKeys = func() []string {
+	keys := []string{
+		"api_key_file", "bootstrap", "dialect", "dp", "dp_start", "events", "kv_hash_seed", "labels", "lmcache", "model", "name", "replay", "topic",
+	}
+	for i := range facts {
+		if facts[i].settable() {
+			keys = append(keys, string(facts[i].field))
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}()
 
 // SpecKeys are the keys that Spec.Set takes, sorted. A file's entry knows
 // "url" besides.
@@ -116,7 +98,7 @@ func SpecKeys() []string { return slices.Clone(specKeys) }
 // labels may also be repeated. The role comes from the flag; when that says
 // none, the key role= may. All problems are reported at once.
 func ParseSpec(role Role, text string) (Spec, error) {
-	s := Spec{Role: role}
+	s := Spec{Facts: Facts{Role: role}}
 	if len(text) > maxSpecLen {
 		return s, fmt.Errorf("a worker of %d bytes (at most %d)", len(text), maxSpecLen)
 	}
@@ -216,20 +198,8 @@ func (s *Spec) Set(key, value string) error {
 	switch key {
 	case "name":
 		s.Name = value
-	case "engine":
-		s.Engine, err = oneOf(value, VLLM, SGLang, TRTLLM, Sim)
 	case "dialect":
 		s.Dialect, err = oneOf(value, VLLM, SGLang)
-	case "role":
-		s.Role, err = oneOf(value, Roles()...)
-	case "connector":
-		if value == "none" {
-			s.Connector = ConnectorNone
-			break
-		}
-		s.Connector, err = oneOf(value, Connectors()...)
-	case "transfer_check":
-		s.TransferCheck, err = oneOf(value, TransferStrict, TransferReport)
 	case "model":
 		s.Models, err = appendList(s.Models, value)
 	case "labels":
@@ -246,32 +216,18 @@ func (s *Spec) Set(key, value string) error {
 		s.Bootstrap, err = parseBootstrap(value)
 	case "lmcache":
 		s.LMCache, err = parseLMCache(value)
-	case "kv_copies":
-		s.KVCopies, err = oneOf(value, CopiesCounted, CopiesSingle)
-	case "lb":
-		s.LB, err = oneOf(value, LBInternal, LBHybrid, LBExternal)
 	case "dp_start":
 		s.DPStart, err = number(value, maxDP-1)
-	case "kv_last_block":
-		s.LastBlock, err = oneOf(value, LastBlockKept, LastBlockDropped)
-	case "attention_chunk":
-		s.AttentionChunk, err = number(value, maxChunkTok)
-	case "kv_hash":
-		s.KVHash, err = oneOf(value, KVHashes()...)
 	case "kv_hash_seed":
-		if s.KVHashSeed = value; value == "" {
-			err = errors.New("it is empty")
-		}
-	case "block_size":
-		s.BlockSize, err = number(value, maxBlockTok)
-	case "kv_blocks":
-		s.KVBlocks, err = number(value, 1<<31-1)
-	case "max_model_len":
-		s.MaxModelLen, err = number(value, 1<<31-1)
-	case "max_batched_tokens":
-		s.MaxBatchedTokens, err = number(value, 1<<31-1)
+		s.KVHashSeed = value
 	case "api_key_file":
 		s.APIKeyFile = value
+	default:
+		if key == string(FieldConnector) && value == "none" {
+			s.Connector = ConnectorNone
+			break
+		}
+		err = factNamed(Field(key)).set(&s.Facts, value)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", key, err)
@@ -297,15 +253,21 @@ func (s *Spec) Validate() error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, known("engine", s.Engine, "", VLLM, SGLang, TRTLLM, Sim),
-		known("dialect", s.Dialect, "", VLLM, SGLang),
-		known("role", s.Role, slices.Concat([]Role{""}, Roles())...),
-		known("connector", s.Connector, slices.Concat([]Connector{ConnectorNone}, Connectors())...),
-		known("kv_copies", s.KVCopies, "", CopiesCounted, CopiesSingle),
-		known("lb", s.LB, "", LBInternal, LBHybrid, LBExternal),
-		known("kv_last_block", s.LastBlock, "", LastBlockKept, LastBlockDropped),
-		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if err := known("dialect", s.Dialect, VLLM, SGLang); err != nil {
+		errs = append(errs, err)
+	}
+	var outside error // of a number
+	for i := range facts {
+		if !facts[i].settable() {
+			continue
+		}
+		switch err := facts[i].check(&s.Facts); {
+		case errors.Is(err, errNumber):
+			outside = err
+		case err != nil:
+			errs = append(errs, err)
+		}
+	}
 	if s.Dialect != "" && s.Engine != Sim {
 		add("dialect is for engine=sim only")
 	}
@@ -332,8 +294,8 @@ func (s *Spec) Validate() error {
 			errs = append(errs, err)
 		}
 	}
-	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 || s.AttentionChunk < 0 || s.DPStart < 0 || s.DPStart >= maxDP || s.AttentionChunk > maxChunkTok {
-		add("a negative or too large number")
+	if outside != nil || s.DP < 0 || s.DP > maxDP || s.DPStart < 0 || s.DPStart >= maxDP {
+		errs = append(errs, errNumber)
 	}
 	if s.KVHash == "" && s.KVHashSeed != "" || s.KVHashSeed == "" && strings.HasPrefix(s.KVHash, "xxhash") {
 		add("kv_hash %q with kv_hash_seed %q: a seed needs kv_hash, and xxhash and xxhash_cbor need the seed, as vLLM draws one without PYTHONHASHSEED", s.KVHash, s.KVHashSeed)
@@ -480,14 +442,16 @@ func oneOf[T ~string](value string, allowed ...T) (T, error) {
 	return "", fmt.Errorf("%q is none of %s", value, strings.Join(words, ", "))
 }
 
-// known checks a field that did not come through Set.
+// known checks a field that did not come through Set and is stated.
 func known[T ~string](field string, value T, allowed ...T) error {
-	if slices.Contains(allowed, value) {
+	if value == "" || slices.Contains(allowed, value) {
 		return nil
 	}
-	_, err := oneOf(string(value), allowed[1:]...)
+	_, err := oneOf(string(value), allowed...)
 	return fmt.Errorf("%s: %w", field, err)
 }
+
+var errNumber = errors.New("a negative or too large number")
 
 func number(value string, limit int) (int, error) {
 	n, err := strconv.Atoi(value)

@@ -27,31 +27,37 @@ func TestParseSpec(t *testing.T) {
 		text string
 		want Spec
 	}{
-		{"url alone", Decode, "http://10.0.0.1:8000", Spec{Name: "10.0.0.1:8000", URL: mustURL(t, "http://10.0.0.1:8000"), Role: Decode}},
+		{"url alone", Decode, "http://10.0.0.1:8000", Spec{Facts: Facts{Role: Decode}, Name: "10.0.0.1:8000", URL: mustURL(t, "http://10.0.0.1:8000")}},
 		{"slash and default port", "", "https://engine.example/", Spec{Name: "engine.example:443", URL: mustURL(t, "https://engine.example")}},
 		{"path", "", "http://Host/api/", Spec{Name: "host:80.api", URL: mustURL(t, "http://host/api")}},
-		{"ipv6", Aggregated, "http://[::1]:8000", Spec{Name: "[::1]:8000", URL: mustURL(t, "http://[::1]:8000"), Role: Aggregated}},
-		{"role as a key", "", "http://a:1,role=prefill", Spec{Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill}},
+		{"ipv6", Aggregated, "http://[::1]:8000", Spec{Facts: Facts{Role: Aggregated}, Name: "[::1]:8000", URL: mustURL(t, "http://[::1]:8000")}},
+		{"role as a key", "", "http://a:1,role=prefill", Spec{Facts: Facts{Role: Prefill}, Name: "a:1", URL: mustURL(t, "http://a:1")}},
 		{
 			"everything", Decode,
 			"http://a:1, name=d0, engine=vllm,connector=nixl,dp=2,events=tcp://*:5557,replay=tcp://*:5657,topic=kv@,model=llama;lora-1,model=m2," +
 				"labels=gpu:h200;pool:a,bootstrap=10.0.0.9:8998,block_size=16,kv_blocks=100,max_model_len=4096,max_batched_tokens=8192,kv_copies=single,kv_last_block=dropped,attention_chunk=8192,kv_hash=sha256_cbor,kv_hash_seed=42,lmcache=10.0.0.2/7300;7301/7400;7401",
 			Spec{
-				Name: "d0", URL: mustURL(t, "http://a:1"), Engine: VLLM, Role: Decode, Connector: ConnectorNIXL, DP: 2,
-				Events: []string{"tcp://*:5557"}, Replay: []string{"tcp://*:5657"}, Topic: "kv@",
-				Models: []string{"llama", "lora-1", "m2"}, Labels: map[string]string{"gpu": "h200", "pool": "a"},
-				Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192, KVCopies: CopiesSingle, LastBlock: LastBlockDropped, AttentionChunk: 8192, KVHash: "sha256_cbor", KVHashSeed: "42",
-				LMCache: &LMCacheDecoder{Host: "10.0.0.2", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}},
+				Facts: Facts{
+					Engine: VLLM, Role: Decode, Connector: ConnectorNIXL,
+					Models:    []string{"llama", "lora-1", "m2"},
+					Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192, KVCopies: CopiesSingle, LastBlock: LastBlockDropped, AttentionChunk: 8192, KVHash: "sha256_cbor", KVHashSeed: "42",
+					LMCache: &LMCacheDecoder{Host: "10.0.0.2", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}},
+				},
+				Name: "d0", URL: mustURL(t, "http://a:1"), DP: 2,
+				Events: []string{"tcp://*:5557"}, Replay: []string{"tcp://*:5657"}, Topic: "kv@", Labels: map[string]string{"gpu": "h200", "pool": "a"},
 			},
 		},
 		{"router listens", Prefill, "http://a:1,events=bind:tcp://127.0.0.1:5557", Spec{
-			Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill, Events: []string{"tcp://127.0.0.1:5557"}, EventsBind: true,
+			Facts: Facts{Role: Prefill},
+			Name:  "a:1", URL: mustURL(t, "http://a:1"), Events: []string{"tcp://127.0.0.1:5557"}, EventsBind: true,
 		}},
 		{"no events", Prefill, "http://a:1,events=none,bootstrap=8998,connector=none", Spec{
-			Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill, EventsOff: true, Bootstrap: &Bootstrap{Port: 8998},
+			Facts: Facts{Role: Prefill, Bootstrap: &Bootstrap{Port: 8998}},
+			Name:  "a:1", URL: mustURL(t, "http://a:1"), EventsOff: true,
 		}},
 		{"simulated sglang", Prefill, "http://a:1,engine=sim,dialect=sglang", Spec{
-			Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill, Engine: Sim, Dialect: SGLang,
+			Facts: Facts{Role: Prefill, Engine: Sim, Dialect: SGLang},
+			Name:  "a:1", URL: mustURL(t, "http://a:1"),
 		}},
 	}
 	for _, tt := range tests {

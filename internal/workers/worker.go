@@ -175,50 +175,20 @@ type LMCacheDecoder struct {
 // change of anything here makes a new Worker that shares State and Ranks with
 // the one before.
 type Worker struct {
-	// What every decision asks of every worker stands together, in as few lines of
-	// the processor's cache as can be.
+	// What every decision reads of every worker stands together, in as few lines of
+	// the processor's cache as can be: these two, and what Facts begins with.
 
 	State *State
 	Ranks []*Rank
-	Role  Role
-	// BlockSize is the engine's KV block in tokens; 0 when unknown.
-	BlockSize int
-	// KVBlocks is the size of one rank's cache in engine blocks; 0 when unknown.
-	KVBlocks int
-	// PoolBlocks is how many blocks one rank's pool has, which all its cache groups
-	// share; 0 when not reported. With one group that is KVBlocks; with several KVBlocks is
-	// less, what the pool holds of tokens that each group keeps.
-	PoolBlocks int
+	Facts
 
 	// Name is unique in the fleet and appears in headers, metrics and logs.
 	Name string
 	// URL is the base of the engine's HTTP API, without a trailing slash.
 	URL *url.URL
-	// Engine is the serving program. For Sim, Dialect says whose wire it speaks.
-	Engine  Engine
-	Dialect Engine
-	// Connector is how this worker moves KV.
-	Connector Connector
-	// KVCopies is how copies of a block count; empty for CopiesCounted.
-	KVCopies KVCopies
-	// LastBlock is what becomes of a hit's last block; empty for LastBlockKept.
-	LastBlock LastBlock
-	// AttentionChunk is the size of a chunk of chunked attention in tokens; 0 when
-	// unknown.
-	AttentionChunk int
-	// KVHash is the algorithm by which vLLM names blocks (prefix_caching_hash_algo),
-	// empty when unknown; KVHashSeed is its PYTHONHASHSEED, empty without one.
-	KVHash, KVHashSeed string
-	// LB is how the ranks of the deployment lie behind ports, and DPStart the place of
-	// this worker's first one in it; empty and 0 when not known.
-	LB      LB
+	// DPStart is the place of this worker's first rank in the deployment; 0 when not
+	// known.
 	DPStart int
-	// TransferCheck is how strictly this worker's transfer parameters are
-	// judged; empty for the router's own setting.
-	TransferCheck TransferCheck
-	// Models are the names that this worker answers to, LoRA adapters
-	// included, which come last; empty means that it has not reported any yet.
-	Models []string
 	// LoRAs are those of Models that are adapters (folded into block hashes).
 	LoRAs []string
 	// Several says that the other Models are not known to be names of one model. Then
@@ -226,36 +196,16 @@ type Worker struct {
 	Several bool
 	// Labels are free words of the operator ("model=prefill").
 	Labels map[string]string
-	// MaxModelLen is the longest sequence in tokens; 0 when unknown.
-	MaxModelLen int
-	// MaxBatchedTokens is the engine's prefill budget of one step in tokens;
-	// 0 when unknown.
-	MaxBatchedTokens int
-	Events           []EventSource
-	Bootstrap        *Bootstrap
-	LMCache          *LMCacheDecoder
+	Events []EventSource
 	// APIKey is sent to the engine as bearer token in the place of the
 	// client's Authorization header, and with probes; empty to pass the
 	// client's header on.
 	APIKey string
-	// Revision names the rollout that the worker belongs to, and Slice its part of
-	// it; empty when not known. Prefill and decode go together within a revision
-	// only, and within a slice where they can.
-	Revision, Slice string
-	// From says where each fact comes from that is known: a flag, a line, a label,
-	// or a page of the engine.
-	From map[Field]string
 	// Source says who put the worker here: "flag", "file", "admin", "sim",
 	// "kubernetes".
 	Source string
 	// Origin is the place in the source, such as "workers.yaml:12"; may be empty.
 	Origin string
-	// Version is what the engine says of its own version; may be empty.
-	Version string
-	// ChatTokens names the tokens that the engine makes of a certain chat, as
-	// their number and a hash ("37:9c…"); empty when it reports none. Engines
-	// in which it differs have other chat templates or vocabularies.
-	ChatTokens string
 	// Conflict says which stated facts the engine contradicts; empty if none.
 	// A worker in conflict is unhealthy for that reason.
 	Conflict string

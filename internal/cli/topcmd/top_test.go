@@ -236,8 +236,8 @@ func TestTopEqualsTheEngines(t *testing.T) {
 			return err
 		}
 		r := &v.Routers[0]
-		if r.Traffic.Requests != 24 || status.Traffic.Requests != 24 || r.Traffic.Inflight != 0 || r.Index.Memberships.F() != float64(status.Index.Memberships) || r.Index.Blocks.F() != float64(status.Index.Blocks) {
-			return fmt.Errorf("top: %.0f requests, %.0f in flight, %.0f of %.0f blocks; admin API: %d, %d of %d", r.Traffic.Requests, r.Traffic.Inflight, r.Index.Blocks, r.Index.Memberships, status.Traffic.Requests, status.Index.Blocks, status.Index.Memberships)
+		if r.Traffic.Requests != 24 || status.Traffic.Requests != 24 || r.Traffic.Inflight != 0 || r.Index.Memberships != status.Index.Memberships || r.Index.Blocks != status.Index.Blocks {
+			return fmt.Errorf("top: %d requests, %d in flight, %d of %d blocks; admin API: %d, %d of %d", r.Traffic.Requests, r.Traffic.Inflight, r.Index.Blocks, r.Index.Memberships, status.Traffic.Requests, status.Index.Blocks, status.Index.Memberships)
 		}
 		if len(r.Ranks) != 6 {
 			return fmt.Errorf("%d ranks", len(r.Ranks))
@@ -266,9 +266,9 @@ func TestTopEqualsTheEngines(t *testing.T) {
 				what      string
 				got, want float64
 			}{
-				{"running", k.Running.F(), engine("vllm:num_requests_running")},
-				{"waiting", k.Waiting.F(), engine("vllm:num_requests_waiting")},
-				{"kv usage", k.KVUsage.F(), engine("vllm:kv_cache_usage_perc")},
+				{"running", k.Running().F(), engine("vllm:num_requests_running")},
+				{"waiting", k.Waiting().F(), engine("vllm:num_requests_waiting")},
+				{"kv usage", k.KVUsage().F(), engine("vllm:kv_cache_usage_perc")},
 				{"lifetime hit share", k.LifeHit.F(), life},
 				{"indexed blocks", float64(k.IndexBlocks), float64(len(cached))},
 			} {
@@ -460,7 +460,7 @@ func TestTopWatch(t *testing.T) {
 	}
 	for l := range strings.Lines(stdout) {
 		var v feed.View
-		if err := json.Unmarshal([]byte(l), &v); err != nil || v.Schema != feed.Schema || !v.Routers[0].Traffic.RequestRate.Known() {
+		if err := json.Unmarshal([]byte(l), &v); err != nil || v.Schema != feed.Schema || !v.Routers[0].RequestRate.Known() {
 			t.Errorf("%v: %s", err, l)
 		}
 	}

@@ -218,8 +218,11 @@ func newRun(s Setup) (*run, error) {
 		for range g.Count {
 			name := string(g.Role) + "-" + strconv.Itoa(number[g.Role])
 			w := &workers.Worker{
-				Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
-				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Models: g.Models(), LoRAs: g.LoRAs, State: &workers.State{},
+				Facts: workers.Facts{
+					Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
+					Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Models: g.Models(),
+				},
+				Name: name, URL: &url.URL{Scheme: "http", Host: name}, LoRAs: g.LoRAs, State: &workers.State{},
 			}
 			w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 			r.list = append(r.list, w)

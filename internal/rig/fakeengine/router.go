@@ -128,7 +128,7 @@ func Specs(t *testing.T, fleet string) (specs []workers.Spec) {
 			t.Fatalf("fleet %q: %v", fleet, err)
 		}
 		for i := range n {
-			w := workers.Spec{Name: fmt.Sprintf("%s-%d", role.role, i), Engine: workers.VLLM, Role: role.role, Models: []string{"m"}, BlockSize: 16, MaxModelLen: 1 << 17, DP: 1}
+			w := workers.Spec{Facts: workers.Facts{Engine: workers.VLLM, Role: role.role, Models: []string{"m"}, BlockSize: 16, MaxModelLen: 1 << 17}, Name: fmt.Sprintf("%s-%d", role.role, i), DP: 1}
 			w.URL = &url.URL{Scheme: "http", Host: w.Name}
 			if role.role != workers.Aggregated {
 				w.Connector = workers.ConnectorNIXL
@@ -154,7 +154,7 @@ func (r *Router) Apply(specs []workers.Spec) {
 	for _, w := range r.Registry.Snapshot().Workers {
 		if w.State.Probed().Health != workers.Healthy {
 			w.State.SetCondition(workers.Condition{Health: workers.Healthy})
-			_, err := r.Registry.Update(w, workers.Learned{Models: []string{"m"}})
+			_, err := r.Registry.Update(w, workers.Learned{Facts: workers.Facts{Models: []string{"m"}}})
 			if k := w.Ranks[0]; err == nil {
 				err = r.Predicted.AddRank(kvindex.Rank(k.Slot), k.Number, k.Label)
 			}

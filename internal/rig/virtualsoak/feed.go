@@ -83,8 +83,11 @@ func (s *stage) join(role workers.Role) {
 	}
 	g := &s.group
 	spec := workers.Spec{
-		Name: n.name, URL: &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", 1+i)}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
-		Models: []string{model}, Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, DP: 1,
+		Facts: workers.Facts{
+			Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
+			Models: []string{model}, Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks,
+		},
+		Name: n.name, URL: &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", 1+i)}, DP: 1,
 	}
 	s.changeRegistry(func(list []workers.Spec) []workers.Spec { return append(list, spec) })
 	n.worker, _ = s.registry.Snapshot().Worker(n.name)

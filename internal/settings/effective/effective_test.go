@@ -55,7 +55,7 @@ func TestBlockOf(t *testing.T) {
 		{0, 0, DefaultBlock}, {0, 64, 64}, {32, 0, 32}, {32, 64, 32}, {32, 48, 48},
 	} {
 		s := made(t, func(k *settings.Config) { k.Tokens.BlockSize = c.set })
-		w := &workers.Worker{BlockSize: c.engine}
+		w := &workers.Worker{Facts: workers.Facts{BlockSize: c.engine}}
 		if got := s.BlockOf(w); got != c.want {
 			t.Errorf("set %d, engine %d: %d, want %d", c.set, c.engine, got, c.want)
 		}

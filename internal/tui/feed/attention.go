@@ -61,8 +61,8 @@ const (
 var troubleWords = map[string]string{CodeFailing: "FAILS", CodeMute: "MUTE", CodeSmallCache: "SMALL"}
 
 // judgeRanks gives every rank its word and severity.
-func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
-	byName := make(map[string]*Worker, len(workers))
+func judgeRanks(ranks []Rank, workers []admin.Worker, lost *coldWatch) {
+	byName := make(map[string]*admin.Worker, len(workers))
 	for i := range workers {
 		byName[workers[i].Name] = &workers[i]
 	}
@@ -97,28 +97,28 @@ func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
 			k.Status, k.Severity = "LOST", Warn
 		case k.Feed.State == "connecting":
 			k.Status, k.Severity = "CONN", Warn
-		case k.Feed.RecentLost >= 1 || k.Feed.RecentDropped >= 1:
+		case k.RecentLost >= 1 || k.RecentDropped >= 1:
 			k.Status, k.Severity = "REBLD", Warn // its entries were dropped
-		case k.KVUsage >= saturatedKV:
+		case k.KVUsage() >= saturatedKV:
 			k.Status, k.Severity = "FULL", Warn
-		case k.Waiting >= saturatedQueue:
+		case k.Waiting() >= saturatedQueue:
 			k.Status, k.Severity = "QUEUE", Warn
-		case k.SlowAt != "":
+		case k.SlowAt() != "":
 			k.Status, k.Severity = "SLOW", Warn
-		case w != nil && w.trouble(k.Label) != nil:
-			k.Status, k.Severity = troubleWords[w.trouble(k.Label).Cause], Warn
-		case k.LoadAge > blindAfter || !k.Running.Known() && !k.KVUsage.Known():
+		case w != nil && trouble(w, k.Label) != nil:
+			k.Status, k.Severity = troubleWords[trouble(w, k.Label).Cause], Warn
+		case k.LoadAge > blindAfter || !k.Running().Known() && !k.KVUsage().Known():
 			k.Status, k.Severity = "BLIND", Info
 		case lost.isCold(k.Label):
 			k.Status, k.Severity = "COLD", Warn // most of its entries went, and are not back
 		}
-		if k.KVUsage.Known() {
-			k.Pressure += 100 * k.KVUsage.F()
+		if k.KVUsage().Known() {
+			k.Pressure += 100 * k.KVUsage().F()
 		}
-		if k.Waiting.Known() {
-			k.Pressure += 5 * k.Waiting.F()
+		if k.Waiting().Known() {
+			k.Pressure += 5 * k.Waiting().F()
 		}
-		k.Pressure += 0.5*float64(k.Active) + float64(k.PrefillTokens)/1000
+		k.Pressure += 0.5*float64(k.ActiveRequests) + float64(k.PrefillTokens)/1000
 	}
 }
 
@@ -165,27 +165,27 @@ func (b *Builder) attention(r *Router, now time.Time) []Attention {
 
 // attendRouter looks at the traffic as a whole.
 func (b *Builder) attendRouter(c *collector, r *Router) {
-	t := &r.Traffic
+	t := &r.Derived
 	if r.State == "draining" {
-		c.add(Warn, CodeDraining, "router", "drains: load balancers leave it out, %.0f running requests may finish", t.Inflight.F())
+		c.add(Warn, CodeDraining, "router", "drains: load balancers leave it out, %.0f running requests may finish", Reported(r, r.Traffic.Inflight).F())
 	}
 	over := func(n Num, limit float64) bool { return n.Known() && n.F() > limit }
 	pct := func(n Num) float64 { return 100 * n.F() }
-	if over(t.Recomputes, 0) {
-		c.add(Error, CodeRecompute, "traffic", "%.0f request(s) in the last minute were prefilled remotely but the KV did not arrive: the decode engine silently computed the prompt again; check the KV connector on both sides", t.Recomputes.F())
+	if over(t.RecentRecomputes, 0) {
+		c.add(Error, CodeRecompute, "traffic", "%.0f request(s) in the last minute were prefilled remotely but the KV did not arrive: the decode engine silently computed the prompt again; check the KV connector on both sides", t.RecentRecomputes.F())
 	}
-	if over(t.FallbackShare, troubleShare) && t.Fallbacks >= 3 {
-		c.add(Warn, CodeFallback, "traffic", "%.0f%% of the requests meant for remote prefill fell back to local (%.0f in the last minute): prefill workers fail or are missing", pct(t.FallbackShare), t.Fallbacks.F())
+	if over(t.FallbackShare, troubleShare) && t.RecentFallbacks >= 3 {
+		c.add(Warn, CodeFallback, "traffic", "%.0f%% of the requests meant for remote prefill fell back to local (%.0f in the last minute): prefill workers fail or are missing", pct(t.FallbackShare), t.RecentFallbacks.F())
 	}
-	if over(t.RetryShare, 2*troubleShare) && t.Retries >= 5 {
-		c.add(Warn, CodeRetries, "traffic", "%.0f retries in the last minute, one for every %.1f requests: workers refuse or break legs", t.Retries.F(), 1/t.RetryShare.F())
+	if over(t.RetryShare, 2*troubleShare) && t.RecentRetries >= 5 {
+		c.add(Warn, CodeRetries, "traffic", "%.0f retries in the last minute, one for every %.1f requests: workers refuse or break legs", t.RecentRetries.F(), 1/t.RetryShare.F())
 	}
-	if over(t.Failed, 0) {
+	if over(t.RecentFailed, 0) {
 		sev := Warn
-		if requests := t.RequestRate.F() * 60; !(t.Failed.F() < requests*troubleShare) {
+		if requests := t.RequestRate.F() * 60; !(t.RecentFailed.F() < requests*troubleShare) {
 			sev = Error
 		}
-		c.add(sev, CodeFailures, "traffic", "%.0f request(s) failed in the last minute (5xx or a cut stream); see decisions with the filter status>=500", t.Failed.F())
+		c.add(sev, CodeFailures, "traffic", "%.0f request(s) failed in the last minute (5xx or a cut stream); see decisions with the filter status>=500", t.RecentFailed.F())
 	}
 	if over(t.RejectedRate, 0) && t.RejectedRate.F() > troubleShare*t.RequestRate.F() {
 		c.add(Warn, CodeRejected, "traffic", "%.2f requests/s are refused as bad input or over a limit (4xx)", t.RejectedRate.F())
@@ -197,10 +197,10 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 		c.add(Warn, CodeMispredicted, "index", "the index promised %.0f%% cached prompt tokens, the engines found %.0f%%: caches turn over faster than events arrive, or hashes differ", pct(t.PredictedShare), pct(t.HitShare))
 	}
 	x := &r.Index
-	if over(x.Refused, 0) {
-		c.add(Warn, CodeIndexFull, "index", "%.0f blocks did not fit into the index in the last minute: raise index.max_blocks", x.Refused.F())
-	} else if x.MaxBlocks > 0 && x.Memberships > 0.95*x.MaxBlocks {
-		c.add(Warn, CodeIndexFull, "index", "%.0f%% full (%.0f of %.0f entries): raise index.max_blocks", 100*x.Memberships.F()/x.MaxBlocks.F(), x.Memberships.F(), x.MaxBlocks.F())
+	if over(t.RecentRefused, 0) {
+		c.add(Warn, CodeIndexFull, "index", "%.0f blocks did not fit into the index in the last minute: raise index.max_blocks", t.RecentRefused.F())
+	} else if full := float64(x.Memberships) / float64(x.MaxBlocks); x.MaxBlocks > 0 && full > 0.95 {
+		c.add(Warn, CodeIndexFull, "index", "%.0f%% full (%d of %d entries): raise index.max_blocks", 100*full, x.Memberships, x.MaxBlocks)
 	}
 	for _, reason := range r.Reasons {
 		switch {
@@ -287,34 +287,34 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			c.rank(Warn, CodeGap, k, "event gap: batches are missing (%s); it is being brought up to date and routed by load alone meanwhile", because)
 		default:
 			switch {
-			case k.Feed.RecentLost >= 1:
-				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed%s", k.Feed.RecentGaps.F(), k.Feed.RecentLost.F(), b.cold.holds(k.Label))
-			case k.Feed.RecentDropped >= 1:
+			case k.RecentLost >= 1:
+				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed%s", k.RecentGaps.F(), k.RecentLost.F(), b.cold.holds(k.Label))
+			case k.RecentDropped >= 1:
 				fragile := ""
 				if k.Feed.Replay != nil && *k.Feed.Replay == "" {
 					fragile = "; its engine has no replay endpoint: a lost batch costs all of them, and so does a lost connection unless its metrics and its next batch prove that nothing was missed"
 				}
 				c.rank(Warn, CodeFeed, k, "its entries were dropped in the last minute (%s) and are rebuilt from new events, until then hits are missed%s%s", because, b.cold.holds(k.Label), fragile)
-			case k.Feed.RecentGaps >= 1:
-				c.rank(Info, CodeGap, k, "event gap: %.0f in the last minute; %d batches were replayed and %d lost since the start; its view is whole again", k.Feed.RecentGaps.F(), k.Feed.Replayed, k.Feed.Lost)
+			case k.RecentGaps >= 1:
+				c.rank(Info, CodeGap, k, "event gap: %.0f in the last minute; %d batches were replayed and %d lost since the start; its view is whole again", k.RecentGaps.F(), k.Feed.Replayed, k.Feed.Lost)
 			}
 		}
-		if k.SlowAt != "" {
+		if k.SlowAt() != "" {
 			of := ""
-			if k.SlowAt == "TTFT" {
+			if k.SlowAt() == "TTFT" {
 				of = " for its prompts' lengths"
 			}
 			past := "and it was faster before"
-			if k.slowAlways {
+			if k.Slow.Always {
 				past = "and it was hardly faster before"
 			}
-			c.rank(Warn, CodeSlow, k, "%s%s %s times the median of its peers, %s (ITL %s ms, TTFT %s ms now)", k.SlowAt, of, tenth(k.SlowTimes), past, tenth(k.ITL), tenth(k.TTFT))
+			c.rank(Warn, CodeSlow, k, "%s%s %s times the median of its peers, %s (ITL %s ms, TTFT %s ms now)", k.SlowAt(), of, tenth(Num(k.Slow.Times)), past, tenth(Figure(k.ITL)), tenth(Figure(k.TTFT)))
 		}
-		full, queue := k.KVUsage >= saturatedKV, k.Waiting >= saturatedQueue
+		full, queue := k.KVUsage() >= saturatedKV, k.Waiting() >= saturatedQueue
 		if full || queue {
 			what := "saturated: "
 			if full {
-				what += fmt.Sprintf("%.0f%% of its KV cache is in use", 100*k.KVUsage.F())
+				what += fmt.Sprintf("%.0f%% of its KV cache is in use", 100*k.KVUsage().F())
 				if m := medians[k.Role]; !math.IsNaN(m) {
 					what += fmt.Sprintf(" (median of %s ranks %.0f%%)", k.Role, 100*m)
 				}
@@ -323,7 +323,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 				if full {
 					what += " and "
 				}
-				what += fmt.Sprintf("%.0f requests wait in the engine", k.Waiting.F())
+				what += fmt.Sprintf("%.0f requests wait in the engine", k.Waiting().F())
 			}
 			if full {
 				what += "; it will preempt or queue what comes next"
@@ -333,16 +333,16 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			c.rank(Warn, CodeSaturated, k, "%s", what)
 		}
 		switch {
-		case !k.Running.Known() && !k.KVUsage.Known():
+		case !k.Running().Known() && !k.KVUsage().Known():
 			c.rank(Info, CodeBlind, k, "its engine reports no load figures: routed by the router's own account")
 		case k.LoadAge > blindAfter:
 			c.rank(Warn, CodeBlind, k, "its load figures are %.0f s old: routed by the router's own account", k.LoadAge.F())
 		}
-		if k.RequestDiff.Known() && k.RequestDiff.F() >= 8 && k.RequestDiff.F() >= float64(k.Active) && k.LoadAge < 5 {
+		if k.RequestDiff.Known() && k.RequestDiff.F() >= 8 && k.RequestDiff.F() >= float64(k.ActiveRequests) && k.LoadAge < 5 {
 			c.rank(Info, CodeForeign, k, "runs %.0f requests more than this router sent: other routers or clients use it", k.RequestDiff.F())
 		}
-		if k.Failures.Known() && k.Failures >= 3 && !failing[k.Worker] {
-			c.rank(Warn, CodeFailures, k, "%.0f legs failed here in the last minute", k.Failures.F())
+		if k.RecentFailures.Known() && k.RecentFailures >= 3 && !failing[k.Worker] {
+			c.rank(Warn, CodeFailures, k, "%.0f legs failed here in the last minute", k.RecentFailures.F())
 		}
 	}
 }
@@ -362,8 +362,8 @@ func tenth(n Num) string {
 func median(ranks []Rank, role string) float64 {
 	var v []float64
 	for i := range ranks {
-		if ranks[i].Role == role && ranks[i].KVUsage.Known() {
-			v = append(v, ranks[i].KVUsage.F())
+		if ranks[i].Role == role && ranks[i].KVUsage().Known() {
+			v = append(v, ranks[i].KVUsage().F())
 		}
 	}
 	if len(v) == 0 {
@@ -534,7 +534,7 @@ func (h *hotWatch) attend(c *collector, r *Router) {
 	part := h.part.F()
 	// Only a part of all lookups find anything; what counts is the part of
 	// all of them.
-	if l := r.Index.LookupRate; l.Known() && l.F() > 0 {
+	if l := r.LookupRate; l.Known() && l.F() > 0 {
 		part = math.Min(part, h.rate/l.F())
 	}
 	if part < hotShare {
@@ -544,13 +544,13 @@ func (h *hotWatch) attend(c *collector, r *Router) {
 	sev, where := Info, fmt.Sprintf("held by %d of %d ranks", n.Ranks, len(r.Ranks))
 	for i := range r.Ranks {
 		k := &r.Ranks[i]
-		if n.Ranks*4 <= len(r.Ranks) && slices.Contains(n.RankLabels, k.Label) && (k.KVUsage > 0.8 || k.Waiting >= 1) {
+		if n.Ranks*4 <= len(r.Ranks) && slices.Contains(n.RankLabels, k.Label) && (k.KVUsage() > 0.8 || k.Waiting() >= 1) {
 			sev = Warn
-			where += fmt.Sprintf(", and %s is loaded (kv %.0f%%, %.0f waiting)", k.Label, 100*max(k.KVUsage.F(), 0), max(k.Waiting.F(), 0))
+			where += fmt.Sprintf(", and %s is loaded (kv %.0f%%, %.0f waiting)", k.Label, 100*max(k.KVUsage().F(), 0), max(k.Waiting().F(), 0))
 			break
 		}
 	}
 	// The index knows in which run a lookup ended, not how far it came in it.
 	c.add(sev, CodeHotPrefix, Short(n.Local), "hot prefix: %.0f%% of lookups (%.1f/s) share a prefix of up to %d tokens; %s",
-		100*part, h.rate, n.LengthBlocks*max(r.BlockSize, 1), where)
+		100*part, h.rate, n.LengthBlocks*max(r.BlockSizeTokens, 1), where)
 }

@@ -67,6 +67,7 @@ type Builder struct {
 	cold            coldWatch
 	seen            map[string]time.Time // attention lines and since when
 	events          []admin.Event
+	decisions       Decisions
 
 	// History of figures for graphs, by rank label.
 	history map[string]*Series
@@ -132,14 +133,9 @@ func (b *Builder) Add(s Sample, interval time.Duration) *Router {
 	}
 	b.addEvents(snap.Events)
 	b.describe(&snap.Status)
-	b.fillTraffic(snap)
+	b.derive(&snap.Status)
 	b.fillFleet(snap)
-	b.router.Decisions = b.router.Decisions[:0:0]
-	for _, raw := range snap.Decisions {
-		if d, ok := ParseDecision(raw); ok {
-			b.router.Decisions = append(b.router.Decisions, d)
-		}
-	}
+	b.router.Decisions = b.decisions.Parse(snap.Decisions)
 	b.record()
 	return b.finish(s.At, interval)
 }
@@ -186,20 +182,9 @@ func (b *Builder) finish(now time.Time, interval time.Duration) *Router {
 // describe takes over what the router says of itself.
 func (b *Builder) describe(st *admin.Status) {
 	r := &b.router
-	r.Link = Live
-	r.Name, r.Version, r.Schema, r.State, r.Reasons = st.Name, st.Version, st.Schema, st.State, st.Reasons
-	r.Queues, r.Replay = st.Queues, st.Replay
-	if r.Reasons == nil {
-		r.Reasons = []string{}
-	}
+	r.Link, r.Status = Live, *st
+	r.Reasons, r.Models = orEmpty(st.Reasons), orEmpty(st.Models)
 	r.UptimeSeconds = Num(math.Max(0, st.Now.Sub(st.Started).Seconds()))
-	r.Models, r.Policy, r.ThresholdTokens, r.ThresholdOn = st.Models, st.Policy, Num(st.ThresholdTokens), st.ThresholdOn
-	r.ThresholdAuto, r.Costs = st.ThresholdAuto, st.Costs
-	if r.Models == nil {
-		r.Models = []string{}
-	}
-	r.Tokenizer, r.BlockSize, r.ConfigRevision, r.Workers = st.Tokenizer, st.BlockSizeTokens, st.ConfigRevision, st.Workers
-	r.Process = Process{CPU: Unknown, HeapBytes: Num(st.Runtime.HeapBytes), RSSBytes: Num(st.Runtime.RSSBytes), Goroutines: Num(st.Runtime.Goroutines), OpenFiles: Num(st.Runtime.OpenFiles)}
 }
 
 // remember keeps the counters of a snapshot.
@@ -216,7 +201,7 @@ func (b *Builder) remember(snap *admin.Snapshot) {
 				restarts: k.Feed.Restarts, indexed: k.IndexBlocks, queries: math.NaN(), hits: math.NaN(), external: math.NaN(),
 			}
 			if e := k.Engine; e != nil {
-				q.queries, q.hits, q.external, q.loadAt = value(e.PrefixQueries), value(e.PrefixHits), value(e.ExternalHits), e.At
+				q.queries, q.hits, q.external, q.loadAt = Figure(e.PrefixQueries).F(), Figure(e.PrefixHits).F(), Figure(e.ExternalHits).F(), e.At
 			}
 			p.ranks[k.Label] = q
 		}
@@ -236,13 +221,6 @@ func (b *Builder) remember(snap *admin.Snapshot) {
 	for len(b.points) > 2 && p.at.Sub(b.points[1].at) >= troubleWindow {
 		b.points = slices.Delete(b.points, 0, 1)
 	}
-}
-
-func value(f *float64) float64 {
-	if f == nil {
-		return math.NaN()
-	}
-	return *f
 }
 
 // since is the newest point that is at least d old, the oldest one if none is.
@@ -272,26 +250,14 @@ func share(part, whole float64) Num {
 	return Num(part / whole)
 }
 
-func (b *Builder) fillTraffic(snap *admin.Snapshot) {
-	st := &snap.Status
-	t := &st.Traffic
-	r := &b.router
-	r.Traffic = Traffic{
-		Requests: Num(t.Requests), Inflight: Num(t.Inflight), Queued: Num(t.Queued),
-		ActiveRequests: Num(st.Ledger.Requests), ActivePrefill: Num(st.Ledger.PrefillTokens), ActiveDecode: Num(st.Ledger.DecodeBlocks), OpenReservations: Num(st.Ledger.Reservations),
-	}
-	v := &r.Traffic
-	v.TTFTP50, v.TTFTP90, v.TTFTP99 = quantiles(t.TTFT)
-	v.ITLP50, v.ITLP90, v.ITLP99 = quantiles(t.ITL)
-	v.E2EP50, _, v.E2EP99 = quantiles(t.E2E)
-	v.OverheadP50, _, v.OverheadP99 = quantiles(t.Overhead)
-	x := &st.Index
-	r.Index = Index{Blocks: Num(x.Blocks), Memberships: Num(x.Memberships), MaxBlocks: Num(x.MaxBlocks), Nodes: Num(x.Nodes), Bytes: Num(x.Bytes), Untrusted: Num(x.UntrustedRank)}
-	r.Index.HottestShare, r.Index.HottestPrefix = b.hot.share(), b.hot.name()
+// derive makes rates, shares and recent counts of the answers that are kept.
+func (b *Builder) derive(st *admin.Status) {
+	t, x, v := &st.Traffic, &st.Index, &b.router.Derived
+	v.HottestShare, v.HottestPrefix = b.hot.share(), b.hot.name()
 
 	now, was, old := &b.points[len(b.points)-1], b.since(rateWindow), b.since(troubleWindow)
 	seconds := now.at.Sub(was.at).Seconds()
-	r.RateWindow, r.TroubleWindow = Unknown, Unknown
+	v.RateWindow, v.TroubleWindow, v.CPU = Unknown, Unknown, Unknown
 	rate := func(from, to uint64) Num {
 		if seconds <= 0 {
 			return Unknown
@@ -299,8 +265,8 @@ func (b *Builder) fillTraffic(snap *admin.Snapshot) {
 		return Num(grew(from, to) / seconds)
 	}
 	if seconds > 0 {
-		r.RateWindow, r.TroubleWindow = Num(seconds), Num(now.at.Sub(old.at).Seconds())
-		r.Process.CPU = Num(math.Max(0, now.cpu-was.cpu) / seconds)
+		v.RateWindow, v.TroubleWindow = Num(seconds), Num(now.at.Sub(old.at).Seconds())
+		v.CPU = Num(math.Max(0, now.cpu-was.cpu) / seconds)
 	}
 	a := &was.traffic
 	v.RequestRate, v.CompletedRate, v.FailedRate = rate(a.Requests, t.Requests), rate(a.Completed, t.Completed), rate(a.Failed, t.Failed)
@@ -314,58 +280,49 @@ func (b *Builder) fillTraffic(snap *admin.Snapshot) {
 	v.LocalShare, v.RemoteShare = share(local, local+remote), share(remote, local+remote)
 	prompt := grew(a.PromptTokens, t.PromptTokens)
 	v.HitShare, v.PredictedShare = share(grew(a.CachedTokens, t.CachedTokens), prompt), share(grew(a.PredictedTokens, t.PredictedTokens), prompt)
-	r.Index.StoredRate, r.Index.RemovedRate, r.Index.LookupRate = rate(was.index.Stored, x.Stored), rate(was.index.Removed, x.Removed), rate(was.index.Lookups, x.Lookups)
+	v.StoredRate, v.RemovedRate, v.LookupRate = rate(was.index.Stored, x.Stored), rate(was.index.Removed, x.Removed), rate(was.index.Lookups, x.Lookups)
 
 	o := &old.traffic
 	requests := grew(o.Requests, t.Requests)
-	v.Failed, v.Fallbacks, v.Retries, v.Recomputes = Num(grew(o.Failed, t.Failed)), Num(grew(o.Fallbacks, t.Fallbacks)), Num(grew(o.Retries, t.Retries)), Num(grew(o.Recomputes, t.Recomputes))
-	v.FallbackShare = share(float64(v.Fallbacks), grew(o.Remote, t.Remote)+float64(v.Fallbacks))
-	v.RetryShare = share(float64(v.Retries), requests)
-	r.Index.Refused, r.Index.Orphaned = Num(grew(old.index.Refused, x.Refused)), Num(grew(old.index.Orphaned, x.Orphaned))
+	v.RecentFailed, v.RecentFallbacks, v.RecentRetries, v.RecentRecomputes = Num(grew(o.Failed, t.Failed)), Num(grew(o.Fallbacks, t.Fallbacks)), Num(grew(o.Retries, t.Retries)), Num(grew(o.Recomputes, t.Recomputes))
+	v.FallbackShare = share(float64(v.RecentFallbacks), grew(o.Remote, t.Remote)+float64(v.RecentFallbacks))
+	v.RetryShare = share(float64(v.RecentRetries), requests)
+	v.RecentRefused, v.RecentOrphaned = Num(grew(old.index.Refused, x.Refused)), Num(grew(old.index.Orphaned, x.Orphaned))
 	if seconds <= 0 {
-		for _, n := range []*Num{&v.LocalShare, &v.RemoteShare, &v.HitShare, &v.PredictedShare, &v.Failed, &v.Fallbacks, &v.Retries, &v.Recomputes, &v.FallbackShare, &v.RetryShare, &r.Index.Refused, &r.Index.Orphaned} {
+		for _, n := range []*Num{&v.LocalShare, &v.RemoteShare, &v.HitShare, &v.PredictedShare, &v.RecentFailed, &v.RecentFallbacks, &v.RecentRetries, &v.RecentRecomputes, &v.FallbackShare, &v.RetryShare, &v.RecentRefused, &v.RecentOrphaned} {
 			*n = Unknown
 		}
 	}
-}
-
-func quantiles(q *admin.Quantiles) (p50, p90, p99 Num) {
-	if q == nil {
-		return Unknown, Unknown, Unknown
-	}
-	return Num(q.P50), Num(q.P90), Num(q.P99)
 }
 
 // fillFleet describes workers and ranks, worst ranks first.
 func (b *Builder) fillFleet(snap *admin.Snapshot) {
 	now, was, old := &b.points[len(b.points)-1], b.since(rateWindow), b.since(troubleWindow)
 	r := &b.router
-	r.WorkerList = make([]Worker, 0, len(snap.Workers))
+	r.WorkerList = make([]admin.Worker, 0, len(snap.Workers))
 	r.Ranks = make([]Rank, 0, snap.Status.Workers.Ranks)
 	events, gaps := 0.0, 0.0
 	for i := range snap.Workers {
 		w := &snap.Workers[i]
-		r.WorkerList = append(r.WorkerList, Worker{
-			Name: w.Name, URL: w.URL, Engine: w.Engine, Version: w.Version, Role: w.Role, Connector: w.Connector,
-			Models: orEmpty(w.Models), DP: w.DP, BlockSize: w.BlockSizeTokens, KVBlocks: w.KVBlocks, Source: w.Source, Health: w.Health, Reason: w.Reason,
-			Draining: w.Draining, Usable: w.Usable, Conflict: w.Conflict, Troubles: w.Troubles,
-		})
+		own := *w
+		own.Models, own.Ranks = orEmpty(w.Models), nil
+		r.WorkerList = append(r.WorkerList, own)
 		for j := range w.Ranks {
 			k := rankView(w, &w.Ranks[j], now, was, old)
-			if k.Feed.EventRate.Known() {
-				events += k.Feed.EventRate.F()
+			if k.EventRate.Known() {
+				events += k.EventRate.F()
 			}
-			if k.Feed.RecentGaps.Known() {
-				gaps += k.Feed.RecentGaps.F()
+			if k.RecentGaps.Known() {
+				gaps += k.RecentGaps.F()
 			}
 			r.Ranks = append(r.Ranks, k)
 		}
 	}
-	r.Index.EventRate, r.Index.Gaps = Unknown, Unknown
+	r.EventRate, r.RecentGaps = Unknown, Unknown
 	if r.RateWindow.Known() {
-		r.Index.EventRate, r.Index.Gaps = Num(events), Num(gaps)
+		r.EventRate, r.RecentGaps = Num(events), Num(gaps)
 	}
-	r.Traffic.EnginePromptRate, r.Traffic.EngineHitShare = engineFlow(r.Ranks)
+	r.EnginePromptRate, r.EngineHitShare = engineFlow(r.Ranks)
 	judgeRanks(r.Ranks, r.WorkerList, &b.cold)
 	b.sort(r.Ranks)
 }
@@ -392,59 +349,35 @@ func engineFlow(ranks []Rank) (rate, hits Num) {
 	return rate, hits
 }
 
-func moved(m *admin.Moves) Moves {
-	if m == nil {
-		return Moves{Unknown, Unknown, Unknown}
-	}
-	return Moves{Num(m.Away), Num(m.Onto), whole(m.Waiting)}
-}
-
 func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
-	v := Rank{
-		Label: k.Label, Worker: k.Worker, DP: k.DP, Role: k.Role, Usable: k.Usable, Health: k.Health, Reason: k.Reason,
-		Running: Unknown, Waiting: Unknown, KVUsage: Unknown, EngineUsed: Unknown, HitShare: Unknown, LifeHit: Unknown, PromptRate: Unknown,
-		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
-		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock, IndexRoom: max(k.IndexRoom, k.CapacityBlock), Moves: moved(k.Moves), // a recording has the latter only
-		Feed: Feed{
-			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, Replay: k.Feed.Replay, LastSeq: k.Feed.LastSeq,
-			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown, RecentDropped: Unknown,
-			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Dropped: k.Feed.Dropped, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
-			Tiers: k.Feed.Tiers, TiersReported: k.Feed.TiersReported, CacheGroups: k.Feed.CacheGroups, CopiesDisbelieved: k.Feed.CopiesDisbelieved, HashDiffers: k.Feed.HashDiffers,
-		},
-	}
-	v.TTFT, v.ITL, v.OutputRate, v.SlowTimes = Num(value(k.TTFT)), Num(value(k.ITL)), Num(value(k.OutputRate)), Unknown
-	v.SpeedJudged = k.SpeedJudged
-	if k.Slow != nil {
-		v.SlowAt, v.SlowTimes, v.slowAlways = k.Slow.Figure, Num(k.Slow.Times), k.Slow.Always
-	}
+	v := Rank{Rank: *k}
+	unknown(&v.RankDerived)
 	if len(w.Models) > 0 {
 		v.Model = w.Models[0]
 	}
-	if !k.Feed.LastAt.IsZero() {
-		v.Feed.AgeSeconds = Num(math.Max(0, now.at.Sub(k.Feed.LastAt).Seconds()))
-	}
-	if !k.Feed.Since.IsZero() {
-		v.Feed.SinceSeconds = Num(math.Max(0, now.at.Sub(k.Feed.Since).Seconds()))
-	}
-	if e := k.Engine; e != nil {
-		v.Running, v.Waiting, v.KVUsage = whole(e.Running), whole(e.Waiting), Num(value(e.KVUsage))
-		v.LifeHit = share(value(e.PrefixHits), value(e.PrefixQueries))
-		if !e.At.IsZero() {
-			v.LoadAge = Num(math.Max(0, now.at.Sub(e.At).Seconds()))
+	age := func(since time.Time) Num {
+		if since.IsZero() {
+			return Unknown
 		}
-		if v.KVUsage.Known() && k.CapacityBlock > 0 {
-			v.EngineUsed = Num(math.Round(v.KVUsage.F() * float64(k.CapacityBlock)))
+		return Num(math.Max(0, now.at.Sub(since).Seconds()))
+	}
+	v.FeedAge, v.FeedFor = age(k.Feed.LastAt), age(k.Feed.Since)
+	if e := k.Engine; e != nil {
+		v.LifeHit = share(Figure(e.PrefixHits).F(), Figure(e.PrefixQueries).F())
+		v.LoadAge = age(e.At)
+		if v.KVUsage().Known() && k.CapacityBlock > 0 {
+			v.EngineUsed = Num(math.Round(v.KVUsage().F() * float64(k.CapacityBlock)))
 			v.BlockDiff = v.EngineUsed - Num(k.DecodeBlocks)
 		}
-		if v.Running.Known() && v.Waiting.Known() {
-			v.RequestDiff = v.Running + v.Waiting - Num(k.ActiveRequests)
+		if v.Running().Known() && v.Waiting().Known() {
+			v.RequestDiff = v.Running() + v.Waiting() - Num(k.ActiveRequests)
 		}
 	}
 	p := now.ranks[k.Label]
 	if q, ok := was.ranks[k.Label]; ok && now != was {
 		seconds := now.at.Sub(was.at).Seconds()
 		v.RequestRate = Num(grew(q.requests, p.requests) / seconds)
-		v.Feed.EventRate, v.Feed.BlockRate = Num(grew(q.events, p.events)/seconds), Num(grew(q.blocks, p.blocks)/seconds)
+		v.EventRate, v.BlockRate = Num(grew(q.events, p.events)/seconds), Num(grew(q.blocks, p.blocks)/seconds)
 		// The engine's counters were read at moments of their own.
 		if d := p.loadAt.Sub(q.loadAt).Seconds(); d > 0 && p.queries >= q.queries && p.hits >= q.hits {
 			v.HitShare = share(p.hits-q.hits, p.queries-q.queries)
@@ -455,17 +388,10 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		}
 	}
 	if q, ok := old.ranks[k.Label]; ok && now != old {
-		v.Failures, v.Feed.RecentGaps, v.Feed.RecentLost = Num(grew(q.failures, p.failures)), Num(grew(q.gaps, p.gaps)), Num(grew(q.lost, p.lost))
-		v.Feed.RecentDropped = Num(grew(q.dropped, p.dropped))
+		v.RecentFailures, v.RecentGaps, v.RecentLost = Num(grew(q.failures, p.failures)), Num(grew(q.gaps, p.gaps)), Num(grew(q.lost, p.lost))
+		v.RecentDropped = Num(grew(q.dropped, p.dropped))
 	}
 	return v
-}
-
-func whole(n *int) Num {
-	if n == nil {
-		return Unknown
-	}
-	return Num(*n)
 }
 
 func orEmpty(s []string) []string {
@@ -571,11 +497,10 @@ func ParseDecision(raw json.RawMessage) (Decision, bool) {
 		return Decision{}, false
 	}
 	d := Decision{
-		ID: r.ID, Request: r.RequestID, At: r.Time, Live: r.Live, Model: r.Model, Path: r.Path, Reason: r.Reason, ReasonText: r.ReasonText,
-		ISL: r.Inputs.ISL, EffISL: r.EffISL, Predicted: r.Predicted.CachedTokens, Cached: known(float64(r.Outcome.CachedTokens)),
-		Decode: r.Decode.Chosen, Prefill: r.Prefill.Chosen, RunnerUp: r.Decode.RunnerUp, Margin: Unknown, Eligible: r.Decode.Eligible,
-		TTFT: known(r.Outcome.TTFTMS), E2E: known(r.Outcome.E2EMS), Tokens: known(float64(r.Outcome.CompletionTokens)),
-		Status: r.Outcome.Status, Legs: len(r.Legs), Error: r.Outcome.Error, Recompute: r.Outcome.SilentRecompute, Cancelled: r.Outcome.Cancelled,
+		receipt: raw, ID: r.ID, Request: r.RequestID, At: r.Time, Live: r.Live, Model: r.Model, Path: r.Path, Reason: r.Reason, ReasonText: r.ReasonText,
+		ISL: r.Inputs.ISL, EffISL: r.EffISL, Predicted: r.Predicted.CachedTokens, Decode: r.Decode.Chosen, Prefill: r.Prefill.Chosen, Margin: Unknown,
+		TTFT: known(r.Outcome.TTFTMS), E2E: known(r.Outcome.E2EMS),
+		Status: r.Outcome.Status, Error: r.Outcome.Error, Recompute: r.Outcome.SilentRecompute, Cancelled: r.Outcome.Cancelled,
 	}
 	if r.Decode.RunnerUp != "" {
 		d.Margin = Num(r.Decode.MarginBlocks)
@@ -628,11 +553,11 @@ func Sum(at time.Time, routers []Router) View {
 				f.Ranks += w.DP
 			}
 		}
-		add(&f.Requests, r.Traffic.RequestRate)
-		add(&f.PromptTokensPerSecond, r.Traffic.PromptRate)
-		add(&f.CompletionTokensPerSecond, r.Traffic.CompletionRate)
-		add(&f.Inflight, r.Traffic.Inflight)
-		add(&f.Queued, r.Traffic.Queued)
+		add(&f.Requests, r.RequestRate)
+		add(&f.PromptTokensPerSecond, r.PromptRate)
+		add(&f.CompletionTokensPerSecond, r.CompletionRate)
+		add(&f.Inflight, Reported(r, r.Traffic.Inflight))
+		add(&f.Queued, Reported(r, r.Traffic.Queued))
 	}
 	return v
 }

@@ -138,7 +138,7 @@ func (w *coldWatch) attend(c *collector, r *Router) {
 	for i := range r.Ranks {
 		k := &r.Ranks[i]
 		x := w.ranks[k.Label]
-		if x == nil || x.warm.IsZero() && (k.Feed.RecentLost >= 1 || k.Feed.RecentDropped >= 1 || !k.Usable) {
+		if x == nil || x.warm.IsZero() && (k.RecentLost >= 1 || k.RecentDropped >= 1 || !k.Usable) {
 			continue // listed with its events or its worker
 		}
 		why := "its cache was cleared"

@@ -126,16 +126,20 @@ func TestNeverReached(t *testing.T) {
 	}
 	var doc struct {
 		Fleet   map[string]any
-		Routers []struct{ Traffic, Index, Process map[string]any }
+		Routers []struct{ Status, Derived map[string]any }
 	}
 	if err := json.Unmarshal(raw, &doc); err != nil {
 		t.Fatal(err)
 	}
-	for _, figures := range []map[string]any{doc.Routers[0].Traffic, doc.Routers[0].Index, doc.Routers[0].Process} {
-		for k, v := range figures {
-			if v != nil {
-				t.Errorf("%s is %v of a router that was never reached", k, v)
-			}
+	if st := doc.Routers[0].Status; st != nil {
+		t.Errorf("a router that was never reached has a status: %v", st)
+	}
+	if len(doc.Routers[0].Derived) == 0 {
+		t.Error("the derived figures are missing")
+	}
+	for k, v := range doc.Routers[0].Derived {
+		if v != nil {
+			t.Errorf("%s is %v of a router that was never reached", k, v)
 		}
 	}
 	for _, k := range []string{"requests_per_second", "inflight_requests", "queued_requests"} {

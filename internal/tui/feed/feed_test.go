@@ -291,8 +291,8 @@ func TestOrderBecomesStable(t *testing.T) {
 			s++
 		}
 		for i := 1; i < n; i++ {
-			if x, y := r.Ranks[i-1], r.Ranks[i]; x.Severity == y.Severity && x.KVUsage < y.KVUsage-.021 {
-				t.Fatalf("%s (%.2f) stands before %s (%.2f)", x.Label, x.KVUsage.F(), y.Label, y.KVUsage.F())
+			if x, y := r.Ranks[i-1], r.Ranks[i]; x.Severity == y.Severity && x.KVUsage() < y.KVUsage()-.021 {
+				t.Fatalf("%s (%.2f) stands before %s (%.2f)", x.Label, x.KVUsage().F(), y.Label, y.KVUsage().F())
 			}
 		}
 	})
@@ -336,7 +336,7 @@ func TestRatesAreDifferences(t *testing.T) {
 			at, requests = append(at, now), append(requests, n)
 			r := b.Add(snap(1, now, func(a *admin.Snapshot) { a.Status.Traffic.Requests = n }), time.Second)
 			if len(at) == 1 {
-				if r.Traffic.RequestRate.Known() {
+				if r.RequestRate.Known() {
 					t.Fatal("a rate from one answer")
 				}
 				continue
@@ -348,7 +348,7 @@ func TestRatesAreDifferences(t *testing.T) {
 				i--
 			}
 			want := float64(n-requests[i]) / float64(now-at[i])
-			if got := r.Traffic.RequestRate.F(); math.Abs(got-want) > 1e-9*math.Max(1, want) {
+			if got := r.RequestRate.F(); math.Abs(got-want) > 1e-9*math.Max(1, want) {
 				t.Fatalf("answer %d: %v requests/s, want %v", len(at), got, want)
 			}
 			if len(b.points) > maxSamples {
@@ -378,7 +378,7 @@ func TestFastPolling(t *testing.T) {
 			if w := r.TroubleWindow.F(); w < 55 || w > 62 {
 				t.Fatalf("trouble window %v s", w)
 			}
-			if got := r.Traffic.RequestRate.F(); math.Abs(got-10) > .2 {
+			if got := r.RequestRate.F(); math.Abs(got-10) > .2 {
 				t.Fatalf("%v requests/s", got)
 			}
 		}
@@ -436,7 +436,7 @@ func FuzzParseFilter(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		p, err := ParseFilter(s, RankKeys)
 		if err == nil {
-			p.Match(&Rank{Label: "a/dp0", KVUsage: Unknown})
+			p.Match(&Rank{Rank: admin.Rank{Label: "a/dp0"}})
 		}
 	})
 }

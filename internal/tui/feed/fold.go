@@ -1,6 +1,11 @@
 package feed
 
-import "math"
+import (
+	"math"
+	"reflect"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+)
 
 // Fold is the row of a worker whose ranks are folded: of the ranks that a filter leaves,
 // at least one, in the order of a view. Status and reason are those of the worst rank, KV
@@ -10,82 +15,55 @@ import "math"
 func Fold(ranks []*Rank) Rank {
 	v := *ranks[0]
 	v.Label, v.Folded = v.Worker, len(ranks)
-	v.SlowAt, v.SlowTimes, v.slowAlways = "", Unknown, false
 	v.Feed.Endpoint, v.Feed.Replay, v.Feed.LastSeq = "", nil, nil
 	v.LifeHit = Unknown // the lengths of its ranks' lives are not known
 	found := hits(ranks[0])
-	slow := func(k *Rank) {
-		if k.SlowAt != "" && !(k.SlowTimes <= v.SlowTimes) {
-			v.SlowAt, v.SlowTimes, v.slowAlways = k.SlowAt, k.SlowTimes, k.slowAlways
-		}
-	}
-	slow(ranks[0])
 	for _, k := range ranks[1:] {
-		slow(k)
 		if k.Severity > v.Severity {
 			v.Severity, v.Status, v.Reason = k.Severity, k.Status, k.Reason
+		}
+		if v.Slow == nil || k.Slow != nil && k.Slow.Times > v.Slow.Times {
+			v.Slow = k.Slow
 		}
 		v.Usable = v.Usable && k.Usable
 		v.SpeedJudged = v.SpeedJudged && k.SpeedJudged
 		found += hits(k)
 		for _, sum := range [][2]*Num{
-			{&v.Running, &k.Running},
-			{&v.Waiting, &k.Waiting},
 			{&v.EngineUsed, &k.EngineUsed},
 			{&v.PromptRate, &k.PromptRate},
 			{&v.ExternalHit, &k.ExternalHit},
 			{&v.RequestRate, &k.RequestRate},
-			{&v.Failures, &k.Failures},
-			{&v.OutputRate, &k.OutputRate},
-			{&v.Moves.Away, &k.Moves.Away},
-			{&v.Moves.Onto, &k.Moves.Onto},
-			{&v.Moves.Waiting, &k.Moves.Waiting},
+			{&v.RecentFailures, &k.RecentFailures},
 			{&v.RequestDiff, &k.RequestDiff},
 			{&v.BlockDiff, &k.BlockDiff},
-			{&v.Feed.EventRate, &k.Feed.EventRate},
-			{&v.Feed.BlockRate, &k.Feed.BlockRate},
-			{&v.Feed.RecentGaps, &k.Feed.RecentGaps},
-			{&v.Feed.RecentLost, &k.Feed.RecentLost},
-			{&v.Feed.RecentDropped, &k.Feed.RecentDropped},
+			{&v.EventRate, &k.EventRate},
+			{&v.BlockRate, &k.BlockRate},
+			{&v.RecentGaps, &k.RecentGaps},
+			{&v.RecentLost, &k.RecentLost},
+			{&v.RecentDropped, &k.RecentDropped},
 		} {
 			*sum[0] += *sum[1] // NaN stays NaN
 		}
-		for _, most := range [][2]*Num{
-			{&v.KVUsage, &k.KVUsage},
-			{&v.TTFT, &k.TTFT},
-			{&v.ITL, &k.ITL},
-			{&v.LoadAge, &k.LoadAge},
-			{&v.Feed.AgeSeconds, &k.Feed.AgeSeconds},
-		} {
+		for _, most := range [][2]*Num{{&v.LoadAge, &k.LoadAge}, {&v.FeedAge, &k.FeedAge}} {
 			*most[0] = Num(math.Max(most[0].F(), most[1].F())) // NaN stays NaN
 		}
-		v.Feed.SinceSeconds = Num(math.Min(v.Feed.SinceSeconds.F(), k.Feed.SinceSeconds.F()))
-		v.Active += k.Active
+		v.FeedFor = Num(math.Min(v.FeedFor.F(), k.FeedFor.F()))
+		v.TTFT, v.ITL, v.OutputRate = greater(v.TTFT, k.TTFT), greater(v.ITL, k.ITL), added(v.OutputRate, k.OutputRate)
+		v.Engine, v.Moves = foldEngine(v.Engine, k.Engine), foldMoves(v.Moves, k.Moves)
+		v.ActiveRequests += k.ActiveRequests
 		v.PrefillTokens += k.PrefillTokens
 		v.DecodeBlocks += k.DecodeBlocks
 		v.IndexBlocks += k.IndexBlocks
-		if v.Capacity > 0 && k.Capacity > 0 {
-			v.Capacity += k.Capacity
-			v.IndexRoom += k.IndexRoom
+		v.IndexRoom = v.Room()
+		if v.CapacityBlock > 0 && k.CapacityBlock > 0 {
+			v.CapacityBlock += k.CapacityBlock
+			v.IndexRoom += k.Room()
 		} else {
-			v.Capacity, v.IndexRoom = 0, 0 // unknown
+			v.CapacityBlock, v.IndexRoom = 0, 0 // unknown
 		}
-		if k.Feed.State != v.Feed.State {
-			v.Feed.State, v.Feed.Reason = "mixed", ""
-		}
-		v.Feed.Trusted = v.Feed.Trusted && k.Feed.Trusted
-		v.Feed.Gaps += k.Feed.Gaps
-		v.Feed.Replayed += k.Feed.Replayed
-		v.Feed.Lost += k.Feed.Lost
-		v.Feed.Dropped += k.Feed.Dropped
-		v.Feed.Restarts += k.Feed.Restarts
-		v.Feed.Errors += k.Feed.Errors
-		v.Feed.Orphans += k.Feed.Orphans
-		t, u := &v.Feed.Tiers, k.Feed.Tiers
-		v.Feed.TiersReported = v.Feed.TiersReported || k.Feed.TiersReported
-		v.Feed.CopiesDisbelieved = v.Feed.CopiesDisbelieved || k.Feed.CopiesDisbelieved
-		v.Feed.HashDiffers = v.Feed.HashDiffers || k.Feed.HashDiffers
-		t.CPU, t.Disk, t.Remote = t.CPU+u.CPU, t.Disk+u.Disk, t.Remote+u.Remote
+		v.Requests += k.Requests
+		v.Failures += k.Failures
+		foldFeed(&v.Feed, &k.Feed)
 	}
 	switch {
 	case v.PromptRate > 0:
@@ -94,6 +72,69 @@ func Fold(ranks []*Rank) Rank {
 		v.HitShare = Unknown
 	}
 	return v
+}
+
+// foldFeed adds the feed of a rank to that of a folded row.
+func foldFeed(v, k *admin.Feed) {
+	if k.State != v.State {
+		v.State, v.Reason = "mixed", ""
+	}
+	v.Trusted = v.Trusted && k.Trusted
+	v.TiersReported = v.TiersReported || k.TiersReported
+	v.CopiesDisbelieved = v.CopiesDisbelieved || k.CopiesDisbelieved
+	v.HashDiffers = v.HashDiffers || k.HashDiffers
+	v.Tiers.CPU, v.Tiers.Disk, v.Tiers.Remote = v.Tiers.CPU+k.Tiers.CPU, v.Tiers.Disk+k.Tiers.Disk, v.Tiers.Remote+k.Tiers.Remote
+	v.Lag = greater(v.Lag, k.Lag)
+	if k.Since.After(v.Since) {
+		v.Since = k.Since
+	}
+	if k.LastAt.Before(v.LastAt) {
+		v.LastAt = k.LastAt
+	}
+	to, from := reflect.ValueOf(v).Elem(), reflect.ValueOf(k).Elem()
+	for i := range to.NumField() {
+		if f := to.Field(i); f.Kind() == reflect.Uint64 { // all of them are counters
+			f.SetUint(f.Uint() + from.Field(i).Uint())
+		}
+	}
+}
+
+// foldEngine adds the figures of a rank's engine to those of a folded row.
+func foldEngine(v, k *admin.EngineLoad) *admin.EngineLoad {
+	if v == nil || k == nil {
+		return nil
+	}
+	e := &admin.EngineLoad{
+		Running: added(v.Running, k.Running), Waiting: added(v.Waiting, k.Waiting), KVUsage: greater(v.KVUsage, k.KVUsage),
+		PrefixQueries: added(v.PrefixQueries, k.PrefixQueries), PrefixHits: added(v.PrefixHits, k.PrefixHits), ExternalHits: added(v.ExternalHits, k.ExternalHits),
+		Unused: v.Unused && k.Unused, At: v.At,
+	}
+	if k.At.Before(e.At) {
+		e.At = k.At
+	}
+	return e
+}
+
+func foldMoves(v, k *admin.Moves) *admin.Moves {
+	if v == nil || k == nil {
+		return nil
+	}
+	return &admin.Moves{Away: v.Away + k.Away, Onto: v.Onto + k.Onto, Waiting: added(v.Waiting, k.Waiting)}
+}
+
+// added is the sum of two figures, greater the greater one; nil where one of them is not known.
+func added[T int | float64](a, b *T) *T {
+	if a == nil || b == nil {
+		return nil
+	}
+	return new(*a + *b)
+}
+
+func greater[T int | float64](a, b *T) *T {
+	if a == nil || b == nil {
+		return nil
+	}
+	return new(max(*a, *b))
 }
 
 // hits are the prompt tokens per second that a rank finds in its cache: none where it has

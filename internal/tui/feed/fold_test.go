@@ -5,6 +5,9 @@ import (
 	"math"
 	"reflect"
 	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // TestFold: what can be counted is added up, the worst is kept of the rest, and what one
@@ -12,41 +15,46 @@ import (
 func TestFold(t *testing.T) {
 	rank := func(dp int) *Rank {
 		return &Rank{
-			Label: "d/dp", Worker: "d", DP: dp, Status: "ok", Usable: true, Running: 3, Waiting: 1, KVUsage: .5, HitShare: .25, PromptRate: 100, TTFT: 20, ITL: 5,
-			OutputRate: 7, LoadAge: 1, Active: 4, IndexBlocks: 10, Capacity: 100, IndexRoom: 150, Feed: Feed{State: "live", Trusted: true, EventRate: 2, Gaps: 1, SinceSeconds: 9},
+			Rank: admin.Rank{
+				Label: "d/dp", Worker: "d", DP: dp, Usable: true, TTFT: new(20.0), ITL: new(5.0), OutputRate: new(7.0), ActiveRequests: 4, Requests: 100,
+				IndexBlocks: 10, CapacityBlock: 100, IndexRoom: 150, Feed: admin.Feed{State: "live", Trusted: true, Gaps: 1},
+				Engine: &admin.EngineLoad{Running: new(3), Waiting: new(1), KVUsage: new(.5)}, Moves: &admin.Moves{Waiting: new(0)},
+			},
+			RankDerived: RankDerived{Status: "ok", HitShare: .25, PromptRate: 100, LoadAge: 1, EventRate: 2, FeedFor: 9},
 		}
 	}
 	a, b := rank(0), rank(1)
 	b.Severity, b.Status, b.Reason = Warn, "SLOW", "ITL"
-	a.Moves, b.Moves = Moves{Away: 7, Onto: 1}, Moves{Away: 2, Onto: 3}
-	b.SlowAt, b.SlowTimes, b.KVUsage, b.HitShare, b.PromptRate, b.ITL, b.Feed.SinceSeconds = "ITL", 4, .9, .75, 300, 50, 2
+	*a.Moves, *b.Moves = admin.Moves{Away: 7, Onto: 1, Waiting: new(0)}, admin.Moves{Away: 2, Onto: 3, Waiting: new(0)}
+	b.Slow, b.Engine.KVUsage, b.HitShare, b.PromptRate, b.ITL, b.FeedFor = &admin.Slow{Figure: "ITL", Times: 4}, new(.9), .75, 300, new(50.0), 2
 	v := Fold([]*Rank{a, b})
-	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt != "ITL" || v.SlowTimes != 4 {
+	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt() != "ITL" || v.Slow.Times != 4 {
 		t.Errorf("state %+v", v)
 	}
-	if v.Running != 6 || v.Waiting != 2 || v.PromptRate != 400 || v.OutputRate != 14 || v.Active != 8 || v.IndexBlocks != 20 || v.Capacity != 200 || v.IndexRoom != 300 || v.Feed.EventRate != 4 || v.Feed.Gaps != 2 {
+	if v.Running() != 6 || v.Waiting() != 2 || v.PromptRate != 400 || Figure(v.OutputRate) != 14 || v.ActiveRequests != 8 || v.Requests != 200 || v.IndexBlocks != 20 || v.CapacityBlock != 200 || v.Room() != 300 || v.EventRate != 4 || v.Feed.Gaps != 2 {
 		t.Errorf("sums %+v", v)
 	}
-	if (v.Moves != Moves{Away: 9, Onto: 4}) {
-		t.Errorf("streams that moved: %+v", v.Moves)
+	if m := v.Streams(); (m != Moves{Away: 9, Onto: 4}) {
+		t.Errorf("streams that moved: %+v", m)
 	}
-	if v.KVUsage != .9 || v.ITL != 50 || v.TTFT != 20 || v.Feed.SinceSeconds != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
+	if v.KVUsage() != .9 || Figure(v.ITL) != 50 || Figure(v.TTFT) != 20 || v.FeedFor != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
 		t.Errorf("the rest %+v", v)
 	}
 	b.PromptRate, b.HitShare = 0, Unknown // it is idle
 	if v = Fold([]*Rank{a, b}); v.HitShare != .25 || Fold([]*Rank{b, a}).HitShare != .25 {
 		t.Errorf("hits beside an idle rank: %v", v.HitShare)
 	}
-	b.HitShare, b.Moves.Away = .75, Unknown
+	b.HitShare, b.Moves = .75, nil
 	if a.SpeedJudged = true; Fold([]*Rank{a, b}).SpeedJudged || Fold([]*Rank{b, a}).SpeedJudged || !Fold([]*Rank{a, a}).SpeedJudged {
 		t.Error("the worker's speed is judged where that of each rank is")
 	}
-	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
+	b.Engine, b.TTFT, b.PromptRate, b.CapacityBlock, b.IndexRoom, b.Feed.State, b.Feed.Trusted, b.Usable = nil, nil, Unknown, 0, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
-	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Moves.Away.Known() || v.Moves.None() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
+	m := v.Streams()
+	if v.Running().Known() || v.KVUsage().Known() || v.TTFT != nil || v.PromptRate.Known() || v.HitShare.Known() || m.Away.Known() || m.None() || v.CapacityBlock != 0 || v.Room() != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
 		t.Errorf("what is not known of one is shown for all: %+v", v)
 	}
-	if a.Running != 3 || a.Label != "d/dp" {
+	if a.Running() != 3 || a.Label != "d/dp" || a.Moves.Away != 7 || a.Feed.Gaps != 1 {
 		t.Error("the rank itself was changed")
 	}
 }
@@ -55,14 +63,16 @@ func TestFold(t *testing.T) {
 // ranks, whatever their order, unless there is a reason why the first one's will do.
 func TestFoldKnowsEveryField(t *testing.T) {
 	ofTheFirst := map[string]string{
-		"Worker":           "the ranks are of one worker",
-		"Role":             "a worker has one",
-		"Health":           "that of the worker",
-		"Model":            "that of the worker",
-		"DP":               "a folded row shows the number of its ranks instead",
-		"Pressure":         "ranks are put in order before they are folded",
-		"Of":               "set by whoever folds, who knows the ranks that were filtered out",
-		"Feed.CacheGroups": "ranks of one engine have the same model, and its groups",
+		"Worker":            "the ranks are of one worker",
+		"Role":              "a worker has one",
+		"Health":            "that of the worker",
+		"Model":             "that of the worker",
+		"DP":                "a folded row shows the number of its ranks instead",
+		"Slot":              "a worker has none",
+		"Pressure":          "ranks are put in order before they are folded",
+		"Of":                "set by whoever folds, who knows the ranks that were filtered out",
+		"Feed.CacheGroups":  "ranks of one engine have the same model, and its groups",
+		"Feed.UnknownKinds": "ranks of one engine have the same model, and its groups",
 	}
 	var a, b Rank
 	fields := leaves(t, "", reflect.ValueOf(&a).Elem(), 1)
@@ -95,11 +105,22 @@ func leaves(t *testing.T, under string, v reflect.Value, n int) map[string][]int
 	t.Helper()
 	all := map[string][]int{}
 	for i := range v.NumField() {
-		name, f := under+v.Type().Field(i).Name, v.Field(i)
-		f = reflect.NewAt(f.Type(), f.Addr().UnsafePointer()).Elem() // the unexported ones, too
+		field, f := v.Type().Field(i), v.Field(i)
+		name := under + field.Name
+		if f.Kind() == reflect.Pointer {
+			f.Set(reflect.New(f.Type().Elem()))
+			f = f.Elem()
+		}
 		switch f.Kind() {
 		case reflect.Struct:
-			for inner, index := range leaves(t, name+".", f, n) {
+			if f.Type() == reflect.TypeFor[time.Time]() {
+				f.Set(reflect.ValueOf(time.Unix(int64(n), 0)))
+				break
+			}
+			if name += "."; field.Anonymous {
+				name = under
+			}
+			for inner, index := range leaves(t, name, f, n) {
 				all[inner] = append([]int{i}, index...)
 			}
 			continue
@@ -113,8 +134,6 @@ func leaves(t *testing.T, under string, v reflect.Value, n int) map[string][]int
 			f.SetUint(uint64(n))
 		case reflect.Float32, reflect.Float64:
 			f.SetFloat(float64(n))
-		case reflect.Pointer:
-			f.Set(reflect.New(f.Type().Elem()))
 		case reflect.Slice:
 			f.Set(reflect.MakeSlice(f.Type(), n, n))
 		default:

@@ -83,9 +83,9 @@ func (b *Builder) record() {
 			s = NewSeries()
 			b.history[k.Label] = s
 		}
-		s.add([metrics]float64{k.KVUsage.F(), k.Running.F(), k.Waiting.F(), k.HitShare.F(), k.PromptRate.F()})
-		if k.KVUsage.Known() {
-			used += k.KVUsage.F()
+		s.add([metrics]float64{k.KVUsage().F(), k.Running().F(), k.Waiting().F(), k.HitShare.F(), k.PromptRate.F()})
+		if k.KVUsage().Known() {
+			used += k.KVUsage().F()
 			n++
 		}
 	}
@@ -94,5 +94,5 @@ func (b *Builder) record() {
 	if n > 0 {
 		mean = used / float64(n)
 	}
-	b.total.add([metrics]float64{mean, r.Traffic.Inflight.F(), r.Traffic.Queued.F(), r.Traffic.HitShare.F(), r.Traffic.RequestRate.F()})
+	b.total.add([metrics]float64{mean, Reported(r, r.Traffic.Inflight).F(), Reported(r, r.Traffic.Queued).F(), r.HitShare.F(), r.RequestRate.F()})
 }

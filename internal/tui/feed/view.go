@@ -2,12 +2,16 @@
 // plain values that the screen draws and that dynctl top --once prints. Rates
 // are differences of two answers, so a view is complete from the second on.
 //
-// The JSON form of View is schema "dynctl.top/v1" (docs/schema/top-v1.json):
-// numbers are numbers, units are in the keys, what is not known is null.
+// The JSON form of View is schema "dynctl.top/v1" (docs/schema/top-v1.json). It prints
+// what routers answer in the types of the admin API; what is made of several answers
+// stands beside them, under "derived". Numbers are numbers, units are in the keys, what is
+// not known is null.
 package feed
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -16,7 +20,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Schema names the JSON form of View.
@@ -113,45 +116,22 @@ type Router struct {
 	// AnswerMS is how long the router took to answer.
 	AnswerMS Num `json:"answer_ms"`
 
-	Name            string   `json:"name"`
-	Version         string   `json:"version"`
-	Schema          string   `json:"admin_schema"`
-	State           string   `json:"state"`
-	Reasons         []string `json:"reasons"`
-	UptimeSeconds   Num      `json:"uptime_seconds"`
-	Models          []string `json:"models"`
-	Policy          string   `json:"policy"`
-	ThresholdTokens Num      `json:"threshold_tokens"`
-	ThresholdOn     string   `json:"threshold_on"`
-	// ThresholdAuto says that costs choose the path where Costs knows enough of them.
-	ThresholdAuto  bool               `json:"threshold_auto"`
-	Costs          []admin.ModelCosts `json:"costs,omitempty"`
-	Tokenizer      string             `json:"tokenizer"`
-	BlockSize      int                `json:"block_size_tokens"`
-	ConfigRevision uint64             `json:"config_revision"`
-	Workers        admin.WorkerCounts `json:"worker_counts"`
-	// Replay is where a recording stands; nil for a running router.
-	Replay *admin.Replay `json:"replay,omitempty"`
+	// Status is the newest answer; zero, and absent in JSON, before the first.
+	admin.Status `json:"status,omitzero"`
+	Derived      `json:"derived"`
 
-	// RateWindow is the time that rates and shares are taken over,
-	// TroubleWindow the longer one of the counts of what went wrong.
-	RateWindow    Num     `json:"rate_window_seconds"`
-	TroubleWindow Num     `json:"trouble_window_seconds"`
-	Traffic       Traffic `json:"traffic"`
-	// Queues are those in which requests wait.
-	Queues  []admin.Queue `json:"queues,omitempty"`
-	Index   Index         `json:"index"`
-	Process Process       `json:"process"`
-
-	Attention  []Attention   `json:"attention"`
-	Ranks      []Rank        `json:"ranks"` // worst first
-	WorkerList []Worker      `json:"workers"`
-	Decisions  []Decision    `json:"decisions"` // newest first
-	Events     []admin.Event `json:"events"`    // oldest first
+	Attention  []Attention    `json:"attention"`
+	Ranks      []Rank         `json:"ranks"`   // worst first
+	WorkerList []admin.Worker `json:"workers"` // without their ranks
+	Decisions  []Decision     `json:"decisions"`
+	Events     []admin.Event  `json:"events"` // oldest first
 
 	// Cause is Error as an error, for exit codes.
 	Cause error `json:"-"`
 }
+
+// Answered reports whether the router has ever answered.
+func (r *Router) Answered() bool { return r.Schema != "" }
 
 // Condition is the state of the router in words; while it does not answer, it is
 // the one it had last, and says so.
@@ -162,9 +142,30 @@ func (r *Router) Condition() string {
 	return r.State
 }
 
-// Traffic is what goes through a router.
-type Traffic struct {
-	Requests         Num `json:"requests_total"`
+// Reported is a figure of the router's Status, Unknown before the first answer.
+func Reported[T int | int64 | uint64](r *Router, n T) Num {
+	if !r.Answered() {
+		return Unknown
+	}
+	return Num(n)
+}
+
+// Figure is a figure that the admin API leaves null where it is not known.
+func Figure[T int | float64](n *T) Num {
+	if n == nil {
+		return Unknown
+	}
+	return Num(*n)
+}
+
+// Derived is what two and more answers of a router make known of it.
+type Derived struct {
+	UptimeSeconds Num `json:"uptime_seconds"`
+	// RateWindow is the time that rates and shares are taken over,
+	// TroubleWindow the longer one of what is recent.
+	RateWindow    Num `json:"rate_window_seconds"`
+	TroubleWindow Num `json:"trouble_window_seconds"`
+
 	RequestRate      Num `json:"requests_per_second"`
 	CompletedRate    Num `json:"completed_per_second"`
 	FailedRate       Num `json:"failed_per_second"`
@@ -172,62 +173,42 @@ type Traffic struct {
 	RejectedRate     Num `json:"rejected_per_second"`
 	PromptRate       Num `json:"prompt_tokens_per_second"`
 	CompletionRate   Num `json:"completion_tokens_per_second"`
-	Inflight         Num `json:"inflight_requests"`
-	Queued           Num `json:"queued_requests"`
 	LocalShare       Num `json:"local_share"`
 	RemoteShare      Num `json:"remote_share"`
 	HitShare         Num `json:"cached_tokens_share"`
 	PredictedShare   Num `json:"predicted_cached_tokens_share"`
 	EngineHitShare   Num `json:"engine_prefix_hit_share"` // of the ranks that decode
 	EnginePromptRate Num `json:"engine_prompt_tokens_per_second"`
-	Failed           Num `json:"recent_failed"`
-	Fallbacks        Num `json:"recent_fallbacks"`
+
+	RecentFailed     Num `json:"recent_failed"`
+	RecentFallbacks  Num `json:"recent_fallbacks"`
 	FallbackShare    Num `json:"recent_fallback_share"`
-	Retries          Num `json:"recent_retries"`
+	RecentRetries    Num `json:"recent_retries"`
 	RetryShare       Num `json:"recent_retry_share"`
-	Recomputes       Num `json:"recent_silent_recomputes"`
-	TTFTP50          Num `json:"ttft_p50_ms"`
-	TTFTP90          Num `json:"ttft_p90_ms"`
-	TTFTP99          Num `json:"ttft_p99_ms"`
-	ITLP50           Num `json:"itl_p50_ms"`
-	ITLP90           Num `json:"itl_p90_ms"`
-	ITLP99           Num `json:"itl_p99_ms"`
-	E2EP50           Num `json:"e2e_p50_ms"`
-	E2EP99           Num `json:"e2e_p99_ms"`
-	OverheadP50      Num `json:"overhead_p50_us"`
-	OverheadP99      Num `json:"overhead_p99_us"`
-	ActiveRequests   Num `json:"ledger_active_requests"`
-	ActivePrefill    Num `json:"ledger_prefill_tokens"`
-	ActiveDecode     Num `json:"ledger_decode_blocks"`
-	OpenReservations Num `json:"ledger_open_reservations"`
+	RecentRecomputes Num `json:"recent_silent_recomputes"`
+
+	StoredRate     Num    `json:"stored_blocks_per_second"`
+	RemovedRate    Num    `json:"removed_blocks_per_second"`
+	LookupRate     Num    `json:"lookups_per_second"`
+	EventRate      Num    `json:"feed_events_per_second"`
+	RecentRefused  Num    `json:"recent_refused_blocks"`
+	RecentOrphaned Num    `json:"recent_orphaned_blocks"`
+	RecentGaps     Num    `json:"recent_gaps"`
+	HottestShare   Num    `json:"hottest_prefix_share"`
+	HottestPrefix  string `json:"hottest_prefix,omitempty"`
+
+	CPU Num `json:"cpu_cores"`
 }
 
-// Index is the router's picture of the caches.
-type Index struct {
-	Blocks        Num    `json:"blocks"`
-	Memberships   Num    `json:"memberships"`
-	MaxBlocks     Num    `json:"max_memberships"`
-	Nodes         Num    `json:"nodes"`
-	Bytes         Num    `json:"memory_bytes"`
-	StoredRate    Num    `json:"stored_blocks_per_second"`
-	RemovedRate   Num    `json:"removed_blocks_per_second"`
-	LookupRate    Num    `json:"lookups_per_second"`
-	EventRate     Num    `json:"events_per_second"`
-	Refused       Num    `json:"recent_refused_blocks"`
-	Orphaned      Num    `json:"recent_orphaned_blocks"`
-	Gaps          Num    `json:"recent_gaps"`
-	Untrusted     Num    `json:"untrusted_ranks"`
-	HottestShare  Num    `json:"hottest_prefix_share"`
-	HottestPrefix string `json:"hottest_prefix,omitempty"`
-}
+// Quantiles are those of a sample, Unknown without one.
+type Quantiles struct{ P50, P90, P99 Num }
 
-// Process is the router as a process.
-type Process struct {
-	CPU        Num `json:"cpu_cores"`
-	HeapBytes  Num `json:"heap_bytes"`
-	RSSBytes   Num `json:"rss_bytes"`
-	Goroutines Num `json:"goroutines"`
-	OpenFiles  Num `json:"open_files"`
+// QuantilesOf reads quantiles of the admin API.
+func QuantilesOf(q *admin.Quantiles) Quantiles {
+	if q == nil {
+		return Quantiles{Unknown, Unknown, Unknown}
+	}
+	return Quantiles{Num(q.P50), Num(q.P90), Num(q.P99)}
 }
 
 // Severity orders attention and ranks; it is a word in JSON.
@@ -278,31 +259,9 @@ type Attention struct {
 	Rank   string    `json:"rank,omitempty"`
 }
 
-// Worker is one engine process.
-type Worker struct {
-	Name      string   `json:"name"`
-	URL       string   `json:"url"`
-	Engine    string   `json:"engine"`
-	Version   string   `json:"version"`
-	Role      string   `json:"role"`
-	Connector string   `json:"connector"`
-	Models    []string `json:"models"`
-	DP        int      `json:"dp"`
-	BlockSize int      `json:"block_size_tokens"`
-	KVBlocks  int      `json:"kv_blocks_per_rank"`
-	Source    string   `json:"source"`
-	Health    string   `json:"health"`
-	Reason    string   `json:"reason"`
-	Draining  bool     `json:"draining"`
-	Usable    bool     `json:"usable"`
-	Conflict  string   `json:"conflict,omitempty"`
-	// Troubles are what is wrong with it although it answers.
-	Troubles []admin.Trouble `json:"troubles,omitempty"`
-}
-
 // trouble is one that a rank of the worker has, or the worker with all of them; nil
 // for none.
-func (w *Worker) trouble(rank string) *admin.Trouble {
+func trouble(w *admin.Worker, rank string) *admin.Trouble {
 	for i := range w.Troubles {
 		if t := &w.Troubles[i]; t.Rank == "" || t.Rank == rank {
 			return t
@@ -311,64 +270,10 @@ func (w *Worker) trouble(rank string) *admin.Trouble {
 	return nil
 }
 
-// Rank is one data-parallel rank: the router's view and the engine's own.
+// Rank is one data-parallel rank: what the router says of it, and what is made of that.
 type Rank struct {
-	Label    string   `json:"label"`
-	Worker   string   `json:"worker"`
-	DP       int      `json:"dp_rank"`
-	Role     string   `json:"role"`
-	Status   string   `json:"status"` // one word, see attention.go
-	Severity Severity `json:"severity"`
-	Reason   string   `json:"reason,omitempty"`
-	Usable   bool     `json:"usable"`
-	Health   string   `json:"health"`
-	Model    string   `json:"model"`
-
-	// What the engine says.
-	Running     Num `json:"engine_running_requests"`
-	Waiting     Num `json:"engine_waiting_requests"`
-	KVUsage     Num `json:"engine_kv_usage_share"`
-	EngineUsed  Num `json:"engine_kv_used_blocks"` // usage of capacity, in router blocks
-	HitShare    Num `json:"engine_prefix_hit_share"`
-	LifeHit     Num `json:"engine_prefix_hit_lifetime_share"`
-	PromptRate  Num `json:"engine_prompt_tokens_per_second"`
-	ExternalHit Num `json:"engine_external_hit_tokens_per_second"`
-	LoadAge     Num `json:"engine_load_age_seconds"`
-
-	// What the router's own account says.
-	Active        int   `json:"router_active_requests"`
-	PrefillTokens int64 `json:"router_prefill_tokens"`
-	DecodeBlocks  int64 `json:"router_decode_blocks"`
-	RequestRate   Num   `json:"router_requests_per_second"`
-	Failures      Num   `json:"router_recent_failures"`
-	IndexBlocks   int64 `json:"index_blocks"`
-	Capacity      int64 `json:"capacity_blocks"`
-	// IndexRoom is the most that IndexBlocks can truly be, 0 when unknown.
-	IndexRoom int64 `json:"index_room_blocks"`
-
-	// Moves are the streams that went on elsewhere.
-	Moves Moves `json:"moves"`
-
-	// How fast it answers, as the router measured it in the last seconds.
-	TTFT       Num `json:"router_ttft_ms"`
-	ITL        Num `json:"router_itl_ms"`
-	OutputRate Num `json:"router_output_tokens_per_second"`
-	// SlowAt is "ITL" or "TTFT" for a rank that is slow at it, SlowTimes how many
-	// times the median of its peers that is. SpeedJudged says that enough is known of it
-	// and of its peers to judge it.
-	SlowAt      string `json:"slow_at,omitempty"`
-	SlowTimes   Num    `json:"slow_times"`
-	SpeedJudged bool   `json:"speed_judged"`
-	slowAlways  bool   // it was hardly faster before
-
-	// The differences, engine minus router.
-	RequestDiff Num `json:"requests_difference"`
-	BlockDiff   Num `json:"blocks_difference"`
-
-	Feed Feed `json:"feed"`
-
-	// Pressure orders ranks that are equally bad; it has no unit.
-	Pressure float64 `json:"pressure"`
+	admin.Rank
+	RankDerived `json:"derived"`
 
 	// Folded is of how many ranks this is the row, see Fold, and Of how many the worker
 	// has; 0 for a rank.
@@ -376,54 +281,96 @@ type Rank struct {
 	Of     int `json:"-"`
 }
 
-// Moves are streams that went on elsewhere: those that a rank had, rests that it was asked
-// for (each attempt), and those that wait now for a place on it.
-type Moves struct {
-	Away    Num `json:"away_total"`
-	Onto    Num `json:"onto_total"`
-	Waiting Num `json:"waiting"`
+// RankDerived is what two and more answers make known of a rank.
+type RankDerived struct {
+	Status   string   `json:"status"` // one word, see attention.go
+	Severity Severity `json:"severity"`
+	// Model is the first name that its worker answers to.
+	Model string `json:"model"`
+
+	// Of the engine's figures.
+	EngineUsed  Num `json:"engine_kv_used_blocks"` // usage of capacity, in router blocks
+	HitShare    Num `json:"engine_prefix_hit_share"`
+	LifeHit     Num `json:"engine_prefix_hit_lifetime_share"`
+	PromptRate  Num `json:"engine_prompt_tokens_per_second"`
+	ExternalHit Num `json:"engine_external_hit_tokens_per_second"`
+	LoadAge     Num `json:"engine_load_age_seconds"`
+
+	// Of the router's.
+	RequestRate    Num `json:"requests_per_second"`
+	RecentFailures Num `json:"recent_failures"`
+
+	// The differences, engine minus router.
+	RequestDiff Num `json:"requests_difference"`
+	BlockDiff   Num `json:"blocks_difference"`
+
+	// Of its KV events.
+	FeedAge       Num `json:"feed_age_seconds"`   // of the newest batch
+	FeedFor       Num `json:"feed_state_seconds"` // since when the feed is in its state
+	EventRate     Num `json:"feed_events_per_second"`
+	BlockRate     Num `json:"feed_blocks_per_second"`
+	RecentGaps    Num `json:"recent_gaps"`
+	RecentLost    Num `json:"recent_lost_batches"`
+	RecentDropped Num `json:"recent_dropped"`
+
+	// Pressure orders ranks that are equally bad; it has no unit.
+	Pressure float64 `json:"pressure"`
+}
+
+// Running is how many requests the engine runs.
+func (k *Rank) Running() Num {
+	if k.Engine == nil {
+		return Unknown
+	}
+	return Figure(k.Engine.Running)
+}
+
+// Waiting is how many requests wait in the engine.
+func (k *Rank) Waiting() Num {
+	if k.Engine == nil {
+		return Unknown
+	}
+	return Figure(k.Engine.Waiting)
+}
+
+// KVUsage is the used share of the engine's KV cache.
+func (k *Rank) KVUsage() Num {
+	if k.Engine == nil {
+		return Unknown
+	}
+	return Figure(k.Engine.KVUsage)
+}
+
+// Room is the most that IndexBlocks can truly be, 0 when unknown. A recording has the
+// capacity only.
+func (k *Rank) Room() int64 { return max(k.IndexRoom, k.CapacityBlock) }
+
+// SlowAt is "ITL" or "TTFT" for a rank that is slow at it.
+func (k *Rank) SlowAt() string {
+	if k.Slow == nil {
+		return ""
+	}
+	return k.Slow.Figure
+}
+
+// Moves are a rank's streams that went on elsewhere, see admin.Moves.
+type Moves struct{ Away, Onto, Waiting Num }
+
+// Streams are the rank's Moves.
+func (k *Rank) Streams() Moves {
+	if k.Moves == nil {
+		return Moves{Unknown, Unknown, Unknown}
+	}
+	return Moves{Num(k.Moves.Away), Num(k.Moves.Onto), Figure(k.Moves.Waiting)}
 }
 
 // None says that a rank is known to have had none of them.
 func (m *Moves) None() bool { return m.Away == 0 && m.Onto == 0 && !(m.Waiting > 0) }
 
-// Feed is the state of a rank's KV events.
-type Feed struct {
-	State         string  `json:"state"`
-	Trusted       bool    `json:"trusted"`
-	Reason        string  `json:"reason,omitempty"`
-	Endpoint      string  `json:"endpoint,omitempty"`
-	Replay        *string `json:"replay_endpoint,omitempty"` // nil: not known
-	LastSeq       *uint64 `json:"last_seq"`                  // nil before the first batch
-	AgeSeconds    Num     `json:"age_seconds"`               // of the newest batch
-	SinceSeconds  Num     `json:"state_seconds"`
-	EventRate     Num     `json:"events_per_second"`
-	BlockRate     Num     `json:"blocks_per_second"`
-	Gaps          uint64  `json:"gaps_total"`
-	RecentGaps    Num     `json:"recent_gaps"`
-	RecentLost    Num     `json:"recent_lost_batches"`
-	RecentDropped Num     `json:"recent_dropped"`
-	Replayed      uint64  `json:"replayed_batches_total"`
-	Lost          uint64  `json:"lost_batches_total"`
-	Dropped       uint64  `json:"dropped_total"`
-	Restarts      uint64  `json:"restarts_total"`
-	Errors        uint64  `json:"decode_errors_total"`
-	Orphans       uint64  `json:"orphaned_blocks_total"`
-	// Tiers are the engine's blocks outside the device, TiersReported says that events have
-	// named one there and the rank is followed.
-	Tiers         route.Tiers `json:"tiers,omitzero"`
-	TiersReported bool        `json:"tiers_told,omitempty"`
-	// CacheGroups are those of a rank whose events name several.
-	CacheGroups []admin.CacheGroup `json:"cache_groups,omitempty"`
-	// CopiesDisbelieved says that copies of blocks are not counted any more.
-	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
-	// HashDiffers says that the engine names its blocks otherwise than was stated.
-	HashDiffers bool `json:"hash_differs,omitempty"`
-}
-
 // Caches says in one line what the rank has beside one cache on its device, "" for
 // nothing.
-func (f *Feed) Caches() string {
+func (k *Rank) Caches() string {
+	f := &k.Feed
 	var parts []string
 	if len(f.CacheGroups) > 0 {
 		var groups []string
@@ -448,45 +395,54 @@ func (f *Feed) Caches() string {
 	return strings.Join(parts, "; ")
 }
 
-// Decision is the short form of a receipt.
+// Decision is what lists show of a receipt. Its JSON form is the receipt, as the admin API
+// gave it.
 type Decision struct {
-	ID         string    `json:"id"`
-	Request    string    `json:"request_id"`
-	At         time.Time `json:"at"`
-	Live       bool      `json:"live"`
-	Model      string    `json:"model"`
-	Path       string    `json:"path"`
-	Reason     string    `json:"reason"`
-	ReasonText string    `json:"reason_text"`
-	ISL        int       `json:"isl_tokens"`
-	EffISL     int       `json:"eff_isl_tokens"`
-	Predicted  int       `json:"predicted_cached_tokens"`
-	Cached     Num       `json:"cached_tokens"`
-	Decode     string    `json:"decode_rank"`
-	Prefill    string    `json:"prefill_rank"`
-	RunnerUp   string    `json:"runner_up_rank"`
-	Margin     Num       `json:"margin_blocks"`
-	Eligible   int       `json:"eligible_ranks"`
-	TTFT       Num       `json:"ttft_ms"`
-	E2E        Num       `json:"e2e_ms"`
-	Tokens     Num       `json:"completion_tokens"`
-	Status     int       `json:"status"`
-	Legs       int       `json:"legs"`
-	Error      string    `json:"error,omitempty"`
-	Recompute  bool      `json:"silent_recompute"`
-	Cancelled  bool      `json:"cancelled"`
+	receipt    json.RawMessage
+	ID         string
+	Request    string
+	At         time.Time
+	Live       bool
+	Model      string
+	Path       string
+	Reason     string
+	ReasonText string
+	ISL        int
+	EffISL     int
+	Predicted  int
+	Decode     string
+	Prefill    string
+	Margin     Num
+	TTFT       Num
+	E2E        Num
+	Status     int
+	Error      string
+	Recompute  bool
+	Cancelled  bool
+}
+
+// MarshalJSON writes the receipt.
+func (d Decision) MarshalJSON() ([]byte, error) { return d.receipt.MarshalJSON() }
+
+// UnmarshalJSON reads a receipt.
+func (d *Decision) UnmarshalJSON(raw []byte) error {
+	var ok bool
+	if *d, ok = ParseDecision(bytes.Clone(raw)); !ok {
+		return errors.New("a decision that is no receipt")
+	}
+	return nil
 }
 
 // Rule is in words from where on prompts are prefilled remotely; empty while unknown.
 func (r *Router) Rule() string {
-	if !r.ThresholdTokens.Known() || r.ThresholdOn == "" {
+	if r.ThresholdOn == "" {
 		return ""
 	}
 	if r.ThresholdAuto && r.Replay != nil && len(r.Costs) == 0 {
 		// A recording does not say how much was known of the costs.
-		return fmt.Sprintf("auto, %s %d until costs are known", r.ThresholdOn, int(r.ThresholdTokens))
+		return fmt.Sprintf("auto, %s %d until costs are known", r.ThresholdOn, r.ThresholdTokens)
 	}
-	return admin.Rule(int(r.ThresholdTokens), r.ThresholdOn, r.ThresholdAuto, r.Costs)
+	return admin.Rule(r.ThresholdTokens, r.ThresholdOn, r.ThresholdAuto, r.Costs)
 }
 
 // Threshold is the threshold in force in few signs, "auto" where costs choose.
@@ -494,9 +450,9 @@ func (r *Router) Threshold() string {
 	switch {
 	case r.ThresholdAuto:
 		return "auto"
-	case !r.ThresholdTokens.Known():
+	case !r.Answered():
 		return "-"
 	default:
-		return strconv.Itoa(int(r.ThresholdTokens))
+		return strconv.Itoa(r.ThresholdTokens)
 	}
 }

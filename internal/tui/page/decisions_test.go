@@ -10,6 +10,7 @@ import (
 
 	"github.com/muesli/termenv"
 
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -88,7 +89,7 @@ var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 // TestTiersOfRanks: a tier outside the device has a column in the table of ranks, at 80
 // columns, too, where some rank has a block in it; the others have none.
 func TestTiersOfRanks(t *testing.T) {
-	r := &feed.Router{Ranks: []feed.Rank{{Label: "decode-1/dp0"}, {Label: "decode-2/dp0"}}}
+	r := &feed.Router{Ranks: []feed.Rank{{Rank: admin.Rank{Label: "decode-1/dp0"}}, {Rank: admin.Rank{Label: "decode-2/dp0"}}}}
 	draw := func() []string {
 		var table RankTable
 		table.Plain()

@@ -21,9 +21,9 @@ type heat struct {
 
 // heats are the figures of the strip, in the order of the key that turns them.
 var heats = []heat{
-	{"active requests", func(k *feed.Rank) float64 { return float64(k.Active) }, widget.Count, 0},
-	{"KV in use", func(k *feed.Rank) float64 { return k.KVUsage.F() }, func(v float64) string { return widget.Percent(v) + "%" }, 1},
-	{"ITL", func(k *feed.Rank) float64 { return k.ITL.F() }, widget.Millis, 0},
+	{"active requests", func(k *feed.Rank) float64 { return float64(k.ActiveRequests) }, widget.Count, 0},
+	{"KV in use", func(k *feed.Rank) float64 { return k.KVUsage().F() }, func(v float64) string { return widget.Percent(v) + "%" }, 1},
+	{"ITL", func(k *feed.Rank) float64 { return feed.Figure(k.ITL).F() }, widget.Millis, 0},
 	{"prefix hits", func(k *feed.Rank) float64 { return k.HitShare.F() }, func(v float64) string { return widget.Percent(v) + "%" }, 1},
 }
 

@@ -85,7 +85,7 @@ func (t *RankTable) row(c *Ctx) (string, string) {
 		return "", ""
 	}
 	return k.Label, fmt.Sprintf("%s %s %s run=%s wait=%s kv=%s%% hit=%s%% active=%d index=%d events=%s", k.Label, k.Role, k.Status,
-		widget.Count(k.Running.F()), widget.Count(k.Waiting.F()), widget.Percent(k.KVUsage.F()), widget.Percent(k.HitShare.F()), k.Active, k.IndexBlocks, k.Feed.State)
+		widget.Count(k.Running().F()), widget.Count(k.Waiting().F()), widget.Percent(k.KVUsage().F()), widget.Percent(k.HitShare.F()), k.ActiveRequests, k.IndexBlocks, k.Feed.State)
 }
 
 // Click implements Page.
@@ -178,10 +178,10 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		p.Cell(LinkStyle(r.Link), string(r.Link), 6)
 		p.Put(theme.Plain, " ")
 		p.Cell(theme.Plain, r.Condition(), 9)
-		t := &r.Traffic
+		t := &r.Derived
 		for _, s := range []string{
-			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()),
-			widget.Percent(hitShare(t)), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), strconv.Itoa(alerts),
+			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), widget.Count(inflight(r)), widget.Count(queued(r)),
+			widget.Percent(hitShare(t)), widget.Millis(feed.QuantilesOf(r.Traffic.TTFT).P99.F()), widget.Millis(feed.QuantilesOf(r.Traffic.ITL).P99.F()), strconv.Itoa(alerts),
 		} {
 			p.Put(theme.Plain, " ")
 			p.Right(theme.Plain, s, 6)
@@ -216,16 +216,17 @@ func LinkStyle(l feed.Link) theme.Style {
 }
 
 func trafficBox(c *Ctx, p *widget.Painter) {
-	t := &c.R.Traffic
+	t := &c.R.Derived
 	in := p.Sub(p.W - 4)
 	in.Put(theme.Bold, fmt.Sprintf("req/s   %-7s", widget.Rate(t.RequestRate.F())))
 	in.Put(theme.Plain, " ")
 	in.Spark(theme.Bar, c.Series("", feed.Flow), in.W-in.X()-1)
 	in.End()
-	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %s  queued %s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F())))
-	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP90.F()), widget.Millis(t.TTFTP99.F())))
-	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP90.F()), widget.Millis(t.ITLP99.F())))
-	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s refused %s/s left %s/s retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.Retries))))
+	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %s  queued %s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
+	ttft, itl := feed.QuantilesOf(c.R.Traffic.TTFT), feed.QuantilesOf(c.R.Traffic.ITL)
+	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(ttft.P50.F()), widget.Millis(ttft.P90.F()), widget.Millis(ttft.P99.F())))
+	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(itl.P50.F()), widget.Millis(itl.P90.F()), widget.Millis(itl.P99.F())))
+	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s refused %s/s left %s/s retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.RecentRetries))))
 	p.Box("Traffic, last "+window(c.R.RateWindow), in)
 }
 
@@ -245,15 +246,15 @@ func window(n feed.Num) string {
 }
 
 func routingBox(c *Ctx, p *widget.Painter) {
-	t, x, r := &c.R.Traffic, &c.R.Index, c.R
+	t, x, r := &c.R.Derived, &c.R.Index, c.R
 	in := p.Sub(p.W - 4)
 	in.Put(theme.Bold, fmt.Sprintf("prefix hit %5s%% of prompt tokens  ", widget.Percent(hitShare(t))))
 	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
 	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", orDash(r.Policy), orDash(r.Rule())))
-	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(x.Blocks.F()), widget.Count(x.Nodes.F()), widget.Rate(x.StoredRate.F()), widget.Rate(x.RemovedRate.F())))
-	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()), widget.Millis(t.OverheadP99.F()/1000)))
+	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(feed.Reported(r, x.Blocks).F()), widget.Count(feed.Reported(r, x.Nodes).F()), widget.Rate(t.StoredRate.F()), widget.Rate(t.RemovedRate.F())))
+	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.QuantilesOf(r.Traffic.Overhead).P99.F()/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
 }
 
@@ -266,28 +267,32 @@ func orDash(s string) string {
 
 // hitShare is what the engines' answers say; clients that do not ask for usage
 // leave that open, and the engines' own counters say it then.
-func hitShare(t *feed.Traffic) float64 {
+func hitShare(t *feed.Derived) float64 {
 	if t.HitShare.Known() {
 		return t.HitShare.F()
 	}
 	return t.EngineHitShare.F()
 }
 
-func promptRate(t *feed.Traffic) float64 {
+func promptRate(t *feed.Derived) float64 {
 	if t.PromptRate > 0 {
 		return t.PromptRate.F()
 	}
 	return t.EnginePromptRate.F()
 }
 
+func inflight(r *feed.Router) float64 { return feed.Reported(r, r.Traffic.Inflight).F() }
+
+func queued(r *feed.Router) float64 { return feed.Reported(r, r.Traffic.Queued).F() }
+
 // trafficLines is the short form of both boxes.
 func trafficLines(c *Ctx, p *widget.Painter) {
-	t, x := &c.R.Traffic, &c.R.Index
+	t := &c.R.Derived
 	p.Put(theme.Bold, " req/s "+widget.Rate(t.RequestRate.F()))
-	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), widget.Rate(t.FailedRate.F())))
+	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.QuantilesOf(c.R.Traffic.TTFT).P99.F()), widget.Millis(feed.QuantilesOf(c.R.Traffic.ITL).P99.F()), widget.Rate(t.FailedRate.F())))
 	p.End()
 	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
-	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(x.Gaps.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F())))
+	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(t.RecentGaps.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
 	p.End()
 }
 
@@ -311,14 +316,14 @@ func rankSummary(r *feed.Router, shown int, short bool) string {
 				continue
 			}
 			n++
-			if k.Waiting.Known() {
-				waiting += int(k.Waiting)
+			if k.Waiting().Known() {
+				waiting += int(k.Waiting())
 			}
-			if k.KVUsage.Known() {
-				usage += k.KVUsage.F()
+			if k.KVUsage().Known() {
+				usage += k.KVUsage().F()
 				seen++
-				if !(most >= k.KVUsage.F()) {
-					most = k.KVUsage.F()
+				if !(most >= k.KVUsage().F()) {
+					most = k.KVUsage().F()
 				}
 			}
 		}

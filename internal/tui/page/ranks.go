@@ -89,7 +89,7 @@ func figure(f func(k *feed.Rank) string) func(*widget.Painter, *feed.Rank, int) 
 func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *feed.Rank, int) {
 	return func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
-		if k.SlowAt == name {
+		if k.SlowAt() == name {
 			st = theme.Warn
 		}
 		p.Right(st, widget.Millis(of(k).F()), w)
@@ -109,14 +109,14 @@ func tierColumn(title string, of func(t *route.Tiers) uint32) column {
 // moveColumn is the column of streams that went on elsewhere.
 func moveColumn(title string, of func(m *feed.Moves) feed.Num) column {
 	return column{
-		title: title, w: len(title), wide: true, has: func(k *feed.Rank) bool { return !k.Moves.None() },
-		cell: figure(func(k *feed.Rank) string { return widget.Count(of(&k.Moves).F()) }),
+		title: title, w: len(title), wide: true, has: func(k *feed.Rank) bool { m := k.Streams(); return !m.None() },
+		cell: figure(func(k *feed.Rank) string { m := k.Streams(); return widget.Count(of(&m).F()) }),
 	}
 }
 
 // Moved says in one line which streams of a rank went on elsewhere, "" for none.
 func Moved(k *feed.Rank) string {
-	m := &k.Moves
+	m := k.Streams()
 	if m.None() {
 		return ""
 	}
@@ -126,35 +126,35 @@ func Moved(k *feed.Rank) string {
 // columns in the order of their importance; the name comes before them all.
 var columns = []column{
 	{title: "ST", order: "worst", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
-	{title: "RUN", order: "run", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running.F()) })},
+	{title: "RUN", order: "run", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running().F()) })},
 	{title: "WAIT", order: "wait", w: 4, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
-		if k.Waiting >= 1 {
+		if k.Waiting() >= 1 {
 			st = theme.Warn
 		}
-		p.Right(st, widget.Count(k.Waiting.F()), w)
+		p.Right(st, widget.Count(k.Waiting().F()), w)
 	}},
-	{title: "KV%", order: "kv", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage.F()), w) }},
+	{title: "KV%", order: "kv", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage().F()), w) }},
 	{title: "KV", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Bar
-		if k.KVUsage >= 0.9 {
+		if k.KVUsage() >= 0.9 {
 			st = theme.Warn
 		}
-		p.Bar(st, k.KVUsage.F(), w)
+		p.Bar(st, k.KVUsage().F(), w)
 	}},
 	tierColumn("CPU", func(t *route.Tiers) uint32 { return t.CPU }),
 	tierColumn("DISK", func(t *route.Tiers) uint32 { return t.Disk }),
 	tierColumn("REMOTE", func(t *route.Tiers) uint32 { return t.Remote }),
 	{title: "HIT%", order: "hit", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
-	{title: "TTFT", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return k.TTFT })},
-	{title: "ITL", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return k.ITL })},
-	{title: "OUT t/s", order: "out", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(k.OutputRate.F()) })},
+	{title: "TTFT", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return feed.Figure(k.TTFT) })},
+	{title: "ITL", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return feed.Figure(k.ITL) })},
+	{title: "OUT t/s", order: "out", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(feed.Figure(k.OutputRate).F()) })},
 	{title: "IN t/s", order: "in", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
 	{title: "REQ/s", order: "req", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
-	{title: "ACT", order: "act", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Active)) })},
+	{title: "ACT", order: "act", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.ActiveRequests)) })},
 	{title: "PREFILL", order: "prefill", w: 7, brief: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
 	{title: "INDEX", order: "index", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
-	{title: "EV/s", order: "events", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.Feed.EventRate.F()) })},
+	{title: "EV/s", order: "events", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.EventRate.F()) })},
 	{title: "EVENTS", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Feed.State != "none" && !k.Feed.Trusted {
@@ -165,9 +165,9 @@ var columns = []column{
 	moveColumn("MOVED AWAY", func(m *feed.Moves) feed.Num { return m.Away }),
 	moveColumn("MOVED HERE", func(m *feed.Moves) feed.Num { return m.Onto }),
 	moveColumn("WAIT TO MOVE", func(m *feed.Moves) feed.Num { return m.Waiting }),
-	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.Feed.AgeSeconds.F()) })},
+	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.FeedAge.F()) })},
 	{title: "DECBLK", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
-	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(known(k.Capacity)) })},
+	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(known(k.CapacityBlock)) })},
 	{title: "XFER t/s", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(k.ExternalHit.F()) })},
 	{title: "GAPS", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Gaps)) })},
 	{title: "LOST", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Lost)) })},
@@ -177,7 +177,7 @@ var columns = []column{
 }
 
 func kvStyle(k *feed.Rank) theme.Style {
-	if k.KVUsage >= 0.9 {
+	if k.KVUsage() >= 0.9 {
 		return theme.Warn
 	}
 	return theme.Plain
@@ -206,19 +206,19 @@ type order struct {
 var orders = []order{
 	{"worst", func(*feed.Rank) float64 { return 0 }},
 	{"rank", nil},
-	{"kv", func(k *feed.Rank) float64 { return k.KVUsage.F() }},
-	{"wait", func(k *feed.Rank) float64 { return k.Waiting.F() }},
-	{"run", func(k *feed.Rank) float64 { return k.Running.F() }},
+	{"kv", func(k *feed.Rank) float64 { return k.KVUsage().F() }},
+	{"wait", func(k *feed.Rank) float64 { return k.Waiting().F() }},
+	{"run", func(k *feed.Rank) float64 { return k.Running().F() }},
 	{"hit", func(k *feed.Rank) float64 { return k.HitShare.F() }},
 	{"in", func(k *feed.Rank) float64 { return k.PromptRate.F() }},
-	{"out", func(k *feed.Rank) float64 { return k.OutputRate.F() }},
-	{"ttft", func(k *feed.Rank) float64 { return k.TTFT.F() }},
-	{"itl", func(k *feed.Rank) float64 { return k.ITL.F() }},
+	{"out", func(k *feed.Rank) float64 { return feed.Figure(k.OutputRate).F() }},
+	{"ttft", func(k *feed.Rank) float64 { return feed.Figure(k.TTFT).F() }},
+	{"itl", func(k *feed.Rank) float64 { return feed.Figure(k.ITL).F() }},
 	{"req", func(k *feed.Rank) float64 { return k.RequestRate.F() }},
-	{"act", func(k *feed.Rank) float64 { return float64(k.Active) }},
+	{"act", func(k *feed.Rank) float64 { return float64(k.ActiveRequests) }},
 	{"prefill", func(k *feed.Rank) float64 { return float64(k.PrefillTokens) }},
 	{"index", func(k *feed.Rank) float64 { return float64(k.IndexBlocks) }},
-	{"events", func(k *feed.Rank) float64 { return k.Feed.EventRate.F() }},
+	{"events", func(k *feed.Rank) float64 { return k.EventRate.F() }},
 }
 
 // Orders lists the names of the orders of ranks.
@@ -270,7 +270,7 @@ func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
 	t.ranks = t.ranks[:0]
 	for i := range r.Ranks {
 		k := &r.Ranks[i]
-		if t.faults && k.Severity == feed.OK || t.noIdle && k.Active == 0 && !(k.Running > 0) && !(k.RequestRate > 0) || !t.filter.Match(k) {
+		if t.faults && k.Severity == feed.OK || t.noIdle && k.ActiveRequests == 0 && !(k.Running() > 0) && !(k.RequestRate > 0) || !t.filter.Match(k) {
 			continue
 		}
 		t.ranks = append(t.ranks, k)

@@ -107,8 +107,8 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 		detail = 13
 	}
 	for _, has := range []func(k feed.Rank) bool{
-		func(k feed.Rank) bool { return k.Feed.Caches() != "" },
-		func(k feed.Rank) bool { return !k.Moves.None() },
+		func(k feed.Rank) bool { return k.Caches() != "" },
+		func(k feed.Rank) bool { m := k.Streams(); return !m.None() },
 	} {
 		if slices.ContainsFunc(c.R.Ranks, has) {
 			detail++
@@ -160,7 +160,7 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 		if o.Connector != "" {
 			connector = "  KV over " + o.Connector
 		}
-		p.Line(theme.Plain, p.Cut(fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSize,
+		p.Line(theme.Plain, p.Cut(fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSizeTokens,
 			widget.Count(known(int64(o.KVBlocks))), connector, strings.Join(o.Models, ","), o.Source), c.W))
 	}
 	p.Put(theme.Plain, "  ")
@@ -173,10 +173,10 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	if k.Feed.LastSeq != nil {
 		seq = strconv.FormatUint(*k.Feed.LastSeq, 10)
 	}
-	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()),
-		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
+	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.FeedFor.F()),
+		widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
-	for _, line := range []string{k.Feed.Caches(), Moved(k)} {
+	for _, line := range []string{k.Caches(), Moved(k)} {
 		if line != "" {
 			p.Line(theme.Plain, p.Cut("  "+line, c.W))
 		}
@@ -243,8 +243,8 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 		return strings.TrimRight(fmt.Sprintf("  %-18s %9s %9s %8s  %s", what, router, engine, diff, words), " ")
 	}
 	requests := "-"
-	if k.Running.Known() && k.Waiting.Known() {
-		requests = widget.Count(k.Running.F() + k.Waiting.F())
+	if k.Running().Known() && k.Waiting().Known() {
+		requests = widget.Count(k.Running().F() + k.Waiting().F())
 	}
 	words := "the same"
 	switch d := k.RequestDiff; {
@@ -257,14 +257,14 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 	}
 	out := []string{
 		row("", "ROUTER", "ENGINE", "DIFF", ""),
-		row("requests", strconv.Itoa(k.Active), requests, signed(k.RequestDiff), words),
-		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.Capacity))+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
+		row("requests", strconv.Itoa(k.ActiveRequests), requests, signed(k.RequestDiff), words),
+		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.CapacityBlock))+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
 	}
 	room, index := words2("the index never holds more than the engine has room for", "of the room"), float64(k.IndexBlocks)
 	free := "-"
-	if k.IndexRoom > 0 {
-		free = widget.Percent(index/float64(k.IndexRoom)) + "%"
-		if k.IndexBlocks > k.IndexRoom {
+	if k.Room() > 0 {
+		free = widget.Percent(index/float64(k.Room())) + "%"
+		if k.IndexBlocks > k.Room() {
 			room = words2("MORE than there is room for: the index overcounts", "MORE than the room")
 		}
 	}
@@ -276,7 +276,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 		trust = "no events: guessed from what was sent"
 	}
 	out = append(out,
-		row("blocks indexed", widget.Count(index), widget.Count(known(k.IndexRoom)), free, room),
+		row("blocks indexed", widget.Count(index), widget.Count(known(k.Room())), free, room),
 		row("prefix hit now/life", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", "", fmt.Sprintf("engine's counters, %s old", widget.Seconds(k.LoadAge.F()))))
 	if tall {
 		out = append(out, row("cache view", trust, "", "", ""))

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 )
 
@@ -11,7 +12,7 @@ import (
 // cache groups share a pool, only one that holds more than the pool.
 func TestRoomOfTheIndex(t *testing.T) {
 	for blocks, more := range map[int64]bool{90: false, 300: false, 301: true} {
-		k := &feed.Rank{IndexBlocks: blocks, Capacity: 100, IndexRoom: 300}
+		k := &feed.Rank{Rank: admin.Rank{IndexBlocks: blocks, CapacityBlock: 100, IndexRoom: 300}}
 		if text := strings.Join(compareLines(k, true, true), "\n"); strings.Contains(text, "overcounts") != more {
 			t.Errorf("%d blocks of 300:\n%s", blocks, text)
 		}

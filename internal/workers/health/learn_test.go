@@ -57,8 +57,10 @@ func TestLearnVLLM(t *testing.T) {
 	})
 	ans := learnFrom(t, w)
 	want := workers.Learned{
-		Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192,
-		DP: 1, BlockSize: 32, KVBlocks: 1024, PoolBlocks: 1024, DPStart: new(0), LastBlock: workers.LastBlockKept,
+		Facts: workers.Facts{
+			Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192, BlockSize: 32, KVBlocks: 1024, PoolBlocks: 1024, LastBlock: workers.LastBlockKept,
+		},
+		DP: 1, DPStart: new(0),
 		Events: []workers.EventSource{{Endpoint: "tcp://127.0.0.1:40331", Replay: "tcp://127.0.0.1:39137"}},
 	}
 	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
@@ -90,7 +92,7 @@ func TestLearnDrafts(t *testing.T) {
 	}
 	for stated, want := range map[workers.LastBlock]workers.LastBlock{"": workers.LastBlockDropped, workers.LastBlockKept: workers.LastBlockKept} {
 		r := workers.NewRegistry(nil)
-		if _, err := r.Apply("test", []workers.Spec{{Name: "w", URL: w.URL, LastBlock: stated}}); err != nil {
+		if _, err := r.Apply("test", []workers.Spec{{Name: "w", URL: w.URL, Facts: workers.Facts{LastBlock: stated}}}); err != nil {
 			t.Fatal(err)
 		}
 		got, _ := r.Snapshot().Worker("w")
@@ -223,7 +225,10 @@ func TestLearnRanksAndAdapters(t *testing.T) {
 	})
 	ans := learnFrom(t, w)
 	want := workers.Learned{
-		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96, PoolBlocks: 96, DPStart: new(0), LastBlock: workers.LastBlockKept,
+		Facts: workers.Facts{
+			Engine: workers.VLLM, Models: []string{"base", "sql"}, MaxModelLen: 4096, BlockSize: 32, KVBlocks: 96, PoolBlocks: 96, LastBlock: workers.LastBlockKept,
+		},
+		LoRAs: []string{"sql"}, DP: 2, DPStart: new(0),
 		Events: []workers.EventSource{
 			{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}, {DP: 1, Endpoint: "tcp://127.0.0.1:5558", Topic: "kv"},
 		},
@@ -268,9 +273,12 @@ func TestLearnSGLang(t *testing.T) {
 			})
 			ans := learnFrom(t, w)
 			want := workers.Learned{
-				Engine: workers.SGLang, Version: "0.5.23", Role: workers.Prefill, Connector: workers.ConnectorSGLang, Models: []string{"small"},
-				MaxModelLen: 32768, DP: 2, BlockSize: 64, KVBlocks: 10000, MaxBatchedTokens: 8192,
-				Bootstrap: &workers.Bootstrap{Host: "127.0.0.1", Port: 8998},
+				Facts: workers.Facts{
+					Engine: workers.SGLang, Version: "0.5.23", Role: workers.Prefill, Connector: workers.ConnectorSGLang, Models: []string{"small"},
+					MaxModelLen: 32768, BlockSize: 64, KVBlocks: 10000, MaxBatchedTokens: 8192,
+					Bootstrap: &workers.Bootstrap{Host: "127.0.0.1", Port: 8998},
+				},
+				DP: 2,
 				Events: []workers.EventSource{
 					{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657", Topic: "kv"},
 					{DP: 1, Endpoint: "tcp://127.0.0.1:5558", Replay: "tcp://127.0.0.1:5658", Topic: "kv"},
@@ -388,12 +396,12 @@ func TestLearnFromEnginesThatReportLittle(t *testing.T) {
 		},
 		{
 			"vLLM's own /server_info", map[string]string{"/server_info": `{"vllm_config":"…"}`, "/v1/models": `{"data":[]}`},
-			workers.Learned{Models: []string{}}, nil,
+			workers.Learned{Facts: workers.Facts{Models: []string{}}}, nil,
 		},
-		{"TensorRT-LLM", map[string]string{"/v1/models": `{"data":[{"id":"m","owned_by":"tensorrt_llm"}]}`}, workers.Learned{Engine: workers.TRTLLM, Models: []string{"m"}}, nil},
+		{"TensorRT-LLM", map[string]string{"/v1/models": `{"data":[{"id":"m","owned_by":"tensorrt_llm"}]}`}, workers.Learned{Facts: workers.Facts{Engine: workers.TRTLLM, Models: []string{"m"}}}, nil},
 		{
 			"SGLang without disaggregation", map[string]string{"/server_info": `{"page_size":"x","dp_size":-4,"disaggregation_mode":"null","kv_events":null}`},
-			workers.Learned{Engine: workers.SGLang, Role: workers.Aggregated, Events: []workers.EventSource{}}, nil,
+			workers.Learned{Facts: workers.Facts{Engine: workers.SGLang, Role: workers.Aggregated}, Events: []workers.EventSource{}}, nil,
 		},
 	}
 	for _, tt := range tests {

@@ -343,7 +343,7 @@ func TestPeersComeToBeKnown(t *testing.T) {
 		for _, models := range [][]string{nil, {"m"}, {"n", "m"}, {"m"}} {
 			for _, name := range []string{"a", "b"} {
 				if models != nil {
-					if _, err := reg.Update(get(t, reg, name), workers.Learned{Models: models}); err != nil {
+					if _, err := reg.Update(get(t, reg, name), workers.Learned{Facts: workers.Facts{Models: models}}); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -158,15 +158,20 @@ type stand struct {
 	events chan eventlog.Event
 }
 
-func start(t *testing.T, a *apiServer, o Options) *stand {
+func start(t *testing.T, a *apiServer, k workers.Kubernetes) *stand {
 	t.Helper()
-	o.Kubeconfig, o.Port, o.Gather = a.kubeconfig(), 8000, time.Millisecond
-	if o.Selector+o.Prefill+o.Decode+o.Pool == "" {
-		o.Selector = "app"
+	return startWith(t, a, k, Options{})
+}
+
+func startWith(t *testing.T, a *apiServer, k workers.Kubernetes, o Options) *stand {
+	t.Helper()
+	k.Kubeconfig, k.Port, o.Gather = a.kubeconfig(), 8000, time.Millisecond
+	if !k.On() {
+		k.Selector = "app"
 	}
 	s := &stand{events: make(chan eventlog.Event, 1000), reg: workers.NewRegistry(nil)}
 	var err error
-	if s.Source, err = New(s.reg, o, func(e eventlog.Event) { s.events <- e }); err != nil {
+	if s.Source, err = New(s.reg, k, o, func(e eventlog.Event) { s.events <- e }); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -40,41 +40,14 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// AllNamespaces stands for every namespace.
-const AllNamespaces = "*"
-
-// Options are the settings of a Source.
+// Options say how a Source asks an API server.
 type Options struct {
-	// Selector finds pods whose labels or engines state their role; Prefill and
-	// Decode find those of a role. A pod that both find can do either.
-	Selector, Prefill, Decode string
-	// Pool is the name of an InferencePool whose pods are found as those of Selector,
-	// at the ports that it states; empty for none.
-	Pool string
-	// Discovery is ByPodIP, also when empty, or ByServiceName: the selectors find
-	// Services then, each with one engine, which are asked by their names.
-	Discovery string
-	// Namespaces are watched; none stands for the one of the kubeconfig or of the
-	// router's own pod, AllNamespaces for every one.
-	Namespaces []string
-	// Kubeconfig is a file; empty for the pod's service account, or else what
-	// kubectl would read.
-	Kubeconfig string
-	// Port is where engines serve unless their pods say otherwise.
-	Port int
-	// Scheme is http or https for all of them; http when empty.
-	Scheme string
-	// Worker states more of all of them, in the keys of a worker's flag.
-	Worker string
-	// RevisionLabel is a label that names the rollout of a pod, besides those that
-	// are known; empty for none.
-	RevisionLabel string
 	// UserAgent names the router to the API server.
 	UserAgent string
 	// Gather is how long changes are gathered before they are taken over; 10 ms
 	// when zero.
 	Gather time.Duration
-	// Refresh is how often the key file of Worker is read again; 30 s when zero.
+	// Refresh is how often the key file of workers is read again; 30 s when zero.
 	Refresh time.Duration
 }
 
@@ -135,10 +108,10 @@ var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
 // New prepares a Source. It reads the kubeconfig and checks what was set, and
 // opens no connection.
-func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) {
+func New(reg *workers.Registry, k workers.Kubernetes, o Options, sink eventlog.Sink) (*Source, error) {
 	quiet()
 	o.Gather, o.Refresh = positive.Or(o.Gather, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
-	template, err := template(o.Worker)
+	template, err := template(k.Worker)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes.worker: %w", err)
 	}
@@ -148,11 +121,11 @@ func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) 
 	}
 	s := &Source{
 		reg: reg, opts: o, sink: sink, wake: make(chan struct{}, 1), now: time.Now,
-		rules: rules{template: template, port: o.Port, scheme: cmp.Or(o.Scheme, "http"), host: host, revision: o.RevisionLabel},
+		rules: rules{template: template, port: k.Port, scheme: cmp.Or(k.Scheme, "http"), host: host, revision: k.RevisionLabel},
 		held:  map[string]string{}, leaving: map[string]bool{}, leftOut: map[types.UID]string{},
 	}
 	loading := clientcmd.NewDefaultClientConfigLoadingRules()
-	loading.ExplicitPath = o.Kubeconfig
+	loading.ExplicitPath = k.Kubeconfig
 	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading, nil)
 	cfg, err := file.ClientConfig()
 	if err != nil {
@@ -163,7 +136,7 @@ func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) 
 	// One list of each watch is all that a client could hold back; the API server says by
 	// itself when that is too much.
 	cfg.QPS = -1
-	namespaces := slices.Clone(o.Namespaces)
+	namespaces := slices.Clone(k.Namespaces)
 	if len(namespaces) == 0 {
 		own, _, err := file.Namespace()
 		if err != nil {
@@ -173,7 +146,7 @@ func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) 
 	}
 	slices.Sort(namespaces)
 	namespaces = slices.Compact(namespaces)
-	if slices.Contains(namespaces, AllNamespaces) {
+	if slices.Contains(namespaces, workers.AllNamespaces) {
 		namespaces = []string{metav1.NamespaceAll}
 	}
 	s.rules.qualified = len(namespaces) > 1 || namespaces[0] == metav1.NamespaceAll
@@ -184,14 +157,14 @@ func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) 
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	byName := o.Discovery == ByServiceName
+	byName := k.Discovery == workers.ByServiceName
 	var ofSlices *rest.RESTClient
 	if byName {
 		if ofSlices, err = s.client(cfg, "/apis", discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
 	}
-	if o.Pool != "" {
+	if k.Pool != "" {
 		if byName {
 			return nil, errors.New("kubernetes.pool: a pool names pods; with kubernetes.discovery=service-name use kubernetes.selector, which finds Services")
 		}
@@ -203,19 +176,19 @@ func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) 
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
 		for _, n := range namespaces {
-			s.pools = append(s.pools, s.newPool(client, objects, n, o.Pool))
+			s.pools = append(s.pools, s.newPool(client, objects, n, k.Pool))
 		}
 	}
 	s.status.Server = cfg.Host
 	for _, n := range namespaces {
-		s.status.Namespaces = append(s.status.Namespaces, cmp.Or(n, AllNamespaces))
+		s.status.Namespaces = append(s.status.Namespaces, cmp.Or(n, workers.AllNamespaces))
 		for _, w := range []struct {
 			key, selector string
 			by            chosen
 		}{
-			{"kubernetes.selector", o.Selector, chosen{any: true}},
-			{"kubernetes.prefill_selector", o.Prefill, chosen{prefill: true}},
-			{"kubernetes.decode_selector", o.Decode, chosen{decode: true}},
+			{"kubernetes.selector", k.Selector, chosen{any: true}},
+			{"kubernetes.prefill_selector", k.PrefillSelector, chosen{prefill: true}},
+			{"kubernetes.decode_selector", k.DecodeSelector, chosen{decode: true}},
 		} {
 			if w.selector == "" {
 				continue

@@ -55,7 +55,7 @@ func TestDialects(t *testing.T) {
 		t.Run(file.name, func(t *testing.T) {
 			a := newAPIServer(t)
 			a.list, a.kind = recorded(t, file.name), file.kind
-			s := start(t, a, Options{Worker: "events=tcp://*:5557"})
+			s := start(t, a, workers.Kubernetes{Worker: "events=tcp://*:5557"})
 			s.reg.SetRoleLabels(workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}})
 			s.wait(t, want...)
 			s.event(t, "discovery_kubernetes_left_out")
@@ -76,7 +76,7 @@ func TestDialects(t *testing.T) {
 func TestTopics(t *testing.T) {
 	a := newAPIServer(t)
 	a.list = recorded(t, "dialects.json.gz")
-	s := start(t, a, Options{Worker: "events=bind:tcp://*:5557,topic=kv@{ip}:{port}@{namespace}/{name}"})
+	s := start(t, a, workers.Kubernetes{Worker: "events=bind:tcp://*:5557,topic=kv@{ip}:{port}@{namespace}/{name}"})
 	s.event(t, "discovery_kubernetes_left_out")
 	got := map[string]string{}
 	for _, w := range s.reg.Snapshot().Workers {
@@ -91,7 +91,7 @@ func TestTopics(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got[name], want)
 		}
 	}
-	_, err := New(workers.NewRegistry(nil), Options{Kubeconfig: a.kubeconfig(), Selector: "app", Worker: "topic=kv@{host}"}, nil)
+	_, err := New(workers.NewRegistry(nil), workers.Kubernetes{Kubeconfig: a.kubeconfig(), Selector: "app", Worker: "topic=kv@{host}"}, Options{}, nil)
 	if err == nil || !strings.Contains(err.Error(), "topic=kv@{host}: only {ip}, {port}, {name}, {namespace} stand for what a pod has") {
 		t.Errorf("an unknown word: %v", err)
 	}
@@ -105,7 +105,7 @@ func TestLifeOfAPod(t *testing.T) {
 		t.Fatalf("%d lines are recorded", len(lines))
 	}
 	a := newAPIServer(t)
-	s := start(t, a, Options{})
+	s := start(t, a, workers.Kubernetes{})
 	feed := func(n int) {
 		for range n {
 			a.lines <- lines[0]
@@ -149,7 +149,7 @@ func TestPodChanges(t *testing.T) {
 	ready := strings.Split(string(recorded(t, "life.jsonl")), "\n")[2]
 	change := func(words ...string) string { return strings.NewReplacer(words...).Replace(ready) }
 	a := newAPIServer(t)
-	s := start(t, a, Options{})
+	s := start(t, a, workers.Kubernetes{})
 	a.lines <- ready
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
 	first := s.reg.Snapshot().Workers[0]
@@ -205,7 +205,7 @@ func TestOwnLabels(t *testing.T) {
 		return string(text)
 	}
 	a := newAPIServer(t)
-	s := start(t, a, Options{Worker: "connector=nixl,kv_copies=single,block_size=32", RevisionLabel: "app"})
+	s := start(t, a, workers.Kubernetes{Worker: "connector=nixl,kv_copies=single,block_size=32", RevisionLabel: "app"})
 	a.lines <- own(map[string]string{
 		"dynctl.io/role": "prefill", "dynctl.io/connector": "nixl-push", "dynctl.io/lb": "hybrid", "dynctl.io/dp-start": "2", "dynctl.io/dp": "2",
 		"dynctl.io/kv-last-block": "dropped", "dynctl.io/attention-chunk": "8192", "dynctl.io/kv-hash": "xxhash", "dynctl.io/revision": "b7",
@@ -247,7 +247,7 @@ func TestOwnLabels(t *testing.T) {
 func TestWatchRefused(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuseWatch = []byte(strings.ReplaceAll(string(recorded(t, "forbidden.json")), "list", "watch"))
-	s := start(t, a, Options{})
+	s := start(t, a, workers.Kubernetes{})
 	if e := s.event(t, "discovery_kubernetes_lost"); !strings.Contains(e.Text, "refuses to watch pods") {
 		t.Errorf("%s", e.Text)
 	}
@@ -295,7 +295,7 @@ func TestExplainAlike(t *testing.T) {
 func TestRefusal(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuse = recorded(t, "forbidden.json")
-	s := start(t, a, Options{})
+	s := start(t, a, workers.Kubernetes{})
 	e := s.event(t, "discovery_kubernetes_lost")
 	for _, part := range []string{`"app" in namespace life`, "verbs list and watch on pods", "system:serviceaccount:rb:router", "a Role with"} {
 		if !strings.Contains(e.Text, part) {
@@ -317,7 +317,7 @@ func TestRefusal(t *testing.T) {
 func TestLostServer(t *testing.T) {
 	lines := strings.Split(string(recorded(t, "life.jsonl")), "\n")
 	a := newAPIServer(t)
-	s := start(t, a, Options{})
+	s := start(t, a, workers.Kubernetes{})
 	for _, l := range lines[:3] {
 		a.lines <- l
 	}
@@ -346,7 +346,7 @@ func TestKeyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := newAPIServer(t)
-	s := start(t, a, Options{Worker: "api_key_file=" + key, Refresh: time.Millisecond})
+	s := startWith(t, a, workers.Kubernetes{Worker: "api_key_file=" + key}, Options{Refresh: time.Millisecond})
 	for _, l := range strings.Split(string(recorded(t, "life.jsonl")), "\n")[:3] {
 		a.lines <- l
 	}
@@ -380,7 +380,7 @@ func TestKeyFile(t *testing.T) {
 func TestScheme(t *testing.T) {
 	for scheme, want := range map[string]string{"": "http://127.0.2.1:8000", "https": "https://127.0.2.1:8000"} {
 		a := newAPIServer(t)
-		s := start(t, a, Options{Scheme: scheme})
+		s := start(t, a, workers.Kubernetes{Scheme: scheme})
 		for _, l := range strings.Split(string(recorded(t, "life.jsonl")), "\n")[:3] {
 			a.lines <- l
 		}
@@ -394,25 +394,25 @@ func TestScheme(t *testing.T) {
 func TestNewNamesWhatIsWrong(t *testing.T) {
 	a := newAPIServer(t)
 	for _, tt := range []struct {
-		o    Options
+		k    workers.Kubernetes
 		want string
 	}{
-		{Options{Selector: "a in b"}, `kubernetes.selector: "a in b" is no label selector`},
-		{Options{Prefill: "=x"}, "kubernetes.prefill_selector"},
-		{Options{Selector: "a", Worker: "roel=x"}, `kubernetes.worker: unknown key "roel" (did you mean "role"?)`},
-		{Options{Selector: "a", Worker: "role=decode"}, "use the role selectors"},
-		{Options{Selector: "a", Worker: "name=x"}, "names of their pods"},
-		{Options{Selector: "a", Worker: "labels=a:b"}, "those of the pods"},
-		{Options{Selector: "a", Worker: "api_key_file=/nowhere"}, "api_key_file"},
-		{Options{Pool: "engines", Namespaces: []string{AllNamespaces}}, "kubernetes.pool: a pool is in a namespace"},
-		{Options{Selector: "a", Kubeconfig: "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
-		{Options{}, "no selector and no pool is set"},
+		{workers.Kubernetes{Selector: "a in b"}, `kubernetes.selector: "a in b" is no label selector`},
+		{workers.Kubernetes{PrefillSelector: "=x"}, "kubernetes.prefill_selector"},
+		{workers.Kubernetes{Selector: "a", Worker: "roel=x"}, `kubernetes.worker: unknown key "roel" (did you mean "role"?)`},
+		{workers.Kubernetes{Selector: "a", Worker: "role=decode"}, "use the role selectors"},
+		{workers.Kubernetes{Selector: "a", Worker: "name=x"}, "names of their pods"},
+		{workers.Kubernetes{Selector: "a", Worker: "labels=a:b"}, "those of the pods"},
+		{workers.Kubernetes{Selector: "a", Worker: "api_key_file=/nowhere"}, "api_key_file"},
+		{workers.Kubernetes{Pool: "engines", Namespaces: []string{workers.AllNamespaces}}, "kubernetes.pool: a pool is in a namespace"},
+		{workers.Kubernetes{Selector: "a", Kubeconfig: "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
+		{workers.Kubernetes{}, "no selector and no pool is set"},
 	} {
-		if tt.o.Kubeconfig == "" {
-			tt.o.Kubeconfig = a.kubeconfig()
+		if tt.k.Kubeconfig == "" {
+			tt.k.Kubeconfig = a.kubeconfig()
 		}
-		if _, err := New(workers.NewRegistry(nil), tt.o, nil); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%+v: error %v, want %s", tt.o, err, tt.want)
+		if _, err := New(workers.NewRegistry(nil), tt.k, Options{}, nil); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: error %v, want %s", tt.k, err, tt.want)
 		}
 	}
 	select {
@@ -426,7 +426,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 // distinguish them.
 func TestNamespaces(t *testing.T) {
 	a := newAPIServer(t)
-	s := start(t, a, Options{Prefill: "app=p", Decode: "app=d", Namespaces: []string{"life", "other"}})
+	s := start(t, a, workers.Kubernetes{PrefillSelector: "app=p", DecodeSelector: "app=d", Namespaces: []string{"life", "other"}})
 	want := map[string]bool{}
 	for _, n := range []string{"life", "other"} {
 		for _, l := range []string{"app=p", "app=d"} {
@@ -455,7 +455,7 @@ func TestNamespaces(t *testing.T) {
 // TestNamespaceTwice: one that is named twice is one, and its pods have their own names.
 func TestNamespaceTwice(t *testing.T) {
 	a := newAPIServer(t)
-	s := start(t, a, Options{Namespaces: []string{"life", "life"}})
+	s := start(t, a, workers.Kubernetes{Namespaces: []string{"life", "life"}})
 	a.lines <- strings.Split(string(recorded(t, "life.jsonl")), "\n")[2]
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
 	if st := s.Status(); len(st.Watches) != 1 || len(st.Namespaces) != 1 {
@@ -465,16 +465,15 @@ func TestNamespaceTwice(t *testing.T) {
 
 // TestUserAgent: the router names itself to the API server, whatever it asks for.
 func TestUserAgent(t *testing.T) {
-	for _, o := range []Options{{Pool: "engines"}, {Selector: "app"}, {Discovery: ByServiceName}} {
+	for _, k := range []workers.Kubernetes{{Pool: "engines"}, {Selector: "app"}, {Discovery: workers.ByServiceName}} {
 		a := newAPIServer(t)
 		a.pool = make(chan string)
-		o.UserAgent = "dynctl/1.2.3"
-		start(t, a, o)
+		startWith(t, a, k, Options{UserAgent: "dynctl/1.2.3"})
 		want := []string{"pods"}
 		switch {
-		case o.Pool != "":
+		case k.Pool != "":
 			want = []string{"inferencepools"}
-		case o.Discovery != "":
+		case k.Discovery != "":
 			want = []string{"services", "endpointslices"}
 		}
 		deadline := time.After(patience)
@@ -511,7 +510,7 @@ func TestManyNamespaces(t *testing.T) {
 		namespaces = append(namespaces, n)
 		want["watch /api/v1/namespaces/"+n+"/pods app"] = true
 	}
-	start(t, a, Options{Namespaces: namespaces})
+	start(t, a, workers.Kubernetes{Namespaces: namespaces})
 	deadline := time.After(patience / 4)
 	for len(want) > 0 {
 		select {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestPool: an InferencePool says which pods are engines and at which port. Another port
@@ -14,7 +16,7 @@ import (
 func TestPool(t *testing.T) {
 	a := newAPIServer(t)
 	a.pool = make(chan string, 8)
-	s := start(t, a, Options{Pool: "engines"})
+	s := start(t, a, workers.Kubernetes{Pool: "engines"})
 	s.event(t, "discovery_kubernetes_pool_unread")
 	if troubles := s.Troubles(); len(troubles) != 1 || !strings.Contains(troubles[0], "there is no InferencePool engines in namespace life") {
 		t.Errorf("troubles %q", troubles)
@@ -70,7 +72,7 @@ func TestPool(t *testing.T) {
 func TestPoolRefused(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuse = []byte(strings.ReplaceAll(string(recorded(t, "forbidden.json")), "pods", "inferencepools"))
-	s := start(t, a, Options{Pool: "engines"})
+	s := start(t, a, workers.Kubernetes{Pool: "engines"})
 	if e := s.event(t, "discovery_kubernetes_lost"); !strings.Contains(e.Text, "with the verbs list and watch on inferencepools.inference.networking.k8s.io") {
 		t.Errorf("%s", e.Text)
 	}

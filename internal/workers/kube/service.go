@@ -19,12 +19,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// The values of Options.Discovery.
-const (
-	ByPodIP       = "pod-ip"
-	ByServiceName = "service-name"
-)
-
 var (
 	services = kind{
 		resource: "services", path: "services", object: &corev1.Service{}, list: func() runtime.Object { return &corev1.ServiceList{} }, keep: keepService,

@@ -21,7 +21,7 @@ func TestServices(t *testing.T) {
 	a := newAPIServer(t)
 	a.list, a.slices = recorded(t, "services.json"), recorded(t, "endpointslices.json")
 	a.sliceLines = make(chan string, 8)
-	s := start(t, a, Options{Discovery: ByServiceName, Worker: "events=tcp://*:5557"})
+	s := start(t, a, workers.Kubernetes{Discovery: workers.ByServiceName, Worker: "events=tcp://*:5557"})
 	s.reg.SetRoleLabels(workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}})
 	const (
 		crowd   = "crowd decode vllm crowd.rec17.svc:8000 tcp://crowd.rec17.svc:5557: 2 pods take the requests of its service, and nobody knows which one a request reaches: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)"
@@ -48,7 +48,7 @@ func TestServices(t *testing.T) {
 
 	own := newAPIServer(t)
 	own.list, own.slices = a.list, a.slices
-	named := start(t, own, Options{Discovery: ByServiceName, Worker: "events=bind:tcp://*:5557,topic=kv@{ip}@m"})
+	named := start(t, own, workers.Kubernetes{Discovery: workers.ByServiceName, Worker: "events=bind:tcp://*:5557,topic=kv@{ip}@m"})
 	named.event(t, "discovery_kubernetes_left_out")
 	if topic := named.reg.Snapshot().Workers[1].Events[0].Topic; topic != "kv@10.1.3.2@m" {
 		t.Errorf("the topic of the pod behind decode-0 is %q", topic)
@@ -260,7 +260,7 @@ func TestPortOfAService(t *testing.T) {
 func TestServicesRefused(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuse = recorded(t, "forbidden-endpointslices.json")
-	s := start(t, a, Options{Discovery: ByServiceName})
+	s := start(t, a, workers.Kubernetes{Discovery: workers.ByServiceName})
 	named := map[string]bool{}
 	for len(named) < 2 {
 		e := s.event(t, "discovery_kubernetes_lost")
@@ -270,7 +270,7 @@ func TestServicesRefused(t *testing.T) {
 			}
 		}
 	}
-	if _, err := New(workers.NewRegistry(nil), Options{Kubeconfig: a.kubeconfig(), Discovery: ByServiceName, Pool: "engines"}, nil); err == nil || !strings.Contains(err.Error(), "a pool names pods") {
+	if _, err := New(workers.NewRegistry(nil), workers.Kubernetes{Kubeconfig: a.kubeconfig(), Discovery: workers.ByServiceName, Pool: "engines"}, Options{}, nil); err == nil || !strings.Contains(err.Error(), "a pool names pods") {
 		t.Errorf("a pool of Services: %v", err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // listTime bounds one list; a watch lasts as long as the server lets it.
@@ -199,7 +200,7 @@ func (w *watch) status() WatchStatus {
 	st := w.state
 	st.Synced = w.informer.HasSynced()
 	if st.Namespace == metav1.NamespaceAll {
-		st.Namespace = AllNamespaces
+		st.Namespace = workers.AllNamespaces
 	}
 	return st
 }

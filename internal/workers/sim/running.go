@@ -150,8 +150,11 @@ func (r *Running) Specs(origin string) []workers.Spec {
 	var specs []workers.Spec
 	for _, w := range r.Workers() {
 		s := workers.Spec{
-			Name: w.Name, URL: w.URL, Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
-			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: origin,
+			Facts: workers.Facts{
+				Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
+				Bootstrap: w.Bootstrap, LMCache: w.LMCache,
+			},
+			Name: w.Name, URL: w.URL, Origin: origin,
 		}
 		if len(w.Events) > 0 && w.Events[0].Bind {
 			// The publishers dial; only the operator knows where the router listens.
@@ -233,9 +236,12 @@ func (e *Engine) Worker() *workers.Worker {
 	defer e.mu.Unlock()
 	g := &e.group
 	w := &workers.Worker{
-		Name: e.name, URL: &url.URL{Scheme: g.scheme(), Host: e.ports.http}, Engine: workers.Sim, Dialect: g.Engine,
-		Role: g.Role, Connector: g.Connector, LoRAs: g.LoRAs, BlockSize: g.BlockSize,
-		LB: g.LB, DPStart: e.start, MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens, Source: "sim",
+		Facts: workers.Facts{
+			Engine: workers.Sim, Dialect: g.Engine,
+			Role: g.Role, Connector: g.Connector, BlockSize: g.BlockSize,
+			LB: g.LB, MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens,
+		},
+		Name: e.name, URL: &url.URL{Scheme: g.scheme(), Host: e.ports.http}, LoRAs: g.LoRAs, DPStart: e.start, Source: "sim",
 	}
 	w.Models = g.Models()
 	if g.Events != EventsOff {

@@ -14,7 +14,7 @@ func TestFewerRanks(t *testing.T) {
 	s := newFixture(t, "")
 	s.set(t, "http://127.0.0.1:1,name=a")
 	for _, dp := range []int{4, 1, 3, 2, 4} {
-		l := workers.Learned{DP: dp, From: map[workers.Field]string{workers.FieldDP: "test"}}
+		l := workers.Learned{Facts: workers.Facts{From: map[workers.Field]string{workers.FieldDP: "test"}}, DP: dp}
 		for i := range dp {
 			l.Events = append(l.Events, workers.EventSource{DP: i, Endpoint: "tcp://127.0.0.1:3"})
 		}

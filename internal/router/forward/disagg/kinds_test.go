@@ -13,8 +13,8 @@ import (
 func TestEveryConnectorHasARow(t *testing.T) {
 	var names []workers.Connector
 	w := &workers.Worker{
-		Name: "w", URL: &url.URL{Scheme: "http", Host: "10.0.0.1:8000"},
-		LMCache: &workers.LMCacheDecoder{Host: "10.0.0.1", InitPorts: []int{1}, AllocPorts: []int{2}},
+		Facts: workers.Facts{LMCache: &workers.LMCacheDecoder{Host: "10.0.0.1", InitPorts: []int{1}, AllocPorts: []int{2}}},
+		Name:  "w", URL: &url.URL{Scheme: "http", Host: "10.0.0.1:8000"},
 	}
 	for _, k := range kinds {
 		names = append(names, k.name)

@@ -52,7 +52,7 @@ func endpoint(t *testing.T, path string) *api.Endpoint {
 
 // peerOf is the last rank of a worker with an engine and so many ranks.
 func peerOf(e workers.Engine, ranks int) workers.Peer {
-	w := &workers.Worker{Engine: e, URL: &url.URL{Scheme: "http", Host: "engine:8000"}, APIKey: "key"}
+	w := &workers.Worker{Facts: workers.Facts{Engine: e}, URL: &url.URL{Scheme: "http", Host: "engine:8000"}, APIKey: "key"}
 	for i := range ranks {
 		w.Ranks = append(w.Ranks, &workers.Rank{DP: i})
 	}

@@ -343,7 +343,8 @@ type Worker struct {
 	// Troubles are what is wrong with it although it answers; that a rank is slow
 	// stands with the rank.
 	Troubles []Trouble `json:"troubles,omitempty"`
-	Ranks    []Rank    `json:"ranks"`
+	// Ranks are one and more; absent in dynctl top, which lists them apart.
+	Ranks []Rank `json:"ranks,omitempty"`
 }
 
 // Trouble is something wrong with a worker.

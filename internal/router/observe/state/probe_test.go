@@ -35,7 +35,7 @@ func TestServeProbe(t *testing.T) {
 		}
 	}
 	probe(http.StatusServiceUnavailable)
-	if _, err := r.Apply("test", []workers.Spec{{Name: "a", Role: workers.Decode, URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}}}); err != nil {
+	if _, err := r.Apply("test", []workers.Spec{{Name: "a", Facts: workers.Facts{Role: workers.Decode}, URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	a, _ := r.Snapshot().Worker("a")

@@ -493,8 +493,11 @@ func (r *Reader) parseWorker(p []byte) error {
 		return err
 	}
 	e := described[*workers.Worker]{value: &workers.Worker{
-		Name: l.Worker, Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector,
-		BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens, Revision: l.Revision, Slice: l.Slice, Models: l.Models,
+		Facts: workers.Facts{
+			Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector,
+			BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens, Revision: l.Revision, Slice: l.Slice, Models: l.Models,
+		},
+		Name: l.Worker,
 	}}
 	switch {
 	case unknown != "":

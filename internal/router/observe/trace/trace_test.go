@@ -75,7 +75,7 @@ func fullOutcome() *Outcome {
 
 func fullDecision() *Decision {
 	worker := func(name string, role workers.Role) *workers.Worker {
-		return &workers.Worker{Name: name, Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0", Models: []string{"m", "also\n"}}
+		return &workers.Worker{Facts: workers.Facts{Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0", Models: []string{"m", "also\n"}}, Name: name}
 	}
 	busy := decision.Candidate{
 		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: route.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,

@@ -93,7 +93,7 @@ func play(t *testing.T, sc scene) *stage {
 		if err != nil {
 			t.Fatal(err)
 		}
-		spec := workers.Spec{Name: fmt.Sprint("w", i), URL: u, Role: workers.Aggregated, Engine: workers.VLLM, Models: []string{"m"}, BlockSize: 16, EventsOff: true, Origin: "test"}
+		spec := workers.Spec{Facts: workers.Facts{Role: workers.Aggregated, Engine: workers.VLLM, Models: []string{"m"}, BlockSize: 16}, Name: fmt.Sprint("w", i), URL: u, EventsOff: true, Origin: "test"}
 		if !sc.silent {
 			spec.KVBlocks = cfg.Blocks
 		}

@@ -17,8 +17,11 @@ func ExampleChoose() {
 	phase := func(p route.Phase, name string, role workers.Role, held int) (selector.Input, []workers.Peer) {
 		rank := &workers.Rank{WorkerName: name, Label: name + "/dp0"}
 		worker := &workers.Worker{
-			Name: name, Role: role, Engine: workers.VLLM, Connector: workers.ConnectorNIXL,
-			BlockSize: 32, Ranks: []*workers.Rank{rank}, State: &workers.State{},
+			Facts: workers.Facts{
+				Role: role, Engine: workers.VLLM, Connector: workers.ConnectorNIXL,
+				BlockSize: 32,
+			},
+			Name: name, Ranks: []*workers.Rank{rank}, State: &workers.State{},
 		}
 		in := selector.Input{
 			Phase: p, Policy: selector.KV, Weights: selector.DefaultWeights(), ISL: 4096, BlockSize: 32,

@@ -181,8 +181,11 @@ func someInput(rng *rand.Rand) *Input {
 		}
 		for n := range min(rng.IntN(30), 1+rng.IntN(6)) {
 			w := &workers.Worker{
-				Name: fmt.Sprintf("%s-%d", role, n), Engine: workers.VLLM, Role: role, Connector: connectors[rng.IntN(len(connectors))],
-				BlockSize: block, Version: []string{"", "0.31.0", "0.32.0"}[rng.IntN(3)], ChatTokens: []string{"", "37:9c", "38:aa"}[rng.IntN(8)/6+rng.IntN(8)/7],
+				Facts: workers.Facts{
+					Engine: workers.VLLM, Role: role, Connector: connectors[rng.IntN(len(connectors))],
+					BlockSize: block, Version: []string{"", "0.31.0", "0.32.0"}[rng.IntN(3)], ChatTokens: []string{"", "37:9c", "38:aa"}[rng.IntN(8)/6+rng.IntN(8)/7],
+				},
+				Name: fmt.Sprintf("%s-%d", role, n),
 			}
 			if rng.IntN(8) == 0 {
 				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang

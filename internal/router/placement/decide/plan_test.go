@@ -23,7 +23,7 @@ func worker(name string, role workers.Role, c workers.Connector, dp int) *worker
 	if err != nil {
 		panic(err)
 	}
-	w := &workers.Worker{Name: name, URL: u, Engine: workers.VLLM, Role: role, Connector: c, BlockSize: 32, State: &workers.State{}}
+	w := &workers.Worker{Facts: workers.Facts{Engine: workers.VLLM, Role: role, Connector: c, BlockSize: 32}, Name: name, URL: u, State: &workers.State{}}
 	for i := range dp {
 		w.Ranks = append(w.Ranks, &workers.Rank{WorkerName: name, DP: i, Label: fmt.Sprintf("%s/dp%d", name, i)})
 	}

@@ -101,8 +101,8 @@ func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
 func TestTrialThatAnotherRequestTook(t *testing.T) {
 	reg := workers.NewRegistry(nil)
 	if _, err := reg.Apply(workers.SourceFlag, []workers.Spec{
-		{Name: "d1", URL: &url.URL{Scheme: "http", Host: "d1:1"}, Role: workers.Decode, BlockSize: 16, DP: 1},
-		{Name: "d2", URL: &url.URL{Scheme: "http", Host: "d2:1"}, Role: workers.Decode, BlockSize: 16, DP: 1},
+		{Name: "d1", URL: &url.URL{Scheme: "http", Host: "d1:1"}, Facts: workers.Facts{Role: workers.Decode, BlockSize: 16}, DP: 1},
+		{Name: "d2", URL: &url.URL{Scheme: "http", Host: "d2:1"}, Facts: workers.Facts{Role: workers.Decode, BlockSize: 16}, DP: 1},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -27,9 +27,9 @@ func TestRestOfOneFleet(t *testing.T) {
 		}
 		return registry.Snapshot()
 	}
-	base := fleet(workers.Learned{Models: []string{"m"}})
-	adapter := fleet(workers.Learned{Models: []string{"big", "m"}, LoRAs: []string{"m"}})
-	gone := fleet(workers.Learned{Models: []string{"big"}})
+	base := fleet(workers.Learned{Facts: workers.Facts{Models: []string{"m"}}})
+	adapter := fleet(workers.Learned{Facts: workers.Facts{Models: []string{"big", "m"}}, LoRAs: []string{"m"}})
+	gone := fleet(workers.Learned{Facts: workers.Facts{Models: []string{"big"}}})
 	for _, c := range []struct {
 		name, named, before, after string
 		from, to                   *workers.Snapshot

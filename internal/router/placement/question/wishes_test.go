@@ -23,7 +23,7 @@ func served(t *testing.T, n int) *workers.Registry {
 	r := workers.NewRegistry(func(eventlog.Event) {})
 	var specs []workers.Spec
 	for i := range n {
-		specs = append(specs, workers.Spec{Name: fmt.Sprint("w", i), URL: &url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", i+1)}, Models: []string{"m"}})
+		specs = append(specs, workers.Spec{Facts: workers.Facts{Models: []string{"m"}}, Name: fmt.Sprint("w", i), URL: &url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", i+1)}})
 	}
 	if _, err := r.Apply("test", specs); err != nil {
 		t.Fatal(err)

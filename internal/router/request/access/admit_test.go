@@ -119,7 +119,7 @@ func TestRefusal(t *testing.T) {
 // came with, or does not reach an engine that would drop it.
 func TestSaltPrompt(t *testing.T) {
 	worker := func(engine workers.Engine, version string) []*workers.Worker {
-		return []*workers.Worker{{Name: "new", Engine: workers.VLLM, Version: "0.32.0"}, {Name: "w", Engine: engine, Version: version}}
+		return []*workers.Worker{{Name: "new", Facts: workers.Facts{Engine: workers.VLLM, Version: "0.32.0"}}, {Name: "w", Facts: workers.Facts{Engine: engine, Version: version}}}
 	}
 	good := worker(workers.VLLM, "0.33.1")
 	for _, c := range []struct {

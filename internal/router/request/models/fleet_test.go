@@ -27,7 +27,7 @@ func fleet(t *testing.T, lists ...[]string) *workers.Snapshot {
 	}
 	for i, list := range lists {
 		w, _ := r.Snapshot().Worker(fmt.Sprint("w", i))
-		if _, err := r.Update(w, workers.Learned{Models: list}); err != nil {
+		if _, err := r.Update(w, workers.Learned{Facts: workers.Facts{Models: list}}); err != nil {
 			t.Fatal(err)
 		}
 		w.State.SetCondition(workers.Condition{Health: workers.Healthy})

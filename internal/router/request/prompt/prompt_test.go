@@ -209,7 +209,7 @@ func TestWorkersWhoseChatsDiffer(t *testing.T) {
 		if !ok {
 			t.Fatalf("no worker %s", name)
 		}
-		if _, err := registry.Update(w, workers.Learned{Models: []string{model}, ChatTokens: tokens}); err != nil {
+		if _, err := registry.Update(w, workers.Learned{Facts: workers.Facts{Models: []string{model}, ChatTokens: tokens}}); err != nil {
 			t.Fatal(err)
 		}
 		s.compare(registry.Snapshot())

@@ -15,11 +15,11 @@ import (
 
 // Draw implements page.Page.
 func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
-	ix := &c.R.Index
-	block := max(c.R.BlockSize, 1)
+	r, ix := c.R, &c.R.Index
+	block := max(r.BlockSizeTokens, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
-	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
-		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
+	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(feed.Reported(r, ix.Blocks).F()), widget.Count(feed.Reported(r, ix.Nodes).F()), widget.Bytes(feed.Reported(r, ix.Bytes).F()),
+		widget.Rate(r.LookupRate.F()), widget.Rate(r.StoredRate.F()), widget.Rate(r.RemovedRate.F())))
 	p.End()
 	ranks := maskOrder(c.R)
 	mask := len(ranks)

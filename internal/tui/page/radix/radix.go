@@ -285,7 +285,7 @@ func (x *Page) showHolders(c *page.Ctx, k *node) tea.Cmd {
 	x.holders = ""
 	n := &k.n
 	end := n.DepthBlocks + n.LengthBlocks
-	lines := []string{fmt.Sprintf("%s tokens from the start, held by %d of %d ranks", widget.Count(float64(end*max(c.R.BlockSize, 1))), n.Ranks, len(c.R.Ranks)), ""}
+	lines := []string{fmt.Sprintf("%s tokens from the start, held by %d of %d ranks", widget.Count(float64(end*max(c.R.BlockSizeTokens, 1))), n.Ranks, len(c.R.Ranks)), ""}
 	labels := slices.Clone(n.RankLabels)
 	slices.SortFunc(labels, func(a, b string) int {
 		w, i, _ := strings.Cut(a, "/")

@@ -125,7 +125,7 @@ var testSettings = &decide.Settings{Decode: selector.KV, Prefill: selector.KV, W
 // fleet is so many workers.
 func fleet(n int) (list []*workers.Worker) {
 	for i := range n {
-		list = append(list, &workers.Worker{Name: fmt.Sprint("decode-", i), Engine: workers.VLLM, Role: workers.Aggregated, Version: "1.0"})
+		list = append(list, &workers.Worker{Facts: workers.Facts{Engine: workers.VLLM, Role: workers.Aggregated, Version: "1.0"}, Name: fmt.Sprint("decode-", i)})
 	}
 	return list
 }
