@@ -18,7 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
+	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
 )
 
@@ -132,7 +132,7 @@ func (p *process) take(ctx context.Context, q engine.PullRequest) ([]cache.Conte
 func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.e.group.BootstrapWait)
 	defer cancel()
-	body, err := json.Marshal(rooms.KVRequest{Room: q.Pull.Room})
+	body, err := json.Marshal(front.KVRequest{Room: q.Pull.Room})
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Cont
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
 	defer resp.Body.Close()
-	var a rooms.KVAnswer
+	var a front.KVAnswer
 	if err := json.NewDecoder(io.LimitReader(resp.Body, sidechannel.MaxFrame)).Decode(&a); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}

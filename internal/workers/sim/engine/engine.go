@@ -34,7 +34,6 @@ import (
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 )
 
 // Time is a point on the owner's clock, counted from any start. It never goes
@@ -59,7 +58,7 @@ type Config struct {
 	NameSeed, NoiseSeed uint64
 	// Timing is the length of steps; Noise their relative standard deviation
 	// (0.05 for 5 %); Speed divides all times, 0 means 1.
-	Timing timing.Model
+	Timing Timing
 	Noise  float64
 	Speed  float64
 	// Next is the id that the model goes on with after before, the prompt and what
@@ -226,7 +225,7 @@ func New(cfg Config) (*Rank, error) {
 		return nil, fmt.Errorf("engine: max_num_seqs %d and max_num_batched_tokens %d must be at least 1", cfg.MaxSeqs, cfg.MaxBatchedTokens)
 	}
 	if cfg.Timing == nil {
-		cfg.Timing = timing.Mocker{}
+		cfg.Timing = Mocker{}
 	}
 	cfg.Speed = positive.Or(cfg.Speed, 1)
 	cfg.Lease = positive.Or(cfg.Lease, 30*time.Second)

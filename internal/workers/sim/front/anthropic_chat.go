@@ -1,20 +1,19 @@
-package chat
+package front
 
 import (
 	"encoding/json"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
-// AnthropicMessage is one message of /v1/messages.
-type AnthropicMessage struct {
+// anthropicMessage is one message of /v1/messages.
+type anthropicMessage struct {
 	Role    string          `json:"role"`
 	Content json.RawMessage `json:"content"`
 }
 
-// AnthropicBlock is one part of its content.
-type AnthropicBlock struct {
+// anthropicBlock is one part of its content.
+type anthropicBlock struct {
 	Type    string          `json:"type"`
 	Text    string          `json:"text"`
 	ID      string          `json:"id"`
@@ -24,17 +23,17 @@ type AnthropicBlock struct {
 	Content json.RawMessage `json:"content"`
 }
 
-// FromAnthropic makes a chat of the messages, as vLLM does: what tools found are
+// chatOfAnthropic makes a chat of the messages, as vLLM does: what tools found are
 // messages before the user's.
-func FromAnthropic(in []AnthropicMessage) ([]Message, *httpjson.Error) {
-	var out []Message
+func chatOfAnthropic(in []anthropicMessage) ([]chatMessage, *Error) {
+	var out []chatMessage
 	for _, m := range in {
-		var blocks []AnthropicBlock
+		var blocks []anthropicBlock
 		if json.Unmarshal(m.Content, &blocks) != nil {
-			out = append(out, Message{Role: m.Role, Content: m.Content})
+			out = append(out, chatMessage{Role: m.Role, Content: m.Content})
 			continue
 		}
-		turn := Message{Role: m.Role}
+		turn := chatMessage{Role: m.Role}
 		var parts, calls []any
 		for _, b := range blocks {
 			switch b.Type {
@@ -43,13 +42,13 @@ func FromAnthropic(in []AnthropicMessage) ([]Message, *httpjson.Error) {
 			case "thinking", "redacted_thinking":
 			case "tool_use":
 				args := "{}"
-				if !httpjson.Absent(b.Input) {
+				if !absent(b.Input) {
 					args = string(b.Input)
 				}
 				calls = append(calls, map[string]any{"id": b.ID, "type": "function", "function": map[string]string{"name": b.Name, "arguments": args}})
 			case "tool_result":
 				text := ""
-				var found []AnthropicBlock
+				var found []anthropicBlock
 				if json.Unmarshal(b.Content, &found) == nil {
 					for i, f := range found {
 						if i > 0 {
@@ -57,19 +56,19 @@ func FromAnthropic(in []AnthropicMessage) ([]Message, *httpjson.Error) {
 						}
 						text += f.Text
 					}
-				} else if !httpjson.Absent(b.Content) && json.Unmarshal(b.Content, &text) != nil {
-					return nil, httpjson.BadRequest("messages", "the content of a tool_result must be a string or a list.")
+				} else if !absent(b.Content) && json.Unmarshal(b.Content, &text) != nil {
+					return nil, badRequest("messages", "the content of a tool_result must be a string or a list.")
 				}
-				out = append(out, Message{Role: "tool", ToolCallID: b.UseID, Content: api.AppendString(nil, text)})
+				out = append(out, chatMessage{Role: "tool", ToolCallID: b.UseID, Content: api.AppendString(nil, text)})
 			default:
-				return nil, httpjson.BadRequest("messages", "At most 0 %s(s) may be provided in one prompt.", b.Type)
+				return nil, badRequest("messages", "At most 0 %s(s) may be provided in one prompt.", b.Type)
 			}
 		}
 		if calls != nil {
-			turn.ToolCalls = httpjson.Raw(calls)
+			turn.ToolCalls = rawJSON(calls)
 		}
 		if parts != nil {
-			turn.Content = httpjson.Raw(parts)
+			turn.Content = rawJSON(parts)
 		}
 		if parts != nil || m.Role != "user" {
 			out = append(out, turn)
@@ -78,9 +77,9 @@ func FromAnthropic(in []AnthropicMessage) ([]Message, *httpjson.Error) {
 	return out, nil
 }
 
-// AnthropicTools gives tools the shape of chat requests.
-func AnthropicTools(raw json.RawMessage) (json.RawMessage, *httpjson.Error) {
-	if httpjson.Absent(raw) {
+// anthropicTools gives tools the shape of chat requests.
+func anthropicTools(raw json.RawMessage) (json.RawMessage, *Error) {
+	if absent(raw) {
 		return nil, nil
 	}
 	var in []struct {
@@ -90,17 +89,17 @@ func AnthropicTools(raw json.RawMessage) (json.RawMessage, *httpjson.Error) {
 		Strict      *bool          `json:"strict"`
 	}
 	if json.Unmarshal(raw, &in) != nil {
-		return nil, httpjson.BadRequest("tools", "tools must be a list of tools.")
+		return nil, badRequest("tools", "tools must be a list of tools.")
 	}
 	out := make([]any, len(in))
 	for i, t := range in {
 		if t.Schema == nil {
-			return nil, httpjson.BadRequest("tools", "tools.%d.input_schema: Field required", i)
+			return nil, badRequest("tools", "tools.%d.input_schema: Field required", i)
 		}
 		if t.Schema["type"] == nil {
 			t.Schema["type"] = "object"
 		}
 		out[i] = map[string]any{"type": "function", "function": map[string]any{"name": t.Name, "description": t.Description, "parameters": t.Schema, "strict": t.Strict}}
 	}
-	return httpjson.Raw(out), nil
+	return rawJSON(out), nil
 }

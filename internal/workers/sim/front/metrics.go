@@ -1,6 +1,4 @@
-// Package metrics writes the /metrics page of a simulated engine in Prometheus'
-// text format, under the names and labels of vLLM 0.32 or SGLang 0.5.
-package metrics
+package front
 
 import (
 	"fmt"
@@ -12,26 +10,26 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
-// page builds a Prometheus text page.
-type page struct {
+// metricsPage builds a Prometheus text page.
+type metricsPage struct {
 	b strings.Builder
 }
 
 // family starts a metric.
-func (p *page) family(name, kind, help string) {
+func (p *metricsPage) family(name, kind, help string) {
 	fmt.Fprintf(&p.b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
 }
 
 // sample writes one value; labels are name, value, name, value …
-func (p *page) sample(name string, v float64, labels ...string) {
+func (p *metricsPage) sample(name string, v float64, labels ...string) {
 	p.b.WriteString(name)
 	p.labels(labels...)
 	p.b.WriteByte(' ')
-	p.b.WriteString(Float(v))
+	p.b.WriteString(formatFloat(v))
 	p.b.WriteByte('\n')
 }
 
-func (p *page) labels(labels ...string) {
+func (p *metricsPage) labels(labels ...string) {
 	for i := 0; i+1 < len(labels); i += 2 {
 		if i == 0 {
 			p.b.WriteByte('{')
@@ -47,13 +45,13 @@ func (p *page) labels(labels ...string) {
 	}
 }
 
-func (p *page) histogram(name string, h engine.Histogram, labels ...string) {
+func (p *metricsPage) histogram(name string, h engine.Histogram, labels ...string) {
 	var n uint64
 	for i, c := range h.Counts {
 		n += c
 		le := "+Inf"
 		if i < len(h.Bounds) {
-			le = Float(h.Bounds[i])
+			le = formatFloat(h.Bounds[i])
 		}
 		p.sample(name+"_bucket", float64(n), append([]string{"le", le}, labels...)...)
 	}
@@ -61,8 +59,8 @@ func (p *page) histogram(name string, h engine.Histogram, labels ...string) {
 	p.sample(name+"_sum", h.Sum, labels...)
 }
 
-// Facts are what the page says besides the counters.
-type Facts struct {
+// metricsFacts are what the page says besides the counters.
+type metricsFacts struct {
 	Model     string
 	Role      workers.Role
 	Connector workers.Connector
@@ -76,10 +74,10 @@ type Facts struct {
 	Started time.Time
 }
 
-// VLLM is the page of a vLLM engine with the counters of its ranks: the series
+// vllmMetrics is the page of a vLLM engine with the counters of its ranks: the series
 // that a router reads, and the common histograms.
-func VLLM(f Facts, all []engine.Stats) string {
-	p := &page{}
+func vllmMetrics(f metricsFacts, all []engine.Stats) string {
+	p := &metricsPage{}
 	// With several ranks vLLM makes the page of several processes' counters, and
 	// the process's own figures are not on it.
 	if len(all) == 1 {
@@ -190,9 +188,9 @@ func VLLM(f Facts, all []engine.Stats) string {
 	return p.b.String()
 }
 
-// SGLang is the page of an SGLang engine with the counters of its ranks.
-func SGLang(f Facts, all []engine.Stats) string {
-	p := &page{}
+// sglangMetrics is the page of an SGLang engine with the counters of its ranks.
+func sglangMetrics(f metricsFacts, all []engine.Stats) string {
+	p := &metricsPage{}
 	kind := "unified"
 	switch f.Role {
 	case workers.Prefill:
@@ -242,8 +240,8 @@ func SGLang(f Facts, all []engine.Stats) string {
 	return p.b.String()
 }
 
-// Float writes a float as Python does: 1.0, never 1.
-func Float(v float64) string {
+// formatFloat writes a float as Python does: 1.0, never 1.
+func formatFloat(v float64) string {
 	t := strconv.FormatFloat(v, 'g', -1, 64)
 	if !strings.ContainsAny(t, ".eIN") {
 		t += ".0"

@@ -1,17 +1,14 @@
-// Package chat says what chats of every API are to the model: the messages and tools
-// that the template takes, and the call that the answer must be.
-package chat
+package front
 
 import (
 	"encoding/json"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
-// Message is one message of a chat request.
-type Message struct {
+// chatMessage is one message of a chat request.
+type chatMessage struct {
 	Role       string          `json:"role"`
 	Content    json.RawMessage `json:"content"`
 	ToolCalls  json.RawMessage `json:"tool_calls"`
@@ -19,17 +16,17 @@ type Message struct {
 	Name       string          `json:"name"`
 }
 
-// Render flattens messages to what the template takes.
-func Render(in []Message) ([]vocab.Message, *httpjson.Error) {
+// renderChat flattens messages to what the template takes.
+func renderChat(in []chatMessage) ([]vocab.Message, *Error) {
 	if len(in) == 0 {
-		return nil, httpjson.BadRequest("messages", "messages must not be empty.")
+		return nil, badRequest("messages", "messages must not be empty.")
 	}
 	out := make([]vocab.Message, len(in))
 	for i, m := range in {
 		if m.Role == "" {
-			return nil, httpjson.BadRequest("messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages.%d.role', 'msg': 'Field required'}", i)
+			return nil, badRequest("messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages.%d.role', 'msg': 'Field required'}", i)
 		}
-		text, err := Text(m.Content)
+		text, err := contentText(m.Content)
 		if err != nil {
 			return nil, err
 		}
@@ -39,9 +36,9 @@ func Render(in []Message) ([]vocab.Message, *httpjson.Error) {
 	return out, nil
 }
 
-// Text is the text of a message's content: a string, or text parts.
-func Text(raw json.RawMessage) (string, *httpjson.Error) {
-	if httpjson.Absent(raw) {
+// contentText is the text of a message's content: a string, or text parts.
+func contentText(raw json.RawMessage) (string, *Error) {
+	if absent(raw) {
 		return "", nil
 	}
 	var text string
@@ -53,7 +50,7 @@ func Text(raw json.RawMessage) (string, *httpjson.Error) {
 		Text string `json:"text"`
 	}
 	if json.Unmarshal(raw, &parts) != nil {
-		return "", httpjson.BadRequest("messages", "message content must be a string or a list of parts.")
+		return "", badRequest("messages", "message content must be a string or a list of parts.")
 	}
 	var b strings.Builder
 	for _, p := range parts {
@@ -61,14 +58,14 @@ func Text(raw json.RawMessage) (string, *httpjson.Error) {
 		case "text", "input_text", "output_text":
 			b.WriteString(p.Text)
 		default:
-			return "", httpjson.BadRequest("messages", "At most 0 %s(s) may be provided in one prompt.", strings.TrimSuffix(p.Type, "_url"))
+			return "", badRequest("messages", "At most 0 %s(s) may be provided in one prompt.", strings.TrimSuffix(p.Type, "_url"))
 		}
 	}
 	return b.String(), nil
 }
 
-// Tools is the compact JSON of tools for the template; empty for none.
-func Tools(raw json.RawMessage) string {
+// templateTools is the compact JSON of tools for the template; empty for none.
+func templateTools(raw json.RawMessage) string {
 	if c := canonical(raw); c != "[]" {
 		return c
 	}
@@ -80,10 +77,10 @@ func Tools(raw json.RawMessage) string {
 // absent.
 func canonical(raw json.RawMessage) string {
 	var v any
-	if httpjson.Absent(raw) || json.Unmarshal(raw, &v) != nil {
+	if absent(raw) || json.Unmarshal(raw, &v) != nil {
 		return ""
 	}
-	return string(httpjson.Raw(plain(v)))
+	return string(rawJSON(plain(v)))
 }
 
 func plain(v any) any {

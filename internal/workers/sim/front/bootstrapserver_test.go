@@ -1,4 +1,4 @@
-package rooms
+package front
 
 import (
 	"net/http"

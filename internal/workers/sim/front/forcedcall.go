@@ -1,4 +1,4 @@
-package chat
+package front
 
 import (
 	"cmp"
@@ -6,11 +6,10 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
-// Call is the function that the answer must call.
-type Call struct {
+// forcedCall is the function that the answer must call.
+type forcedCall struct {
 	Name string
 	// Before and After are the arguments around the text of the answer.
 	Before, After string
@@ -19,7 +18,7 @@ type Call struct {
 }
 
 // Text is what a piece of the answer adds to the arguments.
-func (f *Call) Text(piece string) string {
+func (f *forcedCall) Text(piece string) string {
 	if f.quiet {
 		return ""
 	}
@@ -28,15 +27,15 @@ func (f *Call) Text(piece string) string {
 }
 
 // Finish is the reason that the answer ends for, where the engine's is why.
-func (f *Call) Finish(why string) string {
+func (f *forcedCall) Finish(why string) string {
 	if f.named && why == "stop" || why == "length" {
 		return why
 	}
 	return "tool_calls"
 }
 
-// ForcedCall is the call that tool_choice asks for, nil if it is free.
-func ForcedCall(rawTools, rawChoice json.RawMessage) (*Call, *httpjson.Error) {
+// readForcedCall is the call that tool_choice asks for, nil if it is free.
+func readForcedCall(rawTools, rawChoice json.RawMessage) (*forcedCall, *Error) {
 	var tools []struct {
 		Type     string `json:"type"`
 		Name     string `json:"name"` // Anthropic and Responses
@@ -47,10 +46,10 @@ func ForcedCall(rawTools, rawChoice json.RawMessage) (*Call, *httpjson.Error) {
 		Parameters  json.RawMessage `json:"parameters"`
 		InputSchema json.RawMessage `json:"input_schema"`
 	}
-	if !httpjson.Absent(rawTools) && json.Unmarshal(rawTools, &tools) != nil {
-		return nil, httpjson.BadRequest("tools", "tools must be a list of functions.")
+	if !absent(rawTools) && json.Unmarshal(rawTools, &tools) != nil {
+		return nil, badRequest("tools", "tools must be a list of functions.")
 	}
-	if httpjson.Absent(rawChoice) {
+	if absent(rawChoice) {
 		return nil, nil
 	}
 	want, named := "", false
@@ -69,7 +68,7 @@ func ForcedCall(rawTools, rawChoice json.RawMessage) (*Call, *httpjson.Error) {
 			return nil, nil
 		case "required", "any":
 		default:
-			return nil, httpjson.BadRequest("tool_choice", "Invalid value for `tool_choice`: %s! Only named tools, \"none\", \"auto\" or \"required\" are supported.", word)
+			return nil, badRequest("tool_choice", "Invalid value for `tool_choice`: %s! Only named tools, \"none\", \"auto\" or \"required\" are supported.", word)
 		}
 	case json.Unmarshal(rawChoice, &choice) == nil:
 		switch choice.Type {
@@ -81,10 +80,10 @@ func ForcedCall(rawTools, rawChoice json.RawMessage) (*Call, *httpjson.Error) {
 			want = cmp.Or(want, choice.Name)
 		}
 	default:
-		return nil, httpjson.BadRequest("tool_choice", "tool_choice must be a string or an object.")
+		return nil, badRequest("tool_choice", "tool_choice must be a string or an object.")
 	}
 	if len(tools) == 0 {
-		return nil, httpjson.BadRequest("tool_choice", "When using `tool_choice`, `tools` must be set.")
+		return nil, badRequest("tool_choice", "When using `tool_choice`, `tools` must be set.")
 	}
 	for _, t := range tools {
 		name, schema := t.Function.Name, t.Function.Parameters
@@ -95,12 +94,12 @@ func ForcedCall(rawTools, rawChoice json.RawMessage) (*Call, *httpjson.Error) {
 			}
 		}
 		if want == "" || name == want {
-			f := &Call{Name: name, named: named}
+			f := &forcedCall{Name: name, named: named}
 			f.Before, f.After, f.quiet = arguments(schema)
 			return f, nil
 		}
 	}
-	return nil, httpjson.BadRequest("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
+	return nil, badRequest("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
 }
 
 // arguments makes an object that fits a simple schema, in two halves around the
@@ -114,7 +113,7 @@ func arguments(raw json.RawMessage) (before, after string, quiet bool) {
 		} `json:"properties"`
 		Required []string `json:"required"`
 	}
-	if httpjson.Absent(raw) || json.Unmarshal(raw, &schema) != nil {
+	if absent(raw) || json.Unmarshal(raw, &schema) != nil {
 		return `{"text": "`, `"}`, false
 	}
 	textKey := ""

@@ -1,6 +1,4 @@
-// Package transfer is the wire form of KV transfers: what the connectors of vLLM read
-// of a request's kv_transfer_params, and what they hand back.
-package transfer
+package front
 
 import (
 	"bytes"
@@ -11,11 +9,10 @@ import (
 
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
-// LMCache is what an LMCache prefill gets (disagg_spec, ret_first_tok).
-type LMCache struct {
+// lmcache is what an LMCache prefill gets (disagg_spec, ret_first_tok).
+type lmcache struct {
 	// First asks for the first token in the answer.
 	First bool
 	// Host is where the KV goes to, empty for nowhere, InitPorts its ports, one for
@@ -24,8 +21,8 @@ type LMCache struct {
 	InitPorts []int
 }
 
-// Asked is what the transfer parameters of a request ask for.
-type Asked struct {
+// transferAsked is what the transfer parameters of a request ask for.
+type transferAsked struct {
 	// Pin keeps the prompt's blocks for whoever pulls them.
 	Pin bool
 	// Offer is the name under which the prompt's full blocks are kept for a decode.
@@ -33,24 +30,24 @@ type Asked struct {
 	// Pulls bring the KV of each prompt from elsewhere; empty for none.
 	Pulls []*engine.Pull
 	// LMCache is nil but with that connector.
-	LMCache *LMCache
+	LMCache *lmcache
 }
 
-// Read reads the kv_transfer_params of a request with so many prompts.
-func Read(connector workers.Connector, raw json.RawMessage, prompts int) (a Asked, err *httpjson.Error) {
+// readTransfer reads the kv_transfer_params of a request with so many prompts.
+func readTransfer(connector workers.Connector, raw json.RawMessage, prompts int) (a transferAsked, err *Error) {
 	raw = bytes.TrimSpace(raw)
-	if httpjson.Absent(raw) {
+	if absent(raw) {
 		return a, nil
 	}
 	if raw[0] != '{' {
-		return a, &httpjson.Error{
+		return a, &Error{
 			Status: http.StatusBadRequest, Kind: "Bad Request", Param: "body.kv_transfer_params",
 			Message: "1 validation error:\n  {'type': 'dict_type', 'loc': 'body.kv_transfer_params', 'msg': 'Input should be a valid dictionary', 'input': " + quotePy(raw) + "}",
 		}
 	}
 	var p map[string]json.RawMessage
 	if json.Unmarshal(raw, &p) != nil {
-		return a, httpjson.BadRequest("body.kv_transfer_params", "kv_transfer_params is not valid JSON.")
+		return a, badRequest("body.kv_transfer_params", "kv_transfer_params is not valid JSON.")
 	}
 	switch connector {
 	case workers.ConnectorNIXL, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload:
@@ -83,8 +80,8 @@ func Read(connector workers.Connector, raw json.RawMessage, prompts int) (a Aske
 	return a, nil
 }
 
-// RemoteDecode reports whether transfer parameters ask for a remote decode.
-func RemoteDecode(raw json.RawMessage) bool {
+// asksRemoteDecode reports whether transfer parameters ask for a remote decode.
+func asksRemoteDecode(raw json.RawMessage) bool {
 	var p map[string]json.RawMessage
 	return json.Unmarshal(raw, &p) == nil && truthy(p["do_remote_decode"])
 }
@@ -107,7 +104,7 @@ func truthy(raw json.RawMessage) bool {
 func parsePull(p map[string]json.RawMessage) *engine.Pull {
 	q := parseRemote(p)
 	var groups [][]int
-	if httpjson.Absent(p["remote_block_ids"]) || json.Unmarshal(p["remote_block_ids"], &groups) != nil || len(groups) != 1 {
+	if absent(p["remote_block_ids"]) || json.Unmarshal(p["remote_block_ids"], &groups) != nil || len(groups) != 1 {
 		q.Broken = true
 	} else {
 		q.Blocks = groups[0]
@@ -131,7 +128,7 @@ func parseOffer(raw json.RawMessage) *engine.Pull {
 // vLLM 0.32, tp_size must be there, too, and block ids are not looked at.
 func parseRegistration(p map[string]json.RawMessage) *engine.Pull {
 	q := parseRemote(p)
-	q.Push, q.Incomplete = true, q.Incomplete || httpjson.Absent(p["tp_size"])
+	q.Push, q.Incomplete = true, q.Incomplete || absent(p["tp_size"])
 	return q
 }
 
@@ -146,29 +143,29 @@ func parseRemote(p map[string]json.RawMessage) *engine.Pull {
 	text("remote_engine_id", &q.EngineID)
 	text("remote_request_id", &q.RequestID)
 	text("remote_host", &q.Host)
-	if httpjson.Absent(p["remote_port"]) || json.Unmarshal(p["remote_port"], &q.Port) != nil {
+	if absent(p["remote_port"]) || json.Unmarshal(p["remote_port"], &q.Port) != nil {
 		q.Incomplete = true
 	}
-	if !httpjson.Absent(p["tp_size"]) && json.Unmarshal(p["tp_size"], &q.TPSize) != nil {
+	if !absent(p["tp_size"]) && json.Unmarshal(p["tp_size"], &q.TPSize) != nil {
 		q.TPSize = -1
 	}
 	return q
 }
 
-func parseSpec(p map[string]json.RawMessage) *LMCache {
-	spec := &LMCache{First: truthy(p["ret_first_tok"])}
+func parseSpec(p map[string]json.RawMessage) *lmcache {
+	spec := &lmcache{First: truthy(p["ret_first_tok"])}
 	var d struct {
 		ReceiverHost string `json:"receiver_host"`
 		ReceiverInit []int  `json:"receiver_init_port"`
 	}
-	if !httpjson.Absent(p["disagg_spec"]) && json.Unmarshal(p["disagg_spec"], &d) == nil {
+	if !absent(p["disagg_spec"]) && json.Unmarshal(p["disagg_spec"], &d) == nil {
 		spec.Host, spec.InitPorts = d.ReceiverHost, d.ReceiverInit
 	}
 	return spec
 }
 
-// Params is what a NIXL prefill hands to the router, in vLLM's order.
-type Params struct {
+// transferParams is what a NIXL prefill hands to the router, in vLLM's order.
+type transferParams struct {
 	DoRemotePrefill           bool     `json:"do_remote_prefill"`
 	DoRemoteDecode            bool     `json:"do_remote_decode"`
 	RemoteBlockIDs            [][]int  `json:"remote_block_ids"`
@@ -187,9 +184,9 @@ type Params struct {
 
 // WithoutNulls are the parameters without those that are null, which /v1/messages leaves
 // out of its answers.
-func (p *Params) WithoutNulls() map[string]any {
+func (p *transferParams) WithoutNulls() map[string]any {
 	var m map[string]any
-	if json.Unmarshal(httpjson.Raw(p), &m) != nil {
+	if json.Unmarshal(rawJSON(p), &m) != nil {
 		return nil // an object
 	}
 	maps.DeleteFunc(m, func(_ string, v any) bool { return v == nil })

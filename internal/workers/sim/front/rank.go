@@ -1,5 +1,4 @@
-// Package realtime runs a simulated rank in real time.
-package realtime
+package front
 
 import (
 	"context"
@@ -19,8 +18,8 @@ type Rank struct {
 	core  *engine.Rank // guarded by mu
 }
 
-// New wraps core, which nobody else may use from now on. Its clock starts now.
-func New(core *engine.Rank) *Rank {
+// NewRank wraps core, which nobody else may use from now on. Its clock starts now.
+func NewRank(core *engine.Rank) *Rank {
 	return &Rank{start: time.Now(), wake: make(chan struct{}, 1), core: core}
 }
 

@@ -1,10 +1,4 @@
-// Package timing is how long a simulated engine takes.
-//
-// A Model gives the length of one engine step from what is in its batch, and
-// of one KV transfer. Two models exist: the polynomials that Dynamo's mocker
-// publishes (the default), and a Profile with coefficients from a file. Both
-// are pure; noise is added by whoever asks, from its own seeded source.
-package timing
+package engine
 
 import (
 	"cmp"
@@ -35,8 +29,10 @@ type Batch struct {
 	KVUsage float64
 }
 
-// Model is a timing model.
-type Model interface {
+// Timing says how long a simulated engine takes. There are two: the polynomials that
+// Dynamo's mocker publishes (Mocker, the default), and a Profile with coefficients from a
+// file. Both are pure; the rank adds noise from its own seeded source.
+type Timing interface {
 	// Step is the length of an engine step.
 	Step(Batch) time.Duration
 	// Transfer is the time that moving the KV of so many tokens takes.
@@ -177,9 +173,9 @@ func ReadProfile(path string) (Profile, error) {
 	return p, nil
 }
 
-// Builtin returns a profile that needs no file. "instant" takes no time at
+// BuiltinProfile returns a profile that needs no file. "instant" takes no time at
 // all; "cpu" is the small model of a real vLLM 0.32 on two CPU cores.
-func Builtin(name string) (Profile, bool) {
+func BuiltinProfile(name string) (Profile, bool) {
 	switch name {
 	case "instant":
 		return Profile{Name: name}, true

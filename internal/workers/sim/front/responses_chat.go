@@ -1,14 +1,12 @@
-package chat
+package front
 
 import (
 	"encoding/json"
-
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
-// Item is one item of the input: a message, or what an assistant did
+// inputItem is one item of the input: a message, or what an assistant did
 // besides text.
-type Item struct {
+type inputItem struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
 	Content   json.RawMessage `json:"content"`
@@ -18,15 +16,15 @@ type Item struct {
 	Output    json.RawMessage `json:"output"`
 }
 
-// FromItems makes a chat of input items, as vLLM does: an assistant's
+// chatOfItems makes a chat of input items, as vLLM does: an assistant's
 // words and calls in a row are one message.
-func FromItems(items []Item) ([]Message, *httpjson.Error) {
-	var out []Message
-	joinable := func() *Message {
+func chatOfItems(items []inputItem) ([]chatMessage, *Error) {
+	var out []chatMessage
+	joinable := func() *chatMessage {
 		if n := len(out); n > 0 && out[n-1].Role == "assistant" {
 			return &out[n-1]
 		}
-		out = append(out, Message{Role: "assistant"})
+		out = append(out, chatMessage{Role: "assistant"})
 		return &out[len(out)-1]
 	}
 	for _, it := range items {
@@ -34,12 +32,12 @@ func FromItems(items []Item) ([]Message, *httpjson.Error) {
 		case it.Type == "function_call":
 			m := joinable()
 			var calls []json.RawMessage
-			if !httpjson.Absent(m.ToolCalls) && json.Unmarshal(m.ToolCalls, &calls) != nil {
-				return nil, httpjson.BadRequest("input", "tool calls are no list.")
+			if !absent(m.ToolCalls) && json.Unmarshal(m.ToolCalls, &calls) != nil {
+				return nil, badRequest("input", "tool calls are no list.")
 			}
-			m.ToolCalls = httpjson.Raw(append(calls, httpjson.Raw(map[string]any{"id": it.CallID, "type": "function", "function": map[string]string{"name": it.Name, "arguments": it.Arguments}})))
+			m.ToolCalls = rawJSON(append(calls, rawJSON(map[string]any{"id": it.CallID, "type": "function", "function": map[string]string{"name": it.Name, "arguments": it.Arguments}})))
 		case it.Type == "function_call_output":
-			out = append(out, Message{Role: "tool", ToolCallID: it.CallID, Content: it.Output})
+			out = append(out, chatMessage{Role: "tool", ToolCallID: it.CallID, Content: it.Output})
 		case it.Type == "reasoning":
 			joinable() // the template does not show what was thought
 		case it.Role == "assistant":
@@ -54,22 +52,22 @@ func FromItems(items []Item) ([]Message, *httpjson.Error) {
 			if m := joinable(); m.Content == nil {
 				m.Content = content
 			} else {
-				out = append(out, Message{Role: "assistant", Content: content})
+				out = append(out, chatMessage{Role: "assistant", Content: content})
 			}
 		case it.Role != "":
-			out = append(out, Message{Role: it.Role, Content: it.Content})
+			out = append(out, chatMessage{Role: it.Role, Content: it.Content})
 		default:
-			return nil, httpjson.BadRequest("input", "Unsupported input item type: %s", it.Type)
+			return nil, badRequest("input", "Unsupported input item type: %s", it.Type)
 		}
 	}
 	return out, nil
 }
 
-// ItemTools gives the flat tools of the Responses API the shape of chat
+// itemTools gives the flat tools of the Responses API the shape of chat
 // requests.
-func ItemTools(raw json.RawMessage) json.RawMessage {
+func itemTools(raw json.RawMessage) json.RawMessage {
 	var in []map[string]any
-	if httpjson.Absent(raw) || json.Unmarshal(raw, &in) != nil {
+	if absent(raw) || json.Unmarshal(raw, &in) != nil {
 		return nil
 	}
 	var out []any
@@ -79,5 +77,5 @@ func ItemTools(raw json.RawMessage) json.RawMessage {
 			out = append(out, map[string]any{"type": "function", "function": t})
 		}
 	}
-	return httpjson.Raw(out)
+	return rawJSON(out)
 }

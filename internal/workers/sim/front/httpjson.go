@@ -1,6 +1,4 @@
-// Package httpjson is JSON over HTTP as the engines speak it: bodies in, answers,
-// refusals and event streams out.
-package httpjson
+package front
 
 import (
 	"bytes"
@@ -34,8 +32,8 @@ func (e *Error) Write(w http.ResponseWriter, flat bool) {
 	WriteJSON(w, e.Status, nestedError{errorBody{e.Message, e.Kind, e.Param, e.Status}})
 }
 
-// BadRequest is a 400 about a field, or about none (nil).
-func BadRequest(param any, format string, args ...any) *Error {
+// badRequest is a 400 about a field, or about none (nil).
+func badRequest(param any, format string, args ...any) *Error {
 	return &Error{http.StatusBadRequest, fmt.Sprintf(format, args...), "BadRequestError", param}
 }
 
@@ -65,25 +63,25 @@ func WriteJSON(w http.ResponseWriter, status int, v any) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	WriteBody(w, status, "application/json", b)
+	writeBody(w, status, "application/json", b)
 }
 
-// WriteBody answers with b.
-func WriteBody(w http.ResponseWriter, status int, contentType string, b []byte) {
+// writeBody answers with b.
+func writeBody(w http.ResponseWriter, status int, contentType string, b []byte) {
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(status)
 	_, _ = w.Write(b) // a client that is gone needs no answer
 }
 
-// Read reads the whole body into v, or says what is wrong with it.
-func Read(r *http.Request, v any) *Error {
+// readJSON reads the whole body into v, or says what is wrong with it.
+func readJSON(r *http.Request, v any) *Error {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		if big, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return &Error{http.StatusRequestEntityTooLarge, fmt.Sprintf("Request body is larger than %d bytes.", big.Limit), "BadRequestError", nil}
 		}
-		return BadRequest(nil, "Request body could not be read.")
+		return badRequest(nil, "Request body could not be read.")
 	}
 	return decodeJSON(b, v)
 }
@@ -106,13 +104,13 @@ func decodeJSON(b []byte, v any) *Error {
 	return &Error{http.StatusBadRequest, "1 validation error:\n  " + err.Error(), "Bad Request", "body"}
 }
 
-// Absent reports whether a field is missing or null.
-func Absent(raw json.RawMessage) bool {
+// absent reports whether a field is missing or null.
+func absent(raw json.RawMessage) bool {
 	return len(raw) == 0 || bytes.Equal(bytes.TrimSpace(raw), []byte("null"))
 }
 
-// Raw is v as JSON.
-func Raw(v any) json.RawMessage {
+// rawJSON is v as JSON.
+func rawJSON(v any) json.RawMessage {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return nil // plain values marshal

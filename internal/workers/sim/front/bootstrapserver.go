@@ -1,6 +1,4 @@
-// Package rooms is the rendezvous of SGLang's disaggregation: a prefill and its
-// decode meet in a numbered room at the prefill's bootstrap server.
-package rooms
+package front
 
 import (
 	"encoding/json"
@@ -96,11 +94,11 @@ func (t *Rooms) Finish(k *Room, contents []cache.Content, err error) {
 	}
 }
 
-// patience is how long either side waits unless something else is set.
-const patience = 300 * time.Second
+// roomPatience is how long either side waits unless something else is set.
+const roomPatience = 300 * time.Second
 
 // ClaimTime is how long a prefill waits for its decode.
-func (t *Rooms) ClaimTime() time.Duration { return positive.Or(t.Claim, patience) }
+func (t *Rooms) ClaimTime() time.Duration { return positive.Or(t.Claim, roomPatience) }
 
 // KVRequest and KVAnswer are the bodies of POST /sim/kv.
 type KVRequest struct {
@@ -129,7 +127,7 @@ func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 			answer(w, http.StatusConflict, KVAnswer{Error: err.Error()})
 			return
 		}
-		give := time.NewTimer(positive.Or(t.Wait, patience))
+		give := time.NewTimer(positive.Or(t.Wait, roomPatience))
 		defer give.Stop()
 		select {
 		case <-k.done:
