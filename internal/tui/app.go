@@ -20,7 +20,6 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/page"
-	"github.com/dynctl/dynctl/internal/tui/page/radix"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -176,7 +175,7 @@ func newApp(ctx context.Context, o Options) *app {
 // watch starts over with other routers.
 func (a *app) watch(clients []*admin.Client) {
 	ranks := &page.RankTable{}
-	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), radix.New(), page.NewDecisions(), page.NewEvents()}
+	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), page.NewRadix(), page.NewDecisions(), page.NewEvents()}
 	a.replicas, a.sel = nil, 0
 	for _, c := range clients {
 		b := feed.NewBuilder(c.URL())

@@ -1,6 +1,4 @@
-// Package radix is the view of the radix index: a path-compressed tree that loads
-// what is opened.
-package radix
+package page
 
 import (
 	"fmt"
@@ -14,15 +12,14 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
-	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Page is the view: what is open of the tree, and what of it is on the screen.
-type Page struct {
-	cursor  page.Cursor
+// Radix is the view of the radix index: a path-compressed tree that loads what is opened.
+type Radix struct {
+	cursor  cursor
 	tree    *tree
-	rows    []row
+	rows    []radixRow
 	router  int
 	sort    int
 	text    string // the filter as written
@@ -39,22 +36,22 @@ const byHits = "hits"
 
 var treeOrders = []string{"blocks", byHits, "ranks"}
 
-// New makes the view, with nothing loaded.
-func New() *Page {
-	return &Page{tree: newTree(), mask: true, expand: map[string]int{}}
+// NewRadix makes the view, with nothing loaded.
+func NewRadix() *Radix {
+	return &Radix{tree: newTree(), mask: true, expand: map[string]int{}}
 }
 
-// Name implements page.Page.
-func (x *Page) Name() string { return "Radix" }
+// Name implements Page.
+func (x *Radix) Name() string { return "Radix" }
 
-// Keys implements page.Page.
-func (x *Page) Keys() []string {
+// Keys implements Page.
+func (x *Radix) Keys() []string {
 	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "/ hash rank:", "? help"}
 }
 
-// Act implements page.Page.
-func (x *Page) Act(c *page.Ctx, a keys.Action) (tea.Cmd, bool) {
-	var cur *row
+// Act implements Page.
+func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+	var cur *radixRow
 	if x.cursor.At < len(x.rows) {
 		cur = &x.rows[x.cursor.At]
 	}
@@ -80,7 +77,7 @@ func (x *Page) Act(c *page.Ctx, a keys.Action) (tea.Cmd, bool) {
 			if a == keys.FindPrev {
 				step = -1
 			}
-			if i, ok := find(x.rows, x.find, x.cursor.At+step, step); ok {
+			if i, ok := findRow(x.rows, x.find, x.cursor.At+step, step); ok {
 				x.cursor.Set(i, len(x.rows), x.keyAt)
 			}
 		}
@@ -153,15 +150,15 @@ func (x *Page) Act(c *page.Ctx, a keys.Action) (tea.Cmd, bool) {
 	return nil, x.cursor.Move(a, len(x.rows), x.keyAt)
 }
 
-func (x *Page) keyAt(i int) string { return x.rows[i].key() }
+func (x *Radix) keyAt(i int) string { return x.rows[i].key() }
 
 // refresh makes the rows again and finds the cursor's.
-func (x *Page) refresh() {
+func (x *Radix) refresh() {
 	x.rows = x.tree.rows(x.rows)
 	x.cursor.Sync(len(x.rows), x.keyAt)
 }
 
-func (x *Page) zoomTo(c *page.Ctx, k *node) tea.Cmd {
+func (x *Radix) zoomTo(c *Ctx, k *node) tea.Cmd {
 	if k == nil {
 		return nil
 	}
@@ -179,18 +176,18 @@ func (x *Page) zoomTo(c *page.Ctx, k *node) tea.Cmd {
 	return nil
 }
 
-func (x *Page) openNode(c *page.Ctx, k *node) tea.Cmd {
+func (x *Radix) openNode(c *Ctx, k *node) tea.Cmd {
 	k.open = true
 	return x.ask(c, k)
 }
 
-func (x *Page) more(c *page.Ctx, k *node) tea.Cmd {
+func (x *Radix) more(c *Ctx, k *node) tea.Cmd {
 	k.limit = min(maxLimit, k.limit*4)
 	return x.ask(c, k)
 }
 
 // ask asks for the children of a node.
-func (x *Page) ask(c *page.Ctx, k *node) tea.Cmd {
+func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
 	if k.asking || c.Load.Children == nil || c.Frozen {
 		return nil
 	}
@@ -206,7 +203,7 @@ func (x *Page) ask(c *page.Ctx, k *node) tea.Cmd {
 }
 
 // opened opens the next of several levels.
-func (x *Page) opened(c *page.Ctx, k *node) tea.Cmd {
+func (x *Radix) opened(c *Ctx, k *node) tea.Cmd {
 	levels := x.expand[k.n.ID]
 	delete(x.expand, k.n.ID)
 	if levels < 2 {
@@ -226,7 +223,7 @@ func (x *Page) opened(c *page.Ctx, k *node) tea.Cmd {
 }
 
 // reload forgets all and asks for the root again.
-func (x *Page) reload(c *page.Ctx) tea.Cmd {
+func (x *Radix) reload(c *Ctx) tea.Cmd {
 	seen := x.tree.seen
 	x.tree = newTree()
 	x.tree.seen = seen
@@ -237,7 +234,7 @@ func (x *Page) reload(c *page.Ctx) tea.Cmd {
 }
 
 // Tick asks again for what is on the screen, a few nodes at a time.
-func (x *Page) Tick(c *page.Ctx) tea.Cmd {
+func (x *Radix) Tick(c *Ctx) tea.Cmd {
 	if x.router != c.Sel {
 		x.router = c.Sel
 		x.tree = newTree() // ids are the router's own
@@ -254,9 +251,9 @@ func (x *Page) Tick(c *page.Ctx) tea.Cmd {
 	return tea.Batch(cmds...)
 }
 
-// Take implements page.Page.
-func (x *Page) Take(c *page.Ctx, msg tea.Msg) tea.Cmd {
-	m, ok := msg.(page.ChildrenMsg)
+// Take implements Page.
+func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
+	m, ok := msg.(ChildrenMsg)
 	if ok && x.flat && m.Router == x.router && m.Query.Node != "" && m.Query.Node == x.holders && m.Err == nil && m.Answer.Node != nil {
 		return x.showHolders(c, &node{n: *m.Answer.Node})
 	}
@@ -267,7 +264,7 @@ func (x *Page) Take(c *page.Ctx, msg tea.Msg) tea.Cmd {
 	x.tree.take(m.Query, m.Answer, m.Err)
 	x.refresh()
 	if x.find != "" && x.cursor.Key == "" && len(x.rows) > 0 {
-		if i, ok := find(x.rows, x.find, 0, 1); ok {
+		if i, ok := findRow(x.rows, x.find, 0, 1); ok {
 			x.cursor.Set(i, len(x.rows), x.keyAt)
 		}
 	}
@@ -281,7 +278,7 @@ func (x *Page) Take(c *page.Ctx, msg tea.Msg) tea.Cmd {
 }
 
 // showHolders asks for a text with every rank that holds a run, by worker.
-func (x *Page) showHolders(c *page.Ctx, k *node) tea.Cmd {
+func (x *Radix) showHolders(c *Ctx, k *node) tea.Cmd {
 	x.holders = ""
 	n := &k.n
 	end := n.DepthBlocks + n.LengthBlocks
@@ -291,9 +288,9 @@ func (x *Page) showHolders(c *page.Ctx, k *node) tea.Cmd {
 		w, i, _ := strings.Cut(a, "/")
 		v, j, _ := strings.Cut(b, "/")
 		if w != v {
-			return page.Natural(w, v)
+			return natural(w, v)
 		}
-		return page.Natural(i, j)
+		return natural(i, j)
 	})
 	last := ""
 	for _, label := range labels {
@@ -307,15 +304,15 @@ func (x *Page) showHolders(c *page.Ctx, k *node) tea.Cmd {
 	if more := n.Ranks - len(labels); more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
-	return func() tea.Msg { return page.ShowMsg{Title: "holders of run " + n.Local, Lines: lines} }
+	return func() tea.Msg { return ShowMsg{Title: "holders of run " + n.Local, Lines: lines} }
 }
 
-// Filter implements page.Page.
-func (x *Page) Filter() string { return x.text }
+// Filter implements Page.
+func (x *Radix) Filter() string { return x.text }
 
 // SetFilter takes "HASH", "rank:LABEL" and "depth>N"; the last two are
 // answered by the router.
-func (x *Page) SetFilter(c *page.Ctx, text string) (tea.Cmd, error) {
+func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	hash, rank, depth := "", "", 0
 	for _, w := range strings.Fields(text) {
 		switch {
@@ -347,7 +344,7 @@ func (x *Page) SetFilter(c *page.Ctx, text string) (tea.Cmd, error) {
 		return x.reload(c), nil
 	}
 	if hash != "" && len(x.rows) > 0 {
-		i, ok := find(x.rows, hash, 0, 1)
+		i, ok := findRow(x.rows, hash, 0, 1)
 		if !ok {
 			return nil, fmt.Errorf("no open run begins with %s: open more (E), or zoom in", hash)
 		}
@@ -356,16 +353,16 @@ func (x *Page) SetFilter(c *page.Ctx, text string) (tea.Cmd, error) {
 	return nil, nil
 }
 
-// Order implements page.Page.
-func (x *Page) Order() string {
+// Order implements Page.
+func (x *Radix) Order() string {
 	if x.flat {
 		return byHits
 	}
 	return treeOrders[x.sort]
 }
 
-// SetOrder implements page.Page.
-func (x *Page) SetOrder(name string) bool {
+// SetOrder implements Page.
+func (x *Radix) SetOrder(name string) bool {
 	i := slices.Index(treeOrders, name)
 	if i >= 0 {
 		x.sort, x.flat = i, false
@@ -374,14 +371,14 @@ func (x *Page) SetOrder(name string) bool {
 	return i >= 0
 }
 
-// Focus implements page.Page.
-func (x *Page) Focus(c *page.Ctx, name string) tea.Cmd {
+// Focus implements Page.
+func (x *Radix) Focus(c *Ctx, name string) tea.Cmd {
 	cmd, _ := x.SetFilter(c, name)
 	return cmd
 }
 
-// Row implements page.Page.
-func (x *Page) Row(*page.Ctx) (string, string) {
+// Row implements Page.
+func (x *Radix) Row(*Ctx) (string, string) {
 	if x.cursor.At >= len(x.rows) || x.rows[x.cursor.At].more > 0 {
 		return "", ""
 	}
@@ -389,5 +386,5 @@ func (x *Page) Row(*page.Ctx) (string, string) {
 	return n.Local, fmt.Sprintf("%s id=%s depth=%d length=%d subtree=%d children=%d ranks=%d hits=%d on=%s", n.Local, n.ID, n.DepthBlocks, n.LengthBlocks, n.Blocks, n.Children, n.Ranks, n.Hits, strings.Join(n.RankLabels, ","))
 }
 
-// Click implements page.Page.
-func (x *Page) Click(_ *page.Ctx, _, line int) { x.cursor.Click(line, len(x.rows), x.keyAt) }
+// Click implements Page.
+func (x *Radix) Click(_ *Ctx, _, line int) { x.cursor.Click(line, len(x.rows), x.keyAt) }

@@ -1,4 +1,4 @@
-package radix
+package page
 
 import (
 	"cmp"
@@ -188,14 +188,14 @@ func (t *tree) close(k *node) {
 	k.kids, k.open, k.loaded, k.err = nil, false, false, ""
 }
 
-// row is one line of the tree: a node, or what its parent has not loaded.
-type row struct {
+// radixRow is one line of the tree: a node, or what its parent has not loaded.
+type radixRow struct {
 	k     *node
 	depth int
 	more  int // children that are not loaded; k is the parent then
 }
 
-func (r row) key() string {
+func (r radixRow) key() string {
 	if r.more > 0 {
 		return "more " + r.k.n.ID
 	}
@@ -203,18 +203,18 @@ func (r row) key() string {
 }
 
 // rows flattens what is open below the zoom.
-func (t *tree) rows(out []row) []row {
+func (t *tree) rows(out []radixRow) []radixRow {
 	out = out[:0]
 	var walk func(k *node, depth int)
 	walk = func(k *node, depth int) {
 		for _, c := range k.kids {
-			out = append(out, row{k: c, depth: depth})
+			out = append(out, radixRow{k: c, depth: depth})
 			if c.open {
 				walk(c, depth+1)
 			}
 		}
 		if rest := k.total - len(k.kids); k.loaded && rest > 0 {
-			out = append(out, row{k: k, depth: depth, more: rest})
+			out = append(out, radixRow{k: k, depth: depth, more: rest})
 		}
 	}
 	walk(t.zoom, 0)
@@ -243,7 +243,7 @@ func (k *node) label() string {
 
 // due lists up to n open nodes whose figures are older than age, the ones on
 // the screen first.
-func (t *tree) due(visible []row, now time.Time, age time.Duration, n int) []*node {
+func (t *tree) due(visible []radixRow, now time.Time, age time.Duration, n int) []*node {
 	var out []*node
 	seen := map[*node]bool{}
 	add := func(k *node) {
@@ -260,8 +260,8 @@ func (t *tree) due(visible []row, now time.Time, age time.Duration, n int) []*no
 	return out
 }
 
-// find is the first row from a place on whose hash begins with text.
-func find(rows []row, text string, from, step int) (int, bool) {
+// findRow is the first row from a place on whose hash begins with text.
+func findRow(rows []radixRow, text string, from, step int) (int, bool) {
 	text = strings.ToLower(text)
 	for i := range rows {
 		j := ((from+i*step)%len(rows) + len(rows)) % len(rows)

@@ -1,4 +1,4 @@
-package radix
+package page
 
 import (
 	"fmt"
@@ -8,13 +8,12 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/tui/feed"
-	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Draw implements page.Page.
-func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
+// Draw implements Page.
+func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	ix := &c.R.Index
 	block := max(c.R.BlockSize, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
@@ -119,7 +118,7 @@ func (x *Page) Draw(c *page.Ctx, p *widget.Painter) {
 }
 
 // crumbs is the way from the root to the zoom.
-func (x *Page) crumbs() string {
+func (x *Radix) crumbs() string {
 	if x.flat {
 		return "most used runs"
 	}
@@ -140,11 +139,11 @@ type columnsOf struct {
 	kids, saved, age, lost, mask bool
 }
 
-func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
+func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
 	r := x.rows[i]
 	g := &p.Th.Glyphs
 	p.Select(i == x.cursor.At)
-	page.Mark(p, i == x.cursor.At, feed.OK)
+	mark(p, i == x.cursor.At, feed.OK)
 	end := p.X() + name
 	p.Put(theme.Dim, strings.Repeat(g.Pipe, min(r.depth, name/4)))
 	if r.more > 0 {
@@ -283,7 +282,7 @@ func maskTitle(ranks []string) string {
 }
 
 // drawDetail shows all of the run under the cursor.
-func (x *Page) drawDetail(c *page.Ctx, p *widget.Painter, block int) {
+func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	r := x.rows[x.cursor.At]
 	if r.more > 0 {
 		p.Rule("not loaded")
