@@ -5,11 +5,11 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
@@ -94,7 +94,7 @@ type missing struct {
 
 // NewPlayer makes a Player with an empty index.
 func NewPlayer(o PlayerOptions) *Player {
-	o.MaxRanks = positive.Or(o.MaxRanks, kvindex.DefaultMaxRanks)
+	o.MaxRanks = cmp.Or(max(o.MaxRanks, 0), kvindex.DefaultMaxRanks)
 	o.Index.MaxRanks = o.MaxRanks
 	return &Player{o: o, index: kvindex.New(o.Index), ranks: map[string]*playRank{}}
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -107,7 +107,7 @@ const tierID = "p2p-tier"
 // take fetches what a prefill rank offers under a name. As vLLM's tier does, it waits
 // for half a minute (six times Patience) for a peer or blocks that are not there.
 func (p *process) take(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
-	wait := 6 * positive.Or(p.e.group.Patience, 5*time.Second)
+	wait := 6 * cmp.Or(max(p.e.group.Patience, 0), 5*time.Second)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New("the peer gave no blocks in time"))
 	defer cancel()
 	links := sidechannel.Links{Patience: wait}

@@ -24,6 +24,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -31,7 +32,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 )
@@ -227,13 +227,13 @@ func New(cfg Config) (*Rank, error) {
 	if cfg.Timing == nil {
 		cfg.Timing = Mocker{}
 	}
-	cfg.Speed = positive.Or(cfg.Speed, 1)
-	cfg.Lease = positive.Or(cfg.Lease, 30*time.Second)
-	cfg.KVBytesPerToken = positive.Or(cfg.KVBytesPerToken, 131072)
+	cfg.Speed = cmp.Or(max(cfg.Speed, 0), 1)
+	cfg.Lease = cmp.Or(max(cfg.Lease, 0), 30*time.Second)
+	cfg.KVBytesPerToken = cmp.Or(max(cfg.KVBytesPerToken, 0), 131072)
 	if cfg.Next == nil {
 		cfg.Next = func([]uint32, uint64) uint32 { return 3 }
 	}
-	cfg.OSL = positive.Or(cfg.OSL, 128)
+	cfg.OSL = cmp.Or(max(cfg.OSL, 0), 128)
 	c, err := cache.New(cache.Config{Blocks: cfg.Blocks, BlockSize: cfg.BlockSize, NameSeed: cfg.NameSeed, Quiet: cfg.Publish == nil, Unique: cfg.Unique})
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)

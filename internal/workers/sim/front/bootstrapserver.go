@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 )
 
@@ -98,7 +98,7 @@ func (t *Rooms) Finish(k *Room, contents []cache.Content, err error) {
 const roomPatience = 300 * time.Second
 
 // ClaimTime is how long a prefill waits for its decode.
-func (t *Rooms) ClaimTime() time.Duration { return positive.Or(t.Claim, roomPatience) }
+func (t *Rooms) ClaimTime() time.Duration { return cmp.Or(max(t.Claim, 0), roomPatience) }
 
 // KVRequest and KVAnswer are the bodies of POST /sim/kv.
 type KVRequest struct {
@@ -127,7 +127,7 @@ func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 			answer(w, http.StatusConflict, KVAnswer{Error: err.Error()})
 			return
 		}
-		give := time.NewTimer(positive.Or(t.Wait, roomPatience))
+		give := time.NewTimer(cmp.Or(max(t.Wait, 0), roomPatience))
 		defer give.Stop()
 		select {
 		case <-k.done:

@@ -22,7 +22,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -101,8 +100,8 @@ type Server struct {
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	cfg.MaxBody = positive.Or(cfg.MaxBody, 256<<20)
-	cfg.EmbedSize = positive.Or(cfg.EmbedSize, 64)
+	cfg.MaxBody = cmp.Or(max(cfg.MaxBody, 0), 256<<20)
+	cfg.EmbedSize = cmp.Or(max(cfg.EmbedSize, 0), 64)
 	s := &Server{cfg: cfg, mux: http.NewServeMux()}
 	s.routes()
 	return s

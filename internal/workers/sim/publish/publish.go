@@ -4,13 +4,13 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -65,7 +65,7 @@ type entry struct {
 
 // Open starts the sockets.
 func Open(ctx context.Context, cfg Config) (*Publisher, error) {
-	cfg.Steps = positive.Or(cfg.Steps, 10000)
+	cfg.Steps = cmp.Or(max(cfg.Steps, 0), 10000)
 	if cfg.Faults == nil {
 		cfg.Faults = fault.NewSource(0, fault.Set{})
 	}
