@@ -6,8 +6,9 @@ import (
 	"os"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/cli/commands"
 )
 
 func main() {
-	os.Exit(cli.Main(newRoot(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(cli.Main(commands.Root(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

@@ -1,11 +1,10 @@
 package kvevent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
-
-	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // ErrPayload marks a payload that is not a batch of events: broken msgpack, or
@@ -39,11 +38,11 @@ type Limits struct {
 
 func (l Limits) withDefaults() Limits {
 	return Limits{
-		Payload: positive.Or(l.Payload, 32<<20),
-		Events:  positive.Or(l.Events, 1<<16),
-		Blocks:  positive.Or(l.Blocks, 1<<18),
-		Tokens:  positive.Or(l.Tokens, 1<<22),
-		Text:    positive.Or(l.Text, 1<<10),
+		Payload: cmp.Or(max(l.Payload, 0), 32<<20),
+		Events:  cmp.Or(max(l.Events, 0), 1<<16),
+		Blocks:  cmp.Or(max(l.Blocks, 0), 1<<18),
+		Tokens:  cmp.Or(max(l.Tokens, 0), 1<<22),
+		Text:    cmp.Or(max(l.Text, 0), 1<<10),
 	}
 }
 

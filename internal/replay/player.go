@@ -5,13 +5,13 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/kvevent"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
@@ -94,7 +94,7 @@ type missing struct {
 
 // NewPlayer makes a Player with an empty index.
 func NewPlayer(o PlayerOptions) *Player {
-	o.MaxRanks = positive.Or(o.MaxRanks, kvindex.DefaultMaxRanks)
+	o.MaxRanks = cmp.Or(max(o.MaxRanks, 0), kvindex.DefaultMaxRanks)
 	o.Index.MaxRanks = o.MaxRanks
 	return &Player{o: o, index: kvindex.New(o.Index), ranks: map[string]*playRank{}}
 }

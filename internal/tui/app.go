@@ -4,6 +4,7 @@
 package tui
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -15,12 +16,10 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 	"github.com/muesli/termenv"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/page"
-	"github.com/dynctl/dynctl/internal/tui/page/radix"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -158,7 +157,7 @@ type (
 
 // newApp makes the model; ctx bounds its questions.
 func newApp(ctx context.Context, o Options) *app {
-	o.Rate = positive.Or(o.Rate, time.Second)
+	o.Rate = cmp.Or(max(o.Rate, 0), time.Second)
 	if o.Theme == "" {
 		o.Theme = theme.Names()[0]
 	}
@@ -176,7 +175,7 @@ func newApp(ctx context.Context, o Options) *app {
 // watch starts over with other routers.
 func (a *app) watch(clients []*admin.Client) {
 	ranks := &page.RankTable{}
-	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), radix.New(), page.NewDecisions(), page.NewEvents()}
+	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), page.NewRadix(), page.NewDecisions(), page.NewEvents()}
 	a.replicas, a.sel = nil, 0
 	for _, c := range clients {
 		b := feed.NewBuilder(c.URL())
@@ -310,7 +309,7 @@ func (a *app) ask(f func(ctx context.Context) tea.Msg) tea.Cmd { return a.ofCont
 
 // bounded gives a question its time.
 func (a *app) bounded(f func(ctx context.Context) tea.Msg) tea.Cmd {
-	timeout := positive.Or(a.opts.Timeout, 2*time.Second)
+	timeout := cmp.Or(max(a.opts.Timeout, 0), 2*time.Second)
 	parent := a.ctx
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(parent, timeout)

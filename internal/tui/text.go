@@ -9,7 +9,6 @@ import (
 
 	"github.com/muesli/termenv"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
@@ -96,7 +95,7 @@ func pickRanks(r *feed.Router, f *feed.Filter, o TextOptions) {
 
 // writeTable writes the view as plain text: facts, ranks, attention.
 func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
-	width := positive.Or(o.Width, 200)
+	width := cmp.Or(max(o.Width, 0), 200)
 	th := theme.New("mono", termenv.Ascii, o.ASCII)
 	var b strings.Builder
 	for i := range v.Routers {

@@ -2,6 +2,7 @@
 package watchfile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,6 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-
-	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Options say what is watched.
@@ -40,7 +39,7 @@ const DefaultPoll = 5 * time.Second
 // Kubernetes put a new file or a new link in a file's place. Where the system
 // cannot watch, and for links into other directories, polling notices the change.
 func Run(ctx context.Context, o Options, changed func(), unwatched func(error)) {
-	poll, settleFor := positive.Or(o.Poll, DefaultPoll), positive.Or(o.Settle, 50*time.Millisecond)
+	poll, settleFor := cmp.Or(max(o.Poll, 0), DefaultPoll), cmp.Or(max(o.Settle, 0), 50*time.Millisecond)
 	paths := make([]string, len(o.Paths))
 	var dirs []string
 	for i, p := range o.Paths {

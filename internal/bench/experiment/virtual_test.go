@@ -16,7 +16,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
@@ -24,7 +23,7 @@ import (
 // can be computed with pencil and paper.
 type profile struct {
 	name            string
-	prefill, decode timing.Profile
+	prefill, decode engine.Profile
 }
 
 // Times in ms. The decode engine prefills more slowly than the prefill engine,
@@ -32,18 +31,18 @@ type profile struct {
 var profiles = []profile{
 	{
 		"linear",
-		timing.Profile{Prefill: [3]float64{30, 0.055, 0}, Transfers: [2]float64{0, 0}},
-		timing.Profile{Prefill: [3]float64{20, 0.09, 0}, Decode: [3]float64{10, 0, 0}, Transfers: [2]float64{50, 0}},
+		engine.Profile{Prefill: [3]float64{30, 0.055, 0}, Transfers: [2]float64{0, 0}},
+		engine.Profile{Prefill: [3]float64{20, 0.09, 0}, Decode: [3]float64{10, 0, 0}, Transfers: [2]float64{50, 0}},
 	},
 	{
 		"quadratic",
-		timing.Profile{Prefill: [3]float64{12, 0.03, 0}},
-		timing.Profile{Prefill: [3]float64{8, 0.03, 6e-6}, Decode: [3]float64{8, 0, 0}, Transfers: [2]float64{30, 0.008}},
+		engine.Profile{Prefill: [3]float64{12, 0.03, 0}},
+		engine.Profile{Prefill: [3]float64{8, 0.03, 6e-6}, Decode: [3]float64{8, 0, 0}, Transfers: [2]float64{30, 0.008}},
 	},
 	{
 		"shallow",
-		timing.Profile{Prefill: [3]float64{12, 0.030, 0}},
-		timing.Profile{Prefill: [3]float64{12, 0.05, 0}, Decode: [3]float64{6, 0, 0}, Transfers: [2]float64{18, 0.002}},
+		engine.Profile{Prefill: [3]float64{12, 0.030, 0}},
+		engine.Profile{Prefill: [3]float64{12, 0.05, 0}, Decode: [3]float64{6, 0, 0}, Transfers: [2]float64{18, 0.002}},
 	},
 }
 

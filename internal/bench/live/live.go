@@ -3,6 +3,7 @@ package live
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -334,7 +334,7 @@ var ErrLost = errors.New("the fleet did not come back")
 // lost turns an error of the counters into a void cell, after the fleet is
 // whole again.
 func (b *Bench) lost(ctx context.Context, cause error) error {
-	patience := positive.Or(b.Patience, 2*time.Minute)
+	patience := cmp.Or(max(b.Patience, 0), 2*time.Minute)
 	ctx2, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var err error

@@ -19,8 +19,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 )
 
 // stand is a router with simulated engines and a bench in front of it.
@@ -118,7 +118,7 @@ func TestPreflightEstimates(t *testing.T) {
 	if err != nil || len(checks) != 4 {
 		t.Fatal(err, checks)
 	}
-	profile, _ := timing.Builtin("cpu")
+	profile, _ := engine.BuiltinProfile("cpu")
 	ttft := func(isl float64) float64 { // seconds
 		return (profile.Prefill[0] + profile.Prefill[1]*isl + profile.Prefill[2]*isl*isl) / 1000
 	}

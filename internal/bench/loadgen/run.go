@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
@@ -85,7 +84,7 @@ func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
 		return nil, err
 	}
 	o.Path = cmp.Or(o.Path, "/v1/completions")
-	o.Timeout = positive.Or(o.Timeout, 10*time.Minute)
+	o.Timeout = cmp.Or(max(o.Timeout, 0), 10*time.Minute)
 	if len(o.Schedule) == 0 && o.Concurrency < 1 {
 		return nil, errors.New("a load needs a concurrency of at least 1 or a schedule")
 	}

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -13,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/table"
@@ -33,7 +33,7 @@ type TextOptions struct {
 
 // Text writes the result for a terminal, in ASCII.
 func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
-	o.Width = positive.Or(o.Width, 120)
+	o.Width = cmp.Or(max(o.Width, 0), 120)
 	b := &strings.Builder{}
 	head := "RESULT"
 	if !r.Valid {

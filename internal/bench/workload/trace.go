@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 )
 
@@ -43,8 +42,8 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 		return nil, info, err
 	}
 	defer r.Close()
-	o.Scale = positive.Or(o.Scale, 1)
-	o.Limit = positive.Or(o.Limit, DefaultTraceLimit)
+	o.Scale = cmp.Or(max(o.Scale, 0), 1)
+	o.Limit = cmp.Or(max(o.Limit, 0), DefaultTraceLimit)
 	info.Format = string(r.Format())
 	var items []Item
 	for rec, err := range r.All() {

@@ -26,7 +26,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/report"
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/cli"
-	"github.com/dynctl/dynctl/internal/cli/target"
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -37,7 +36,7 @@ const simulated = "1p1d:kv_blocks=8192"
 
 // benchFlags are the flags of dynctl bench.
 type benchFlags struct {
-	target target.Flags
+	target cli.TargetFlags
 
 	threshold                         bool
 	isl, osl, concurrency, rate       string
@@ -299,7 +298,7 @@ func (f *benchFlags) hardware() string {
 }
 
 // look gathers what the target is and refuses what cannot be.
-func (f *benchFlags) look(ctx context.Context, t *target.Target) (*fleet.Facts, workload.Pool, bool, error) {
+func (f *benchFlags) look(ctx context.Context, t *cli.Target) (*fleet.Facts, workload.Pool, bool, error) {
 	facts, err := t.Describe(ctx, f.target.Model)
 	if err != nil {
 		return nil, nil, false, cli.AdminError(err)

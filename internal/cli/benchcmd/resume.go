@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/bench/plan"
-	"github.com/dynctl/dynctl/internal/cli/target"
+	"github.com/dynctl/dynctl/internal/cli"
 )
 
 // planFlags are the flags of dynctl bench that a plan holds, with what each of
@@ -70,7 +70,7 @@ func (f *benchFlags) goOn(cmd *cobra.Command, run *plan.Run) error {
 }
 
 // planTarget is the target for a plan file, without its fingerprint.
-func planTarget(f *target.Flags) plan.Target {
+func planTarget(f *cli.TargetFlags) plan.Target {
 	return plan.Target{
 		Router: f.Router, Data: f.Data, Sim: f.Sim, Prefill: f.Prefill, Decode: f.Decode, Worker: f.Worker,
 		Connector: f.Connector, Model: f.Model,
@@ -78,7 +78,7 @@ func planTarget(f *target.Flags) plan.Target {
 }
 
 // setTarget sets the flags to the target of a plan file.
-func setTarget(f *target.Flags, t *plan.Target) {
+func setTarget(f *cli.TargetFlags, t *plan.Target) {
 	f.Router, f.Data, f.Sim, f.Prefill, f.Decode, f.Worker = t.Router, t.Data, t.Sim, t.Prefill, t.Decode, t.Worker
 	f.Connector, f.Model = t.Connector, t.Model
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/sweep"
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/cli"
-	"github.com/dynctl/dynctl/internal/cli/target"
 	"github.com/dynctl/dynctl/internal/printable"
 )
 
@@ -192,7 +191,7 @@ func saveSweep(dir string, res *sweep.Result) error {
 }
 
 // thresholdOf is the setting of the threshold that the router has now.
-func thresholdOf(ctx context.Context, t *target.Target) (any, error) {
+func thresholdOf(ctx context.Context, t *cli.Target) (any, error) {
 	s, err := t.Admin.Status(ctx)
 	if err != nil {
 		return nil, err
@@ -200,7 +199,7 @@ func thresholdOf(ctx context.Context, t *target.Target) (any, error) {
 	return s.Threshold(), nil
 }
 
-func setThreshold(ctx context.Context, t *target.Target, threshold any) error {
+func setThreshold(ctx context.Context, t *cli.Target, threshold any) error {
 	_, err := t.Admin.SetConfig(ctx, map[string]any{"routing.threshold": threshold})
 	return cli.AdminError(err)
 }

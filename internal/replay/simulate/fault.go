@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
 // FaultKind is what becomes of engines in a run.
@@ -66,13 +66,13 @@ func ParseFault(text string) (f Fault, err error) {
 
 // wire is a timing model whose transfers take longer at times.
 type wire struct {
-	timing.Model
+	engine.Timing
 	slow *float64 // 1 is normal
 }
 
 // Transfer is the time that moving the KV of so many tokens takes.
 func (w wire) Transfer(tokens int) time.Duration {
-	return time.Duration(float64(w.Model.Transfer(tokens)) * *w.slow)
+	return time.Duration(float64(w.Timing.Transfer(tokens)) * *w.slow)
 }
 
 // expect has the faults happen at their times.

@@ -1,11 +1,11 @@
 package simulate
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 )
@@ -28,7 +28,7 @@ func (r *run) openLine() {
 		waiting: map[*admission.Waiter]*flight{},
 		wait:    hdrhistogram.New(1, 1e10, 3),
 	}
-	l.Timeout = positive.Or(l.Timeout, time.Hour)
+	l.Timeout = cmp.Or(max(l.Timeout, 0), time.Hour)
 	r.book.OnEase(r.eased)
 }
 

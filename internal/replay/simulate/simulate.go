@@ -4,6 +4,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/kvevent"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
@@ -190,8 +190,8 @@ type simRank struct {
 }
 
 func newRun(s Setup) (*run, error) {
-	s.Speedup = positive.Or(s.Speedup, 1)
-	s.Scrape = positive.Or(s.Scrape, time.Second)
+	s.Speedup = cmp.Or(max(s.Speedup, 0), 1)
+	s.Scrape = cmp.Or(max(s.Scrape, 0), time.Second)
 	if len(s.Fleet.Groups) == 0 {
 		return nil, errors.New("simulation without engines")
 	}
@@ -206,7 +206,7 @@ func newRun(s Setup) (*run, error) {
 	if s.Rule.Auto && s.SlowFactor > 0 {
 		r.paces = pace.NewJudge[*simRank]()
 	}
-	r.costs.Assume(positive.Or(s.Assume, 1))
+	r.costs.Assume(cmp.Or(max(s.Assume, 0), 1))
 	r.openLine()
 	v := vocab.New()
 	number, engines := map[workers.Role]int{}, 0

@@ -1,13 +1,13 @@
 package feed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -28,8 +28,8 @@ var errNotRouter = errors.New("the address answers, but not like a dynctl router
 // Poll asks once. Errors are part of the sample.
 func (p *Poller) Poll(ctx context.Context, after uint64) Sample {
 	timeout, decisions := p.Timeout, p.Decisions
-	timeout = positive.Or(timeout, 2*time.Second)
-	decisions = positive.Or(decisions, 20)
+	timeout = cmp.Or(max(timeout, 0), 2*time.Second)
+	decisions = cmp.Or(max(decisions, 0), 20)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	began := time.Now()

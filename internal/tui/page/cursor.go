@@ -4,9 +4,9 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/keys"
 )
 
-// Cursor is a place in a list of rows that change. While it was not moved it
+// cursor is a place in a list of rows that change. While it was not moved it
 // stays at the top; then it stays with its row.
-type Cursor struct {
+type cursor struct {
 	At  int    // the row, from 0
 	Key string // the row's; "" at the top of whatever comes
 
@@ -16,7 +16,7 @@ type Cursor struct {
 }
 
 // Sync finds the row again among n rows.
-func (l *Cursor) Sync(n int, keyAt func(int) string) {
+func (l *cursor) Sync(n int, keyAt func(int) string) {
 	if l.Key != "" && (l.At >= n || keyAt(l.At) != l.Key) {
 		for i := range n {
 			if keyAt(i) == l.Key {
@@ -29,7 +29,7 @@ func (l *Cursor) Sync(n int, keyAt func(int) string) {
 }
 
 // Window is the part of n rows that h lines of the page show, from line first on.
-func (l *Cursor) Window(n, first, h int) (from, to int) {
+func (l *cursor) Window(n, first, h int) (from, to int) {
 	h = max(h, 1)
 	l.first, l.rows = first, h
 	if l.At < l.off {
@@ -43,16 +43,16 @@ func (l *Cursor) Window(n, first, h int) (from, to int) {
 }
 
 // Top goes to the first row and stays there whatever comes.
-func (l *Cursor) Top() { l.At, l.off, l.Key = 0, 0, "" }
+func (l *cursor) Top() { l.At, l.off, l.Key = 0, 0, "" }
 
 // Shown is the part of n rows that was on the page when it was drawn last.
-func (l *Cursor) Shown(n int) (from, to int) {
+func (l *cursor) Shown(n int) (from, to int) {
 	to = min(n, l.off+max(l.rows, 1))
 	return min(l.off, to), to
 }
 
 // Move moves the cursor; ok is false when the action is no move.
-func (l *Cursor) Move(a keys.Action, n int, keyAt func(int) string) (ok bool) {
+func (l *cursor) Move(a keys.Action, n int, keyAt func(int) string) (ok bool) {
 	switch a {
 	case keys.Down:
 		l.At++
@@ -75,7 +75,7 @@ func (l *Cursor) Move(a keys.Action, n int, keyAt func(int) string) (ok bool) {
 }
 
 // Set moves the cursor to a row, or to the nearest one that there is.
-func (l *Cursor) Set(at, n int, keyAt func(int) string) {
+func (l *cursor) Set(at, n int, keyAt func(int) string) {
 	l.At = max(0, min(at, n-1))
 	l.Key = ""
 	if n > 0 {
@@ -84,7 +84,7 @@ func (l *Cursor) Set(at, n int, keyAt func(int) string) {
 }
 
 // Click moves to the row on a line of the page.
-func (l *Cursor) Click(line, n int, keyAt func(int) string) {
+func (l *cursor) Click(line, n int, keyAt func(int) string) {
 	if i := line - l.first + l.off; line >= l.first && line < l.first+l.rows && i < n {
 		l.Set(i, n, keyAt)
 	}

@@ -21,7 +21,7 @@ import (
 // Decisions is the view of routing decisions: a live list, and the full
 // explanation of the one under the cursor.
 type Decisions struct {
-	cursor Cursor
+	cursor cursor
 	filter feed.Filter
 	follow bool
 	full   bool // the explanation has the page for itself
@@ -340,7 +340,7 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 		st, word := outcome(d)
 		sev := map[theme.Style]feed.Severity{theme.Bad: feed.Error, theme.Warn: feed.Warn}[st]
 		p.Select(i == selected)
-		Mark(p, i == selected, sev)
+		mark(p, i == selected, sev)
 		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)
 		if wide {
 			id := cmp.Or(d.Request, d.ID)

@@ -19,7 +19,7 @@ import (
 
 // Events is the view of the router's event log, newest first.
 type Events struct {
-	cursor Cursor
+	cursor cursor
 	filter feed.Filter
 	faults bool
 	rows   []*admin.Event
@@ -174,7 +174,7 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 		x := rows[i]
 		sev := feed.ParseSeverity(string(x.Severity))
 		p.Select(i == e.cursor.At)
-		Mark(p, i == e.cursor.At, sev)
+		mark(p, i == e.cursor.At, sev)
 		p.Cell(theme.Dim, x.At.Local().Format("15:04:05.000"), 13)
 		p.Cell(severityStyle(sev), severityWord(sev), 6)
 		name := cmp.Or(x.Rank, x.Worker)

@@ -50,7 +50,7 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 		}
 		slices.SortFunc(list, func(a, b *feed.Rank) int {
 			if a.Worker != b.Worker {
-				return Natural(a.Worker, b.Worker)
+				return natural(a.Worker, b.Worker)
 			}
 			return a.DP - b.DP
 		})
@@ -168,8 +168,8 @@ func heatLines(roles map[string][]*feed.Rank, w int, apart bool) (n int) {
 	return n
 }
 
-// Natural compares names with numbers as people do: decode-2 stands before decode-10.
-func Natural(a, b string) int {
+// natural compares names with numbers as people do: decode-2 stands before decode-10.
+func natural(a, b string) int {
 	digits := "0123456789"
 	x, y := strings.TrimRight(a, digits), strings.TrimRight(b, digits)
 	if x != y {

@@ -171,7 +171,7 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 			}
 		}
 		p.Select(i == c.Sel)
-		Mark(p, i == c.Sel, sev)
+		mark(p, i == c.Sel, sev)
 		title := cmp.Or(r.Name, r.URL)
 		p.Cell(theme.Plain, title, name)
 		p.Put(theme.Plain, " ")

@@ -1,7 +1,6 @@
-// Package page says what a view of the screen is, and holds four of the five: that of
-// the radix index is package radix. A page keeps what belongs to the person in front of
-// it (cursor, filter, order, what is open) and draws the newest view model; it never
-// talks to a router itself.
+// Package page says what a view of the screen is, and holds the five views. A page keeps
+// what belongs to the person in front of it (cursor, filter, order, what is open) and draws
+// the newest view model; it never talks to a router itself.
 package page
 
 import (
@@ -170,8 +169,8 @@ func severityWord(s feed.Severity) string {
 	return [...]string{"ok", "INFO", "WARN", "ERROR"}[min(max(int(s), 0), 3)]
 }
 
-// Mark is the sign at the left of a row.
-func Mark(p *widget.Painter, selected bool, s feed.Severity) {
+// mark is the sign at the left of a row.
+func mark(p *widget.Painter, selected bool, s feed.Severity) {
 	switch {
 	case selected:
 		p.Put(theme.Accent, p.Th.Cursor)

@@ -16,7 +16,7 @@ import (
 // RankTable is the table of ranks that the overview and the workers page
 // share: one cursor, one filter, one order.
 type RankTable struct {
-	cursor  Cursor
+	cursor  cursor
 	filter  feed.Filter
 	order   int // in orders
 	reverse bool
@@ -528,7 +528,7 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		k := rows[i]
 		selected := i == t.cursor.At && !t.plain
 		p.Select(selected)
-		Mark(p, selected, k.Severity)
+		mark(p, selected, k.Severity)
 		p.Cell(theme.Plain, name(k), width)
 		p.Put(theme.Plain, " ")
 		text := k.Role

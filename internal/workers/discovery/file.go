@@ -29,7 +29,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/watchfile"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -71,8 +70,8 @@ type File struct {
 // NewFile prepares a watched file. Nothing is read before Reread or Run.
 func NewFile(reg *workers.Registry, opts FileOptions, sink eventlog.Sink) *File {
 	opts.Source = cmp.Or(opts.Source, "file")
-	opts.Poll = positive.Or(opts.Poll, watchfile.DefaultPoll)
-	opts.Again = positive.Or(opts.Again, defaultAgain)
+	opts.Poll = cmp.Or(max(opts.Poll, 0), watchfile.DefaultPoll)
+	opts.Again = cmp.Or(max(opts.Again, 0), defaultAgain)
 	opts.Path = filepath.Clean(opts.Path)
 	return &File{reg: reg, opts: opts, sink: sink}
 }

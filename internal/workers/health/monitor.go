@@ -8,6 +8,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -21,7 +22,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -44,13 +44,13 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
-	o.Interval = positive.Or(o.Interval, time.Second)
-	o.Timeout = positive.Or(o.Timeout, 2*time.Second)
-	o.Scrape = positive.Or(o.Scrape, time.Second)
-	o.Relearn = positive.Or(o.Relearn, time.Minute)
-	o.Down = positive.Or(o.Down, 2)
-	o.Up = positive.Or(o.Up, 1)
-	o.Concurrency = positive.Or(o.Concurrency, 256)
+	o.Interval = cmp.Or(max(o.Interval, 0), time.Second)
+	o.Timeout = cmp.Or(max(o.Timeout, 0), 2*time.Second)
+	o.Scrape = cmp.Or(max(o.Scrape, 0), time.Second)
+	o.Relearn = cmp.Or(max(o.Relearn, 0), time.Minute)
+	o.Down = cmp.Or(max(o.Down, 0), 2)
+	o.Up = cmp.Or(max(o.Up, 0), 1)
+	o.Concurrency = cmp.Or(max(o.Concurrency, 0), 256)
 }
 
 // Monitor watches every worker of a registry: its probes write the worker's

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -59,17 +59,17 @@ type OutlierOptions struct {
 }
 
 func (o *OutlierOptions) defaults() {
-	o.Consecutive = positive.Or(o.Consecutive, 5)
-	o.Connects = positive.Or(o.Connects, 2)
-	o.MinRequests = positive.Or(o.MinRequests, 20)
+	o.Consecutive = cmp.Or(max(o.Consecutive, 0), 5)
+	o.Connects = cmp.Or(max(o.Connects, 0), 2)
+	o.MinRequests = cmp.Or(max(o.MinRequests, 0), 20)
 	if o.Share <= 0 || o.Share > 1 {
 		o.Share = 0.5
 	}
-	o.Window = positive.Or(o.Window, 10*time.Second)
-	o.Penalty = positive.Or(o.Penalty, 5*time.Second)
-	o.MaxPenalty = positive.Or(o.MaxPenalty, 5*time.Minute)
-	o.Forget = positive.Or(o.Forget, 5*time.Minute)
-	o.Trial = positive.Or(o.Trial, 30*time.Second)
+	o.Window = cmp.Or(max(o.Window, 0), 10*time.Second)
+	o.Penalty = cmp.Or(max(o.Penalty, 0), 5*time.Second)
+	o.MaxPenalty = cmp.Or(max(o.MaxPenalty, 0), 5*time.Minute)
+	o.Forget = cmp.Or(max(o.Forget, 0), 5*time.Minute)
+	o.Trial = cmp.Or(max(o.Trial, 0), 30*time.Second)
 	if o.Answering == nil {
 		o.Answering = func(*workers.Worker) bool { return false }
 	}

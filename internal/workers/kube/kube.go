@@ -36,7 +36,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -110,7 +109,7 @@ var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 // opens no connection.
 func New(reg *workers.Registry, k workers.Kubernetes, o Options, sink eventlog.Sink) (*Source, error) {
 	quiet()
-	o.Gather, o.Refresh = positive.Or(o.Gather, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
+	o.Gather, o.Refresh = cmp.Or(max(o.Gather, 0), 10*time.Millisecond), cmp.Or(max(o.Refresh, 0), 30*time.Second)
 	template, err := template(k.Worker)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes.worker: %w", err)

@@ -7,7 +7,7 @@ import (
 	"net/http"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
+	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
@@ -25,7 +25,7 @@ func (r *Running) Control() http.Handler {
 		return func(w http.ResponseWriter, q *http.Request) {
 			e := r.Named(q.PathValue("name"))
 			if e == nil {
-				httpjson.WriteJSON(w, http.StatusNotFound, map[string]string{"error": fmt.Sprintf("no engine is named %q", q.PathValue("name"))})
+				front.WriteJSON(w, http.StatusNotFound, map[string]string{"error": fmt.Sprintf("no engine is named %q", q.PathValue("name"))})
 				return
 			}
 			f(w, q, e)
@@ -36,39 +36,39 @@ func (r *Running) Control() http.Handler {
 		for i, e := range r.engines {
 			list[i] = e.Status()
 		}
-		httpjson.WriteJSON(w, http.StatusOK, map[string]any{"engines": list})
+		front.WriteJSON(w, http.StatusOK, map[string]any{"engines": list})
 	})
 	mux.HandleFunc("POST /sim/v1/engines/{name}/kill", named(func(w http.ResponseWriter, _ *http.Request, e *Engine) {
 		e.Kill()
-		httpjson.WriteJSON(w, http.StatusOK, e.Status())
+		front.WriteJSON(w, http.StatusOK, e.Status())
 	}))
 	mux.HandleFunc("POST /sim/v1/engines/{name}/restart", named(func(w http.ResponseWriter, _ *http.Request, e *Engine) {
 		if err := e.Restart(); err != nil {
-			httpjson.WriteJSON(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
+			front.WriteJSON(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
 			return
 		}
-		httpjson.WriteJSON(w, http.StatusOK, e.Status())
+		front.WriteJSON(w, http.StatusOK, e.Status())
 	}))
 	setFaults := func(w http.ResponseWriter, e *Engine, set fault.Set) {
 		err := e.SetFaults(set)
 		status := http.StatusBadRequest
 		switch {
 		case err == nil:
-			httpjson.WriteJSON(w, http.StatusOK, e.Status())
+			front.WriteJSON(w, http.StatusOK, e.Status())
 			return
 		case errors.Is(err, ErrDown):
 			status = http.StatusConflict
 		case port.InUse(err):
 			status = http.StatusInternalServerError
 		}
-		httpjson.WriteJSON(w, status, map[string]string{"error": err.Error()})
+		front.WriteJSON(w, status, map[string]string{"error": err.Error()})
 	}
 	mux.HandleFunc("POST /sim/v1/engines/{name}/faults", named(func(w http.ResponseWriter, q *http.Request, e *Engine) {
 		var set fault.Set
 		d := json.NewDecoder(http.MaxBytesReader(w, q.Body, 1<<20))
 		d.DisallowUnknownFields()
 		if err := d.Decode(&set); err != nil {
-			httpjson.WriteJSON(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
+			front.WriteJSON(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
 			return
 		}
 		setFaults(w, e, set)

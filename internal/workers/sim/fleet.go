@@ -22,7 +22,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -390,14 +389,14 @@ func (g *Group) Validate() error {
 }
 
 // timing is the group's model with noise as a share and the total speed.
-func (g *Group) timing() (m timing.Model, noise, speed float64, err error) {
+func (g *Group) timing() (m engine.Timing, noise, speed float64, err error) {
 	noise, speed = g.Noise/100, g.Speed
 	if g.Profile == "" || g.Profile == "mocker" {
-		return timing.Mocker{}, noise, speed, nil
+		return engine.Mocker{}, noise, speed, nil
 	}
-	p, ok := timing.Builtin(g.Profile)
+	p, ok := engine.BuiltinProfile(g.Profile)
 	if !ok {
-		if p, err = timing.ReadProfile(g.Profile); err != nil {
+		if p, err = engine.ReadProfile(g.Profile); err != nil {
 			return nil, 0, 0, err
 		}
 	}

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,11 +15,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
+	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
 )
 
@@ -107,7 +107,7 @@ const tierID = "p2p-tier"
 // take fetches what a prefill rank offers under a name. As vLLM's tier does, it waits
 // for half a minute (six times Patience) for a peer or blocks that are not there.
 func (p *process) take(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
-	wait := 6 * positive.Or(p.e.group.Patience, 5*time.Second)
+	wait := 6 * cmp.Or(max(p.e.group.Patience, 0), 5*time.Second)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New("the peer gave no blocks in time"))
 	defer cancel()
 	links := sidechannel.Links{Patience: wait}
@@ -132,7 +132,7 @@ func (p *process) take(ctx context.Context, q engine.PullRequest) ([]cache.Conte
 func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.e.group.BootstrapWait)
 	defer cancel()
-	body, err := json.Marshal(rooms.KVRequest{Room: q.Pull.Room})
+	body, err := json.Marshal(front.KVRequest{Room: q.Pull.Room})
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Cont
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
 	defer resp.Body.Close()
-	var a rooms.KVAnswer
+	var a front.KVAnswer
 	if err := json.NewDecoder(io.LimitReader(resp.Body, sidechannel.MaxFrame)).Decode(&a); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}

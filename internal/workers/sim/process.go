@@ -18,8 +18,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 	"github.com/dynctl/dynctl/internal/workers/sim/publish"
-	"github.com/dynctl/dynctl/internal/workers/sim/realtime"
-	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
 )
 
@@ -32,7 +30,7 @@ type process struct {
 	dead    context.Context // ends earlier, when the engine core dies
 	die     context.CancelCauseFunc
 
-	ranks []*realtime.Rank
+	ranks []*front.Rank
 	ids   []string // engine id of each rank
 	pubs  []*publish.Publisher
 	side  []*sidechannel.Server
@@ -108,7 +106,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		}
 		set, _ := e.faults.Set()
 		core.SetSlow(set.Slow)
-		p.ranks = append(p.ranks, realtime.New(core))
+		p.ranks = append(p.ranks, front.NewRank(core))
 		switch g.Connector {
 		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorNIXLOffload:
 			err = p.sideChannel(i)
@@ -149,7 +147,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 	return p, nil
 }
 
-func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
+func (p *process) frontConfig(seed uint64, rooms *front.Rooms) front.Config {
 	e, g := p.e, &p.e.group
 	cfg := front.Config{
 		Dialect: g.Engine, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
@@ -330,12 +328,12 @@ func (p *process) offers() error {
 }
 
 // bootstrap starts the rendezvous server of an SGLang prefill.
-func (p *process) bootstrap() (*rooms.Rooms, error) {
+func (p *process) bootstrap() (*front.Rooms, error) {
 	g := &p.e.group
 	if g.Engine != workers.SGLang || g.Role != workers.Prefill {
 		return nil, nil
 	}
-	rooms := &rooms.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
+	rooms := &front.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
 	p.boot = newWeb(p.ctx, rooms.Handler(g.DP, g.BlockSize), nil, nil)
 	if err := p.boot.listen(p.e.ports.boot); err != nil {
 		return nil, fmt.Errorf("bootstrap server: %w", err)

@@ -5,11 +5,11 @@
 package approx
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 )
 
@@ -69,8 +69,8 @@ const maxExpire = 1 << 14
 
 // New makes an empty index.
 func New(o Options) *Index {
-	o.TTL = positive.Or(o.TTL, 2*time.Minute)
-	o.MaxBlocks = positive.Or(o.MaxBlocks, 4<<20)
+	o.TTL = cmp.Or(max(o.TTL, 0), 2*time.Minute)
+	o.MaxBlocks = cmp.Or(max(o.MaxBlocks, 0), 4<<20)
 	x := &Index{
 		ttl: o.TTL, max: o.MaxBlocks, starts: map[key]*segment{}, numbers: map[kvindex.Rank]uint64{},
 		idx: kvindex.New(kvindex.Options{MaxRanks: o.MaxRanks, MaxBlocks: int64(o.MaxBlocks)}),

@@ -45,7 +45,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
@@ -117,21 +116,21 @@ func (o Options) withDefaults() (Options, error) {
 	if o.BlockSize < 1 {
 		return o, fmt.Errorf("kvfeed: block size %d is below 1", o.BlockSize)
 	}
-	o.BackoffMin = positive.Or(o.BackoffMin, 100*time.Millisecond)
-	o.BackoffMax = max(positive.Or(o.BackoffMax, 5*time.Second), o.BackoffMin)
-	o.StableAfter = positive.Or(o.StableAfter, 10*time.Second)
-	o.StaleAfter = positive.Or(o.StaleAfter, 30*time.Second)
-	o.Heartbeat = positive.Or(o.Heartbeat, 5*time.Second)
-	o.ReplayIdle = positive.Or(o.ReplayIdle, 2*time.Second)
-	o.ReplayTotal = positive.Or(o.ReplayTotal, 2*time.Minute)
-	o.ReplayBatches = positive.Or(o.ReplayBatches, 1<<20)
-	o.ReplayBytes = positive.Or(o.ReplayBytes, 4<<30)
-	o.ReplayBurst = positive.Or(o.ReplayBurst, 8)
-	o.ReplayEvery = positive.Or(o.ReplayEvery, time.Second)
-	o.VerifyAfter = positive.Or(o.VerifyAfter, time.Second)
-	o.VerifyEvery = positive.Or(o.VerifyEvery, 30*time.Second)
-	o.HoldBytes = positive.Or(o.HoldBytes, 32<<20)
-	o.HoldTotal = positive.Or(o.HoldTotal, 256<<20)
+	o.BackoffMin = cmp.Or(max(o.BackoffMin, 0), 100*time.Millisecond)
+	o.BackoffMax = max(cmp.Or(max(o.BackoffMax, 0), 5*time.Second), o.BackoffMin)
+	o.StableAfter = cmp.Or(max(o.StableAfter, 0), 10*time.Second)
+	o.StaleAfter = cmp.Or(max(o.StaleAfter, 0), 30*time.Second)
+	o.Heartbeat = cmp.Or(max(o.Heartbeat, 0), 5*time.Second)
+	o.ReplayIdle = cmp.Or(max(o.ReplayIdle, 0), 2*time.Second)
+	o.ReplayTotal = cmp.Or(max(o.ReplayTotal, 0), 2*time.Minute)
+	o.ReplayBatches = cmp.Or(max(o.ReplayBatches, 0), 1<<20)
+	o.ReplayBytes = cmp.Or(max(o.ReplayBytes, 0), 4<<30)
+	o.ReplayBurst = cmp.Or(max(o.ReplayBurst, 0), 8)
+	o.ReplayEvery = cmp.Or(max(o.ReplayEvery, 0), time.Second)
+	o.VerifyAfter = cmp.Or(max(o.VerifyAfter, 0), time.Second)
+	o.VerifyEvery = cmp.Or(max(o.VerifyEvery, 0), 30*time.Second)
+	o.HoldBytes = cmp.Or(max(o.HoldBytes, 0), 32<<20)
+	o.HoldTotal = cmp.Or(max(o.HoldTotal, 0), 256<<20)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

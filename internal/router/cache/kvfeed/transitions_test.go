@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/rig/kvmodel"
 	"github.com/dynctl/dynctl/internal/kvevent"
+	"github.com/dynctl/dynctl/internal/rig/kvmodel"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 

@@ -1,10 +1,9 @@
 package kvindex
 
 import (
+	"cmp"
 	"errors"
 	"math"
-
-	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Rank is a small dense slot number for a (worker, dp_rank) pair, chosen by the caller and below
@@ -37,9 +36,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.MaxRanks = min(positive.Or(o.MaxRanks, DefaultMaxRanks), maxRanks)
-	o.MaxBlocks = positive.Or(o.MaxBlocks, DefaultMaxBlocks)
-	o.MaxBytes = max(positive.Or(o.MaxBytes, DefaultMaxBytes), minBytes)
+	o.MaxRanks = min(cmp.Or(max(o.MaxRanks, 0), DefaultMaxRanks), maxRanks)
+	o.MaxBlocks = cmp.Or(max(o.MaxBlocks, 0), DefaultMaxBlocks)
+	o.MaxBytes = max(cmp.Or(max(o.MaxBytes, 0), DefaultMaxBytes), minBytes)
 	return o
 }
 

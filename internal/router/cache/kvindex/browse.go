@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
-	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Bounds of one call of Children. Locks are held for browseStep steps at a time.
@@ -61,7 +60,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	if err != nil {
 		return Browse{}, err
 	}
-	o.Limit = min(positive.Or(o.Limit, browseLimit), browseMost)
+	o.Limit = min(cmp.Or(max(o.Limit, 0), browseLimit), browseMost)
 	s := x.stripe.Add(1) % stripes
 	v := x.ep.enter(s)
 	defer x.ep.exit(s, v)
@@ -117,7 +116,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 // bounded: the first 16,384 runs from the root are looked at, level by level (Partial says that there
 // are more). Runs without a hit are left out. No lock is held for longer than 128 steps.
 func (x *Index) Hottest(limit int) Browse {
-	limit = min(positive.Or(limit, browseLimit), browseMost)
+	limit = min(cmp.Or(max(limit, 0), browseLimit), browseMost)
 	s := x.stripe.Add(1) % stripes
 	v := x.ep.enter(s)
 	defer x.ep.exit(s, v)

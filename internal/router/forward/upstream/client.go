@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
@@ -9,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/quicksock"
 )
 
@@ -36,11 +36,11 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.DialTimeout = positive.Or(o.DialTimeout, 5*time.Second)
-	o.SendTimeout = positive.Or(o.SendTimeout, 30*time.Second)
-	o.IdleConn = positive.Or(o.IdleConn, 4*time.Second)
-	o.MaxIdle = positive.Or(o.MaxIdle, 1024)
-	o.MaxHead = positive.Or(o.MaxHead, 64<<10)
+	o.DialTimeout = cmp.Or(max(o.DialTimeout, 0), 5*time.Second)
+	o.SendTimeout = cmp.Or(max(o.SendTimeout, 0), 30*time.Second)
+	o.IdleConn = cmp.Or(max(o.IdleConn, 0), 4*time.Second)
+	o.MaxIdle = cmp.Or(max(o.MaxIdle, 0), 1024)
+	o.MaxHead = cmp.Or(max(o.MaxHead, 0), 64<<10)
 	if o.Dial == nil {
 		d := &net.Dialer{Timeout: o.DialTimeout, KeepAlive: 15 * time.Second}
 		o.Dial = d.DialContext

@@ -18,8 +18,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 func TestRequestGoesOutAsAsked(t *testing.T) {

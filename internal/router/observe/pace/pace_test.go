@@ -13,7 +13,6 @@ import (
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
@@ -52,7 +51,7 @@ func play(t *testing.T, f fleet) (calls []call, victim int) {
 	for i := range 8 {
 		cfg := engine.Config{
 			BlockSize: 16, Blocks: 20_000, MaxSeqs: 64, MaxBatchedTokens: 2048, Model: "m", Seed: 1, NameSeed: uint64(i), NoiseSeed: f.seed + uint64(i),
-			Timing: timing.Mocker{}, Noise: .05, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%100) }, EOS: 2, OSL: 150,
+			Timing: engine.Mocker{}, Noise: .05, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%100) }, EOS: 2, OSL: 150,
 		}
 		if f.mixed && i%2 == 1 {
 			cfg.Speed = 1. / 3

@@ -1,6 +1,7 @@
 package receipt
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
@@ -11,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
@@ -76,8 +76,8 @@ type Stats struct {
 
 // NewRing makes an empty ring.
 func NewRing(o Options) *Ring {
-	o.Capacity = positive.Or(o.Capacity, 4096)
-	o.Candidates = positive.Or(o.Candidates, decision.Kept)
+	o.Capacity = cmp.Or(max(o.Capacity, 0), 4096)
+	o.Candidates = cmp.Or(max(o.Candidates, 0), decision.Kept)
 	r := &Ring{options: o, epoch: o.Epoch, recent: make([]*entry, o.Capacity), done: make([]*entry, o.Capacity)}
 	for r.epoch == 0 {
 		var b [4]byte
@@ -291,7 +291,7 @@ const maxList = 1000
 // List copies matching receipts, newest decision first. The cursor continues
 // the list and is empty at its end. An unknown Before is an error.
 func (r *Ring) List(q Query) (list []*Receipt, cursor string, err error) {
-	limit := positive.Or(q.Limit, 100)
+	limit := cmp.Or(max(q.Limit, 0), 100)
 	limit = min(limit, maxList)
 	from := r.seq.Load()
 	oldest := uint64(1)

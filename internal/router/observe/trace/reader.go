@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 )
 
@@ -121,7 +120,7 @@ func OpenAll(paths []string, o Options) (*Reader, error) {
 }
 
 func newReader(file *tracefile.Reader, name string, o Options) (*Reader, error) {
-	o.MaxLine = positive.Or(o.MaxLine, DefaultMaxLine)
+	o.MaxLine = cmp.Or(max(o.MaxLine, 0), DefaultMaxLine)
 	o.Format = cmp.Or(o.Format, Auto)
 	r := &Reader{name: name, o: o, file: file, lines: tracefile.NewLines(file, o.MaxLine), ranks: map[string]string{}, known: newDescriptions(), chats: map[int64]int64{}}
 	if err := r.begin(); err != nil {

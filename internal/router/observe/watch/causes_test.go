@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
@@ -72,7 +71,7 @@ func play(t *testing.T, sc scene) *stage {
 	for i := range 8 {
 		cfg := engine.Config{
 			BlockSize: 16, Blocks: 20_000, MaxSeqs: 64, MaxBatchedTokens: 2048, Model: "m", Seed: 1, NameSeed: uint64(i), NoiseSeed: sc.seed + uint64(i),
-			Timing: timing.Mocker{}, Noise: .05, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%100) }, EOS: 2, OSL: 150,
+			Timing: engine.Mocker{}, Noise: .05, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%100) }, EOS: 2, OSL: 150,
 			Publish: func(_ time.Duration, e []cache.Event) { s.publish(i, e) },
 		}
 		if sc.silent {

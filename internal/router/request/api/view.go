@@ -2,12 +2,12 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"net/http"
 	"strconv"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
@@ -55,10 +55,10 @@ const (
 )
 
 func (l Limits) withDefaults() Limits {
-	l.Depth = positive.Or(l.Depth, DefaultDepth)
-	l.Members = positive.Or(l.Members, DefaultMembers)
-	l.Texts = positive.Or(l.Texts, DefaultTexts)
-	l.MaxTokens = positive.Or(l.MaxTokens, DefaultMaxTokens)
+	l.Depth = cmp.Or(max(l.Depth, 0), DefaultDepth)
+	l.Members = cmp.Or(max(l.Members, 0), DefaultMembers)
+	l.Texts = cmp.Or(max(l.Texts, 0), DefaultTexts)
+	l.MaxTokens = cmp.Or(max(l.MaxTokens, 0), DefaultMaxTokens)
 	return l
 }
 

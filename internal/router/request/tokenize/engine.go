@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
@@ -68,9 +67,9 @@ func NewEngine(o EngineOptions) *Engine {
 		panic("tokenize: NewEngine needs a client and a base URL")
 	}
 	o.Path = cmp.Or(o.Path, "/tokenize")
-	o.Timeout = positive.Or(o.Timeout, 2*time.Second)
-	o.MaxRequestBytes = positive.Or(o.MaxRequestBytes, 32<<20)
-	o.MaxResponseBytes = positive.Or(o.MaxResponseBytes, 32<<20)
+	o.Timeout = cmp.Or(max(o.Timeout, 0), 2*time.Second)
+	o.MaxRequestBytes = cmp.Or(max(o.MaxRequestBytes, 0), 32<<20)
+	o.MaxResponseBytes = cmp.Or(max(o.MaxResponseBytes, 0), 32<<20)
 	return &Engine{o: o, url: strings.TrimRight(o.BaseURL, "/") + o.Path, cache: answerCache{max: o.CacheBytes}}
 }
 

@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/request/tokenize/bpe"
 	"github.com/dynctl/dynctl/internal/router/request/tokenize/jinja"
 )
@@ -44,7 +44,7 @@ func Load(path string, o Options) (*Local, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.MaxTextBytes = positive.Or(o.MaxTextBytes, 16<<20)
+	o.MaxTextBytes = cmp.Or(max(o.MaxTextBytes, 0), 16<<20)
 	l := &Local{tok: tok, maxText: o.MaxTextBytes, special: &jinja.Dict{}}
 	dir := path
 	if st, err := os.Stat(path); err == nil && !st.IsDir() {

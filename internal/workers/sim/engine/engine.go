@@ -24,6 +24,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -32,9 +33,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 )
 
 // Time is a point on the owner's clock, counted from any start. It never goes
@@ -59,7 +58,7 @@ type Config struct {
 	NameSeed, NoiseSeed uint64
 	// Timing is the length of steps; Noise their relative standard deviation
 	// (0.05 for 5 %); Speed divides all times, 0 means 1.
-	Timing timing.Model
+	Timing Timing
 	Noise  float64
 	Speed  float64
 	// Next is the id that the model goes on with after before, the prompt and what
@@ -226,15 +225,15 @@ func New(cfg Config) (*Rank, error) {
 		return nil, fmt.Errorf("engine: max_num_seqs %d and max_num_batched_tokens %d must be at least 1", cfg.MaxSeqs, cfg.MaxBatchedTokens)
 	}
 	if cfg.Timing == nil {
-		cfg.Timing = timing.Mocker{}
+		cfg.Timing = Mocker{}
 	}
-	cfg.Speed = positive.Or(cfg.Speed, 1)
-	cfg.Lease = positive.Or(cfg.Lease, 30*time.Second)
-	cfg.KVBytesPerToken = positive.Or(cfg.KVBytesPerToken, 131072)
+	cfg.Speed = cmp.Or(max(cfg.Speed, 0), 1)
+	cfg.Lease = cmp.Or(max(cfg.Lease, 0), 30*time.Second)
+	cfg.KVBytesPerToken = cmp.Or(max(cfg.KVBytesPerToken, 0), 131072)
 	if cfg.Next == nil {
 		cfg.Next = func([]uint32, uint64) uint32 { return 3 }
 	}
-	cfg.OSL = positive.Or(cfg.OSL, 128)
+	cfg.OSL = cmp.Or(max(cfg.OSL, 0), 128)
 	c, err := cache.New(cache.Config{Blocks: cfg.Blocks, BlockSize: cfg.BlockSize, NameSeed: cfg.NameSeed, Quiet: cfg.Publish == nil, Unique: cfg.Unique})
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)

@@ -5,7 +5,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 )
 
 // start begins a step when the rank is idle and has work.
@@ -27,7 +26,7 @@ func (r *Rank) start() {
 }
 
 // schedule fills the batch of the next step and reports what is in it.
-func (r *Rank) schedule() (timing.Batch, bool) {
+func (r *Rank) schedule() (Batch, bool) {
 	r.batch = r.batch[:0]
 	budget := r.cfg.MaxBatchedTokens
 	preempted := false
@@ -72,9 +71,9 @@ func (r *Rank) schedule() (timing.Batch, bool) {
 		}
 	}
 	if len(r.batch) == 0 || r.dead {
-		return timing.Batch{}, false
+		return Batch{}, false
 	}
-	b := timing.Batch{KVUsage: r.cache.Usage()}
+	b := Batch{KVUsage: r.cache.Usage()}
 	for _, p := range r.batch {
 		if p.step == 1 {
 			b.DecodeRequests++

@@ -8,22 +8,19 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/transfer"
 )
 
 // messages is POST /v1/messages, Anthropic's API.
-func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRequest) *httpjson.Error {
+func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRequest) *Error {
 	prompt, call, err := s.anthropic(q)
 	if err != nil {
 		return err
 	}
 	if q.MaxTokens == nil {
-		return httpjson.BadRequest("max_tokens", "max_tokens: Field required")
+		return badRequest("max_tokens", "max_tokens: Field required")
 	}
-	if q.Thinking.Type == "enabled" && q.Thinking.Budget >= *q.MaxTokens && !transfer.RemoteDecode(q.KVTransferParams) {
-		return httpjson.BadRequest("thinking", "thinking.budget_tokens must be less than max_tokens")
+	if q.Thinking.Type == "enabled" && q.Thinking.Budget >= *q.MaxTokens && !asksRemoteDecode(q.KVTransferParams) {
+		return badRequest("thinking", "thinking.budget_tokens must be less than max_tokens")
 	}
 	j, err := s.check(r, sampling{common: q.common, MaxTokens: q.MaxTokens, Stop: q.StopSequences}, [][]uint32{prompt})
 	if err != nil {
@@ -58,11 +55,11 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRe
 		}
 		why, word := reason(c)
 		m := map[string]any{"id": id, "type": "message", "role": "assistant", "model": j.shown, "content": []any{content}, "stop_reason": why, "stop_sequence": word, "usage": counts(c), "kv_transfer_params": s.handBack(j, all)}
-		if p, ok := m["kv_transfer_params"].(*transfer.Params); ok {
+		if p, ok := m["kv_transfer_params"].(*transferParams); ok {
 			m["kv_transfer_params"] = p.WithoutNulls()
 		}
 		maps.DeleteFunc(m, func(_ string, v any) bool { return v == nil })
-		httpjson.WriteJSON(w, http.StatusOK, m)
+		WriteJSON(w, http.StatusOK, m)
 		return nil
 	}
 	e := newEvents(w)
@@ -109,51 +106,51 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRe
 
 type anthropicRequest struct {
 	common
-	System        json.RawMessage         `json:"system"`
-	Messages      []chat.AnthropicMessage `json:"messages"`
-	MaxTokens     *int                    `json:"max_tokens"`
-	StopSequences json.RawMessage         `json:"stop_sequences"`
-	Tools         json.RawMessage         `json:"tools"`
-	ToolChoice    json.RawMessage         `json:"tool_choice"`
+	System        json.RawMessage    `json:"system"`
+	Messages      []anthropicMessage `json:"messages"`
+	MaxTokens     *int               `json:"max_tokens"`
+	StopSequences json.RawMessage    `json:"stop_sequences"`
+	Tools         json.RawMessage    `json:"tools"`
+	ToolChoice    json.RawMessage    `json:"tool_choice"`
 	Thinking      struct {
 		Type   string `json:"type"`
 		Budget int    `json:"budget_tokens"`
 	} `json:"thinking"`
 }
 
-func (s *Server) anthropic(q *anthropicRequest) ([]uint32, *chat.Call, *httpjson.Error) {
-	var blocks []chat.AnthropicBlock
+func (s *Server) anthropic(q *anthropicRequest) ([]uint32, *forcedCall, *Error) {
+	var blocks []anthropicBlock
 	if json.Unmarshal(q.System, &blocks) == nil {
 		// A client's bill is other in each request and no part of the prompt.
-		q.System = httpjson.Raw(slices.DeleteFunc(blocks, func(b chat.AnthropicBlock) bool { return strings.HasPrefix(b.Text, "x-anthropic-billing-header") }))
+		q.System = rawJSON(slices.DeleteFunc(blocks, func(b anthropicBlock) bool { return strings.HasPrefix(b.Text, "x-anthropic-billing-header") }))
 	}
-	system, err := chat.Text(q.System)
+	system, err := contentText(q.System)
 	if err != nil {
 		return nil, nil, err
 	}
-	turns, err := chat.FromAnthropic(q.Messages)
+	turns, err := chatOfAnthropic(q.Messages)
 	if err != nil {
 		return nil, nil, err
 	}
 	if system != "" {
-		turns = append([]chat.Message{{Role: "system", Content: rawjson.AppendString(nil, system)}}, turns...)
+		turns = append([]chatMessage{{Role: "system", Content: rawjson.AppendString(nil, system)}}, turns...)
 	}
-	msgs, err := chat.Render(turns)
+	msgs, err := renderChat(turns)
 	if err != nil {
 		return nil, nil, err
 	}
-	tools, err := chat.AnthropicTools(q.Tools)
+	tools, err := anthropicTools(q.Tools)
 	if err != nil {
 		return nil, nil, err
 	}
-	call, err := chat.ForcedCall(q.Tools, q.ToolChoice)
+	call, err := readForcedCall(q.Tools, q.ToolChoice)
 	if err != nil {
 		return nil, nil, err
 	}
-	return s.cfg.Vocab.Chat(nil, chat.Tools(tools), msgs, true), call, nil
+	return s.cfg.Vocab.Chat(nil, templateTools(tools), msgs, true), call, nil
 }
 
-func (s *Server) refuseAnthropic(w http.ResponseWriter, err *httpjson.Error) {
+func (s *Server) refuseAnthropic(w http.ResponseWriter, err *Error) {
 	kind := "invalid_request_error"
 	switch err.Status {
 	case http.StatusNotFound:
@@ -161,10 +158,10 @@ func (s *Server) refuseAnthropic(w http.ResponseWriter, err *httpjson.Error) {
 	case http.StatusRequestEntityTooLarge:
 		kind = "request_too_large"
 	}
-	httpjson.WriteJSON(w, err.Status, map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": err.Message}})
+	WriteJSON(w, err.Status, map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": err.Message}})
 }
 
-func (s *Server) countTokens(w http.ResponseWriter, _ *http.Request, q *anthropicRequest) *httpjson.Error {
+func (s *Server) countTokens(w http.ResponseWriter, _ *http.Request, q *anthropicRequest) *Error {
 	prompt, _, err := s.anthropic(q)
 	if err != nil {
 		return err
@@ -172,6 +169,6 @@ func (s *Server) countTokens(w http.ResponseWriter, _ *http.Request, q *anthropi
 	if _, _, err = s.model(q.Model); err != nil {
 		return err
 	}
-	httpjson.WriteJSON(w, http.StatusOK, map[string]int{"input_tokens": len(prompt)})
+	WriteJSON(w, http.StatusOK, map[string]int{"input_tokens": len(prompt)})
 	return nil
 }

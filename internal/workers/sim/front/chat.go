@@ -4,14 +4,11 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
-
-	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 type chatRequest struct {
 	sampling
-	Messages            []chat.Message  `json:"messages"`
+	Messages            []chatMessage   `json:"messages"`
 	Tools               json.RawMessage `json:"tools"`
 	ToolChoice          json.RawMessage `json:"tool_choice"`
 	Logprobs            bool            `json:"logprobs"`
@@ -69,19 +66,19 @@ type chatAnswer struct {
 }
 
 // chat is POST /v1/chat/completions.
-func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *httpjson.Error {
-	msgs, err := chat.Render(q.Messages)
+func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *Error {
+	msgs, err := renderChat(q.Messages)
 	if err != nil {
 		return err
 	}
-	call, err := chat.ForcedCall(q.Tools, q.ToolChoice)
+	call, err := readForcedCall(q.Tools, q.ToolChoice)
 	if err != nil {
 		return err
 	}
 	if q.TopLogprobs < 0 || q.TopLogprobs > 20 || q.TopLogprobs > 0 && !q.Logprobs {
-		return httpjson.BadRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20.")
+		return badRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20.")
 	}
-	prompt := s.cfg.Vocab.Chat(nil, chat.Tools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
+	prompt := s.cfg.Vocab.Chat(nil, templateTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
 	j, err := s.check(r, q.sampling, [][]uint32{prompt})
 	if err != nil {
 		return err
@@ -119,7 +116,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *h
 		}
 		a.Choices = append(a.Choices, out)
 	}
-	httpjson.WriteJSON(w, http.StatusOK, a)
+	WriteJSON(w, http.StatusOK, a)
 	return nil
 }
 
@@ -145,7 +142,7 @@ func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
 	return map[string]any{"content": list}
 }
 
-func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *chat.Call) {
+func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *forcedCall) {
 	e := newEvents(w)
 	head := newChunk(base, "chat.completion.chunk", j)
 	begun := make([]bool, j.n)

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/transfer"
 )
 
 type completionRequest struct {
@@ -48,19 +46,19 @@ type completionAnswer struct {
 const fingerprint = "vllm-0.32.0-dynctl-sim"
 
 // completions is POST /v1/completions.
-func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) *httpjson.Error {
+func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) *Error {
 	prompts, err := s.promptsOf(q.Prompt)
 	if err != nil {
 		return err
 	}
 	if len(q.Limit) > 0 && json.Unmarshal(q.Limit, &q.MaxTokens) != nil {
-		return httpjson.BadRequest("max_tokens", "Input should be a valid integer")
+		return badRequest("max_tokens", "Input should be a valid integer")
 	}
 	if len(q.Limit) == 0 { // OpenAI's default for completions
 		q.MaxTokens = new(max(1, min(16, s.cfg.MaxModelLen-len(prompts[0]))))
 	}
 	if q.Logprobs != nil && (*q.Logprobs < 0 || *q.Logprobs > 20) {
-		return httpjson.BadRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs)
+		return badRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs)
 	}
 	j, err := s.check(r, q.sampling, prompts)
 	if err != nil {
@@ -92,7 +90,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		}
 		a.Choices = append(a.Choices, out)
 	}
-	httpjson.WriteJSON(w, http.StatusOK, a)
+	WriteJSON(w, http.StatusOK, a)
 	return nil
 }
 
@@ -108,12 +106,12 @@ func (s *Server) handBack(j *job, all []*choice) any {
 	return nil
 }
 
-func (s *Server) paramsOf(c *choice) *transfer.Params {
+func (s *Server) paramsOf(c *choice) *transferParams {
 	l, mode := s.cfg.Links[c.rank], "pull"
 	if s.cfg.Connector == workers.ConnectorNIXLPush {
 		mode = "push"
 	}
-	return &transfer.Params{
+	return &transferParams{
 		DoRemotePrefill: true, RemoteBlockIDs: [][]int{c.pinned},
 		RemoteEngineID: l.EngineID, RemoteRequestID: c.id, RemoteHost: l.Host, RemotePort: l.Port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, RemoteNumTokens: len(c.prompt) + len(c.tokens) - 1,

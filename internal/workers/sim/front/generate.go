@@ -12,8 +12,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/realtime"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -23,7 +21,7 @@ type choice struct {
 	id     string
 	rank   int
 	prompt []uint32
-	stream *realtime.Stream
+	stream *Stream
 
 	tokens []uint32
 	raw    string          // from the last text on to a character that is not whole yet
@@ -81,7 +79,7 @@ func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, err
 			if err != nil {
 				abort(all)
 				if errors.Is(err, engine.ErrTooLong) {
-					return nil, httpjson.BadRequest("input_tokens", "%s", err.Error())
+					return nil, badRequest("input_tokens", "%s", err.Error())
 				}
 				return nil, err
 			}

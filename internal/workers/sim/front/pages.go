@@ -10,9 +10,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/metrics"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -65,7 +62,7 @@ func (s *Server) modelList() []modelEntry {
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"object": "list", "data": s.modelList()})
+	WriteJSON(w, http.StatusOK, map[string]any{"object": "list", "data": s.modelList()})
 }
 
 func (s *Server) modelCard(w http.ResponseWriter, r *http.Request) {
@@ -75,7 +72,7 @@ func (s *Server) modelCard(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, m := range s.modelList() {
 		if m.ID == r.PathValue("id") {
-			httpjson.WriteJSON(w, http.StatusOK, m)
+			WriteJSON(w, http.StatusOK, m)
 			return
 		}
 	}
@@ -92,7 +89,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusOK, map[string]string{"version": Version[s.cfg.Dialect]})
+	WriteJSON(w, http.StatusOK, map[string]string{"version": Version[s.cfg.Dialect]})
 }
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
@@ -100,20 +97,20 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	for i, r := range s.cfg.Ranks {
 		all[i] = r.Stats()
 	}
-	f := metrics.Facts{
+	f := metricsFacts{
 		Model: s.cfg.Models[0], Role: s.cfg.Role, Connector: s.cfg.Connector, BlockSize: s.cfg.BlockSize,
 		Blocks: s.cfg.Blocks, MaxModelLen: s.cfg.MaxModelLen, SleepLevel: int(s.level.Load()),
 		Started: s.cfg.Started, FirstRank: s.cfg.FirstRank,
 	}
-	text := metrics.VLLM
+	text := vllmMetrics
 	if s.sglang() {
-		text = metrics.SGLang
+		text = sglangMetrics
 	}
-	httpjson.WriteBody(w, http.StatusOK, "text/plain; version=1.0.0; charset=utf-8", []byte(text(f, all)))
+	writeBody(w, http.StatusOK, "text/plain; version=1.0.0; charset=utf-8", []byte(text(f, all)))
 }
 
 func (s *Server) load(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusOK, map[string]int64{"server_load": s.inflight.Load()})
+	WriteJSON(w, http.StatusOK, map[string]int64{"server_load": s.inflight.Load()})
 }
 
 func (s *Server) eventSources(w http.ResponseWriter, _ *http.Request) {
@@ -135,11 +132,11 @@ func (s *Server) eventSources(w http.ResponseWriter, _ *http.Request) {
 		}
 		out[strconv.Itoa(s.cfg.FirstRank+i)] = x
 	}
-	httpjson.WriteJSON(w, http.StatusOK, out)
+	WriteJSON(w, http.StatusOK, out)
 }
 
 func (s *Server) isSleeping(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusOK, map[string]bool{"is_sleeping": s.level.Load() > 0})
+	WriteJSON(w, http.StatusOK, map[string]bool{"is_sleeping": s.level.Load() > 0})
 }
 
 func (s *Server) sleep(w http.ResponseWriter, r *http.Request) {
@@ -147,7 +144,7 @@ func (s *Server) sleep(w http.ResponseWriter, r *http.Request) {
 	if v := r.URL.Query().Get("level"); v != "" {
 		n, err := strconv.ParseInt(v, 10, 32)
 		if err != nil || n < 0 || n > 2 {
-			s.refuse(w, httpjson.BadRequest("level", "level must be 0, 1 or 2, got %q.", v))
+			s.refuse(w, badRequest("level", "level must be 0, 1 or 2, got %q.", v))
 			return
 		}
 		level = n
@@ -193,35 +190,35 @@ func (s *Server) orca(w http.ResponseWriter, r *http.Request, rank int) {
 	_, waiting, usage := s.cfg.Ranks[rank].Load()
 	switch format {
 	case "JSON":
-		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf(`JSON {"named_metrics": {"num_requests_waiting": %s, "kv_cache_usage_perc": %s}}`, metrics.Float(float64(waiting)), metrics.Float(usage))}
+		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf(`JSON {"named_metrics": {"num_requests_waiting": %s, "kv_cache_usage_perc": %s}}`, formatFloat(float64(waiting)), formatFloat(usage))}
 	case "TEXT":
-		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf("TEXT named_metrics.num_requests_waiting=%s, named_metrics.kv_cache_usage_perc=%s", metrics.Float(float64(waiting)), metrics.Float(usage))}
+		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf("TEXT named_metrics.num_requests_waiting=%s, named_metrics.kv_cache_usage_perc=%s", formatFloat(float64(waiting)), formatFloat(usage))}
 	}
 }
 
 type tokenizeRequest struct {
 	Model               string          `json:"model"`
 	Prompt              *string         `json:"prompt"`
-	Messages            []chat.Message  `json:"messages"`
+	Messages            []chatMessage   `json:"messages"`
 	Tools               json.RawMessage `json:"tools"`
 	AddGenerationPrompt *bool           `json:"add_generation_prompt"`
 	ReturnTokenStrs     bool            `json:"return_token_strs"`
 }
 
-func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) *httpjson.Error {
+func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) *Error {
 	if _, _, err := s.model(q.Model); err != nil {
 		return err
 	}
 	ids := []uint32{}
 	if q.Messages != nil {
-		msgs, err := chat.Render(q.Messages)
+		msgs, err := renderChat(q.Messages)
 		if err != nil {
 			return err
 		}
-		ids = s.cfg.Vocab.Chat(ids, chat.Tools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
+		ids = s.cfg.Vocab.Chat(ids, templateTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
 	} else {
 		if q.Prompt == nil {
-			return httpjson.BadRequest("prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}")
+			return badRequest("prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}")
 		}
 		ids = s.cfg.Vocab.Encode(ids, *q.Prompt)
 	}
@@ -236,7 +233,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeReq
 			out.TokenStrs = append(out.TokenStrs, vocab.Printable(s.cfg.Vocab.Text(id)))
 		}
 	}
-	httpjson.WriteJSON(w, http.StatusOK, out)
+	WriteJSON(w, http.StatusOK, out)
 	return nil
 }
 
@@ -245,7 +242,7 @@ type detokenizeRequest struct {
 	Tokens []uint32 `json:"tokens"`
 }
 
-func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) *httpjson.Error {
+func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) *Error {
 	if _, _, err := s.model(q.Model); err != nil {
 		return err
 	}
@@ -254,13 +251,13 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	if s.sglang() {
 		key = "text"
 	}
-	httpjson.WriteJSON(w, http.StatusOK, map[string]string{key: text})
+	WriteJSON(w, http.StatusOK, map[string]string{key: text})
 	return nil
 }
 
 func (s *Server) getFaults(w http.ResponseWriter, _ *http.Request) {
 	set, _ := s.cfg.Faults.Set()
-	httpjson.WriteJSON(w, http.StatusOK, set)
+	WriteJSON(w, http.StatusOK, set)
 }
 
 func (s *Server) setFaults(w http.ResponseWriter, r *http.Request) {
@@ -268,7 +265,7 @@ func (s *Server) setFaults(w http.ResponseWriter, r *http.Request) {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&set); err != nil {
-		s.refuse(w, httpjson.BadRequest(nil, "faults: %v", err))
+		s.refuse(w, badRequest(nil, "faults: %v", err))
 		return
 	}
 	s.putFaults(w, set)
@@ -278,18 +275,18 @@ func (s *Server) clearFaults(w http.ResponseWriter, _ *http.Request) { s.putFaul
 
 func (s *Server) putFaults(w http.ResponseWriter, set fault.Set) {
 	if err := s.cfg.SetFaults(set); err != nil {
-		s.refuse(w, httpjson.BadRequest(nil, "faults: %v", err))
+		s.refuse(w, badRequest(nil, "faults: %v", err))
 		return
 	}
-	httpjson.WriteJSON(w, http.StatusOK, set)
+	WriteJSON(w, http.StatusOK, set)
 }
 
 func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusAccepted, map[string]string{"status": "restarting"})
+	WriteJSON(w, http.StatusAccepted, map[string]string{"status": "restarting"})
 	s.cfg.Restart()
 }
 
 func (s *Server) exit(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusAccepted, map[string]string{"status": "exiting"})
+	WriteJSON(w, http.StatusAccepted, map[string]string{"status": "exiting"})
 	s.cfg.Exit()
 }

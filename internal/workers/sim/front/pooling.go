@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 // pool sends prompts through the scheduler for their prefill only.
@@ -76,15 +75,15 @@ type embeddingRequest struct {
 	Dimensions *int            `json:"dimensions"`
 }
 
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) *httpjson.Error {
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) *Error {
 	size := s.cfg.EmbedSize
 	if q.Dimensions != nil {
 		if size = *q.Dimensions; size < 1 || size > 8192 {
-			return httpjson.BadRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size)
+			return badRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size)
 		}
 	}
 	if q.Encoding != "" && q.Encoding != "float" && q.Encoding != "base64" {
-		return httpjson.BadRequest("encoding_format", "encoding_format must be float or base64.")
+		return badRequest("encoding_format", "encoding_format must be float or base64.")
 	}
 	prompts, err := s.promptsOf(q.Input)
 	if err != nil {
@@ -111,7 +110,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 			items[i].Embedding = base64.StdEncoding.EncodeToString(b)
 		}
 	}
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	WriteJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
 	return nil
 }
 
@@ -123,9 +122,9 @@ type rerankRequest struct {
 	ReturnDocuments *bool             `json:"return_documents"`
 }
 
-func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest) *httpjson.Error {
+func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest) *Error {
 	if q.Query == "" || len(q.Documents) == 0 {
-		return httpjson.BadRequest("documents", "query and documents must not be empty.")
+		return badRequest("documents", "query and documents must not be empty.")
 	}
 	type document struct {
 		Text string `json:"text"`
@@ -143,7 +142,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest
 		var d document
 		if json.Unmarshal(raw, &text) != nil {
 			if json.Unmarshal(raw, &d) != nil {
-				return httpjson.BadRequest("documents", "documents must be strings or objects with a text.")
+				return badRequest("documents", "documents must be strings or objects with a text.")
 			}
 			text = d.Text
 		}
@@ -160,7 +159,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest
 		results = results[:q.TopN]
 	}
 	u := poolUsage(j)
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
+	WriteJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
 	return nil
 }
 
@@ -173,14 +172,14 @@ type scoreRequest struct {
 	Documents json.RawMessage `json:"documents"`
 }
 
-func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) *httpjson.Error {
-	if httpjson.Absent(q.Text1) {
+func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) *Error {
+	if absent(q.Text1) {
 		q.Text1, q.Text2 = q.Queries, q.Documents
 	}
 	one, ok1 := oneOrMany(q.Text1)
 	two, ok2 := oneOrMany(q.Text2)
 	if !ok1 || !ok2 || len(one) == 0 || len(two) == 0 || len(one) != 1 && len(one) != len(two) {
-		return httpjson.BadRequest("text_1", "Input lengths must be either 1:1, 1:N or N:N")
+		return badRequest("text_1", "Input lengths must be either 1:1, 1:N or N:N")
 	}
 	type item struct {
 		Index  int     `json:"index"`
@@ -202,6 +201,6 @@ func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) 
 	if !ok {
 		return nil
 	}
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	WriteJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
 	return nil
 }

@@ -5,9 +5,6 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/transfer"
-	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -59,13 +56,13 @@ type job struct {
 	usage       bool // a last chunk with the usage
 	everyUsage  bool // usage in every chunk
 	rank        int
-	transfer.Asked
-	rooms []*rooms.Room // per prompt, or none: SGLang prefill
+	transferAsked
+	rooms []*Room // per prompt, or none: SGLang prefill
 	embed bool
 }
 
 // check turns the shared fields into a job.
-func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *httpjson.Error) {
+func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *Error) {
 	shown, lora, aerr := s.model(f.Model)
 	if aerr != nil {
 		return nil, aerr
@@ -73,7 +70,7 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	j := &job{sampling: f, shown: shown, lora: lora, prompts: prompts, n: 1, stream: f.Stream}
 	if f.StreamOptions != nil {
 		if !f.Stream {
-			return nil, httpjson.BadRequest("stream_options", "Stream options can only be defined when `stream=True`.")
+			return nil, badRequest("stream_options", "Stream options can only be defined when `stream=True`.")
 		}
 		j.usage, j.everyUsage = f.StreamOptions.IncludeUsage, f.StreamOptions.IncludeUsage && f.StreamOptions.ContinuousUsageStats
 	}
@@ -81,13 +78,13 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 		j.n = *f.N
 	}
 	if j.n < 1 || j.n > 128 {
-		return nil, httpjson.BadRequest("n", "n must be between 1 and 128, got %d.", j.n)
+		return nil, badRequest("n", "n must be between 1 and 128, got %d.", j.n)
 	}
 	if f.Temperature != nil && (*f.Temperature < 0 || *f.Temperature > 2) {
-		return nil, httpjson.BadRequest("temperature", "temperature must be between 0 and 2, got %v.", *f.Temperature)
+		return nil, badRequest("temperature", "temperature must be between 0 and 2, got %v.", *f.Temperature)
 	}
 	if f.TopP != nil && (*f.TopP <= 0 || *f.TopP > 1) {
-		return nil, httpjson.BadRequest("top_p", "top_p must be in (0, 1], got %v.", *f.TopP)
+		return nil, badRequest("top_p", "top_p must be in (0, 1], got %v.", *f.TopP)
 	}
 	max := f.MaxTokens
 	if f.MaxCompletionTokens != nil {
@@ -95,22 +92,22 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	}
 	if max != nil {
 		if *max < 1 {
-			return nil, httpjson.BadRequest("max_tokens", "max_tokens must be at least 1, got %d.", *max)
+			return nil, badRequest("max_tokens", "max_tokens must be at least 1, got %d.", *max)
 		}
 		j.max = *max
 	}
 	if f.MinTokens < 0 || j.max > 0 && f.MinTokens > j.max {
-		return nil, httpjson.BadRequest("min_tokens", "min_tokens must be greater than or equal to 0 and less than or equal to max_tokens=%d, got %d.", j.max, f.MinTokens)
+		return nil, badRequest("min_tokens", "min_tokens must be greater than or equal to 0 and less than or equal to max_tokens=%d, got %d.", j.max, f.MinTokens)
 	}
 	var ok bool
 	if j.stops, ok = oneOrMany(f.Stop); !ok {
-		return nil, httpjson.BadRequest("stop", "stop must be a string or a list of strings.")
+		return nil, badRequest("stop", "stop must be a string or a list of strings.")
 	}
 	if len(prompts) == 0 {
-		return nil, httpjson.BadRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+		return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	}
 	if len(prompts) > 256 {
-		return nil, httpjson.BadRequest("prompt", "at most 256 prompts in one request, got %d.", len(prompts))
+		return nil, badRequest("prompt", "at most 256 prompts in one request, got %d.", len(prompts))
 	}
 	for i, p := range prompts {
 		if f.Truncate != nil { // the end stays, as much as fits the model for -1
@@ -132,25 +129,25 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	if s.sglang() {
 		return j, s.bootstrap(j)
 	}
-	j.Asked, aerr = transfer.Read(s.cfg.Connector, f.KVTransferParams, len(prompts))
+	j.transferAsked, aerr = readTransfer(s.cfg.Connector, f.KVTransferParams, len(prompts))
 	return j, aerr
 }
 
 // fits checks a prompt against the vocabulary and the model's length.
-func (s *Server) fits(p []uint32, max *int) *httpjson.Error {
+func (s *Server) fits(p []uint32, max *int) *Error {
 	limit := s.cfg.MaxModelLen
 	if len(p) == 0 {
-		return httpjson.BadRequest("prompt", "The decoder prompt cannot be empty")
+		return badRequest("prompt", "The decoder prompt cannot be empty")
 	}
 	if len(p) > limit || len(p) == limit && max != nil {
-		return httpjson.BadRequest("input_tokens", "This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, min(len(p), limit+1), min(len(p), limit+1))
+		return badRequest("input_tokens", "This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, min(len(p), limit+1), min(len(p), limit+1))
 	}
 	if max != nil && *max > limit-len(p) {
-		return httpjson.BadRequest("max_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=max_tokens, value=%d)", limit, *max, len(p), len(p)+*max, *max)
+		return badRequest("max_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=max_tokens, value=%d)", limit, *max, len(p), len(p)+*max, *max)
 	}
 	for _, t := range p {
 		if t >= vocab.Size {
-			return httpjson.BadRequest("prompt", "Token id %d is out of vocabulary", t)
+			return badRequest("prompt", "Token id %d is out of vocabulary", t)
 		}
 	}
 	return nil
@@ -158,7 +155,7 @@ func (s *Server) fits(p []uint32, max *int) *httpjson.Error {
 
 // oneOrMany reads a string, a list of strings, or nothing, without empty ones.
 func oneOrMany(raw json.RawMessage) ([]string, bool) {
-	if httpjson.Absent(raw) {
+	if absent(raw) {
 		return nil, true
 	}
 	list := make([]string, 1)
@@ -169,10 +166,10 @@ func oneOrMany(raw json.RawMessage) ([]string, bool) {
 }
 
 // prompts reads the prompt of a completion: text, texts, ids, or lists of ids.
-func (s *Server) promptsOf(raw json.RawMessage) ([][]uint32, *httpjson.Error) {
-	bad := httpjson.BadRequest("prompt", "prompt must be a string, array of strings, array of tokens, or array of token arrays.")
-	if httpjson.Absent(raw) {
-		return nil, httpjson.BadRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+func (s *Server) promptsOf(raw json.RawMessage) ([][]uint32, *Error) {
+	bad := badRequest("prompt", "prompt must be a string, array of strings, array of tokens, or array of token arrays.")
+	if absent(raw) {
+		return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	}
 	switch raw[0] {
 	case '"':

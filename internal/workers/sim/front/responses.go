@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 type responsesRequest struct {
@@ -32,22 +30,22 @@ const maxStored = 1024
 // with VLLM_ENABLE_RESPONSES_API_STORE=1.
 type stored struct {
 	mu    sync.Mutex
-	chats map[string][]chat.Message
+	chats map[string][]chatMessage
 	order []string
 }
 
-func (s *stored) get(id string) ([]chat.Message, bool) {
+func (s *stored) get(id string) ([]chatMessage, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m, ok := s.chats[id]
 	return m, ok
 }
 
-func (s *stored) put(id string, m []chat.Message) {
+func (s *stored) put(id string, m []chatMessage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.chats == nil {
-		s.chats = map[string][]chat.Message{}
+		s.chats = map[string][]chatMessage{}
 	}
 	if len(s.order) >= maxStored {
 		delete(s.chats, s.order[0])
@@ -57,37 +55,37 @@ func (s *stored) put(id string, m []chat.Message) {
 }
 
 // responses is POST /v1/responses.
-func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) *httpjson.Error {
-	var msgs []chat.Message
-	var items []chat.Item
+func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) *Error {
+	var msgs []chatMessage
+	var items []inputItem
 	var text string
 	switch {
 	case json.Unmarshal(q.Input, &text) == nil && text != "":
-		msgs = []chat.Message{{Role: "user", Content: q.Input}}
+		msgs = []chatMessage{{Role: "user", Content: q.Input}}
 	case json.Unmarshal(q.Input, &items) != nil:
-		return httpjson.BadRequest("input", "input must be a string or a list of messages.")
+		return badRequest("input", "input must be a string or a list of messages.")
 	default:
-		var err *httpjson.Error
-		if msgs, err = chat.FromItems(items); err != nil {
+		var err *Error
+		if msgs, err = chatOfItems(items); err != nil {
 			return err
 		}
 	}
 	if q.Previous != "" {
 		before, ok := s.stored.get(q.Previous)
 		if !ok {
-			return &httpjson.Error{Status: http.StatusNotFound, Message: "Response with id '" + q.Previous + "' not found.", Kind: "invalid_request_error", Param: "response_id"}
+			return &Error{Status: http.StatusNotFound, Message: "Response with id '" + q.Previous + "' not found.", Kind: "invalid_request_error", Param: "response_id"}
 		}
 		msgs = append(slices.Clone(before), msgs...)
 	}
 	history := msgs
 	if q.Instructions != "" {
-		msgs = append([]chat.Message{{Role: "system", Content: rawjson.AppendString(nil, q.Instructions)}}, msgs...)
+		msgs = append([]chatMessage{{Role: "system", Content: rawjson.AppendString(nil, q.Instructions)}}, msgs...)
 	}
-	flat, err := chat.Render(msgs)
+	flat, err := renderChat(msgs)
 	if err != nil {
 		return err
 	}
-	prompt := s.cfg.Vocab.Chat(nil, chat.Tools(chat.ItemTools(q.Tools)), flat, true)
+	prompt := s.cfg.Vocab.Chat(nil, templateTools(itemTools(q.Tools)), flat, true)
 	j, err := s.check(r, sampling{common: q.common, MaxTokens: q.MaxOutputTokens, Stop: q.Stop}, [][]uint32{prompt})
 	if err != nil {
 		return err
@@ -101,7 +99,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	base := id + "_0"
 	remember := func(c *choice) {
 		if q.Store == nil || *q.Store {
-			s.stored.put(id, append(slices.Clone(history), chat.Message{Role: "assistant", Content: rawjson.AppendString(nil, c.text.String())}))
+			s.stored.put(id, append(slices.Clone(history), chatMessage{Role: "assistant", Content: rawjson.AppendString(nil, c.text.String())}))
 		}
 	}
 	item := "msg_" + s.id()
@@ -138,7 +136,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 			remember(all[0])
 			m := body("completed", all[0].text.String(), all[0])
 			m["kv_transfer_params"] = s.handBack(j, all)
-			httpjson.WriteJSON(w, http.StatusOK, m)
+			WriteJSON(w, http.StatusOK, m)
 		}
 		return nil
 	}

@@ -12,14 +12,13 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 // FakeHost is the bootstrap host of SGLang's health probes: no transfer.
 const FakeHost = "2.2.2.2"
 
 // bootstrap reads SGLang's fields into the job and picks its rank.
-func (s *Server) bootstrap(j *job) *httpjson.Error {
+func (s *Server) bootstrap(j *job) *Error {
 	rank := j.RoutedRank
 	if rank == nil {
 		rank = j.DPRank
@@ -38,13 +37,13 @@ func (s *Server) bootstrap(j *job) *httpjson.Error {
 	ports, ok2 := manyOf[int](j.BootstrapPort, len(j.prompts))
 	rooms, ok3 := manyOf[uint64](j.BootstrapRoom, len(j.prompts))
 	if !ok1 || !ok2 || !ok3 {
-		return httpjson.BadRequest("bootstrap_room", "bootstrap_host, bootstrap_port and bootstrap_room must be one value, or one for each prompt.")
+		return badRequest("bootstrap_room", "bootstrap_host, bootstrap_port and bootstrap_room must be one value, or one for each prompt.")
 	}
 	if rooms == nil || rooms[0] == nil {
-		return httpjson.BadRequest(nil, "Disaggregated request received without boostrap room id.")
+		return badRequest(nil, "Disaggregated request received without boostrap room id.")
 	}
 	if j.n > 1 {
-		return httpjson.BadRequest("n", "n must be 1 in disaggregation mode.")
+		return badRequest("n", "n must be 1 in disaggregation mode.")
 	}
 	if s.cfg.Role == workers.Prefill {
 		// The prefill server's own answer is one token, whatever was asked.
@@ -55,7 +54,7 @@ func (s *Server) bootstrap(j *job) *httpjson.Error {
 	}
 	for i := range j.prompts {
 		if rooms[i] == nil {
-			return httpjson.BadRequest(nil, "Disaggregated request received without boostrap room id.")
+			return badRequest(nil, "Disaggregated request received without boostrap room id.")
 		}
 		host, port := "", 8998
 		if hosts != nil && hosts[i] != nil {
@@ -74,7 +73,7 @@ func (s *Server) bootstrap(j *job) *httpjson.Error {
 		k, err := s.cfg.Rooms.Enter(*rooms[i], true)
 		if err != nil {
 			s.leaveRooms(j)
-			return httpjson.BadRequest("bootstrap_room", "room %d: %v", *rooms[i], err)
+			return badRequest("bootstrap_room", "room %d: %v", *rooms[i], err)
 		}
 		j.rooms = append(j.rooms, k)
 	}
@@ -83,7 +82,7 @@ func (s *Server) bootstrap(j *job) *httpjson.Error {
 
 // manyOf reads a value or a list of n values; nil for nothing.
 func manyOf[T any](raw json.RawMessage, n int) ([]*T, bool) {
-	if httpjson.Absent(raw) {
+	if absent(raw) {
 		return nil, true
 	}
 	var one T

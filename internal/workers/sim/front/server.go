@@ -23,13 +23,9 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
-	"github.com/dynctl/dynctl/internal/workers/sim/realtime"
-	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -62,13 +58,13 @@ type Config struct {
 	Vocab                                        *vocab.Vocab
 	// FirstRank is the place of the first of Ranks in its deployment.
 	FirstRank int
-	Ranks     []*realtime.Rank
+	Ranks     []*Rank
 	// Links and Sources have one element per rank; Sources is empty without events.
 	Links   []Link
 	Sources []Source
 	Faults  *fault.Source
 	// Rooms is SGLang's rendezvous, nil in the other dialect.
-	Rooms *rooms.Rooms
+	Rooms *Rooms
 	// Push sends a prompt's KV to an LMCache receiver, nil without one.
 	Push func(ctx context.Context, host string, port int, rank int, key blockhash.Key, prompt []uint32, blocks []int) error
 	// Dead ends, with ErrDead as its cause, when the engine core has died.
@@ -104,8 +100,8 @@ type Server struct {
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	cfg.MaxBody = positive.Or(cfg.MaxBody, 256<<20)
-	cfg.EmbedSize = positive.Or(cfg.EmbedSize, 64)
+	cfg.MaxBody = cmp.Or(max(cfg.MaxBody, 0), 256<<20)
+	cfg.EmbedSize = cmp.Or(max(cfg.EmbedSize, 0), 64)
 	s := &Server{cfg: cfg, mux: http.NewServeMux()}
 	s.routes()
 	return s
@@ -178,11 +174,11 @@ func (s *Server) routes() {
 			probe.Method = m
 			if _, pattern := s.mux.Handler(probe); pattern != "/" {
 				w.Header().Set("Allow", m)
-				httpjson.WriteJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
+				WriteJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
 				return
 			}
 		}
-		httpjson.WriteJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
+		WriteJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	})
 }
 
@@ -284,12 +280,12 @@ func (f failing) Read([]byte) (int, error) { return 0, cmp.Or(f.err, io.EOF) }
 
 // fail answers with an error.
 func (s *Server) fail(w http.ResponseWriter, status int, message, kind string, param any) {
-	s.deny(w, &httpjson.Error{Status: status, Message: message, Kind: kind, Param: param})
+	s.deny(w, &Error{Status: status, Message: message, Kind: kind, Param: param})
 }
 
-// refuse writes err, which is an *httpjson.Error or an internal one.
+// refuse writes err, which is an *Error or an internal one.
 func (s *Server) refuse(w http.ResponseWriter, err error) {
-	var a *httpjson.Error
+	var a *Error
 	switch {
 	case errors.As(err, &a):
 		s.deny(w, a)
@@ -300,15 +296,15 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 	}
 }
 
-func (s *Server) deny(w http.ResponseWriter, a *httpjson.Error) {
+func (s *Server) deny(w http.ResponseWriter, a *Error) {
 	a.Write(w, s.sglang())
 }
 
 // reads is a handler of requests with JSON bodies. What h returns is refused.
-func reads[Q any](s *Server, refuse func(http.ResponseWriter, *httpjson.Error), h func(http.ResponseWriter, *http.Request, *Q) *httpjson.Error) http.HandlerFunc {
+func reads[Q any](s *Server, refuse func(http.ResponseWriter, *Error), h func(http.ResponseWriter, *http.Request, *Q) *Error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var q Q
-		err := httpjson.Read(r, &q)
+		err := readJSON(r, &q)
 		if err == nil {
 			err = h(w, r, &q)
 		}
@@ -320,7 +316,7 @@ func reads[Q any](s *Server, refuse func(http.ResponseWriter, *httpjson.Error), 
 
 // pickRank is the rank that the request names, or the least loaded one, in
 // turn when they are equal (vLLM's internal balancer: 4·waiting + running).
-func (s *Server) pickRank(r *http.Request) (int, *httpjson.Error) {
+func (s *Server) pickRank(r *http.Request) (int, *Error) {
 	if h := r.Header.Get("X-data-parallel-rank"); h != "" {
 		if n, err := strconv.Atoi(strings.TrimSpace(h)); err == nil {
 			return s.rankInRange(n)
@@ -329,9 +325,9 @@ func (s *Server) pickRank(r *http.Request) (int, *httpjson.Error) {
 	return s.leastLoaded(), nil
 }
 
-func (s *Server) rankInRange(n int) (int, *httpjson.Error) {
+func (s *Server) rankInRange(n int) (int, *Error) {
 	if n < 0 || n >= len(s.cfg.Ranks) {
-		return 0, httpjson.BadRequest(nil, "data_parallel_rank %d is out of range [0, %d).", n, len(s.cfg.Ranks))
+		return 0, badRequest(nil, "data_parallel_rank %d is out of range [0, %d).", n, len(s.cfg.Ranks))
 	}
 	return n, nil
 }
@@ -367,7 +363,7 @@ func (s *Server) requestID(r *http.Request) string {
 }
 
 // model checks the model of a request and returns the adapter's name, if it is one.
-func (s *Server) model(name string) (shown, lora string, err *httpjson.Error) {
+func (s *Server) model(name string) (shown, lora string, err *Error) {
 	if name == "" {
 		return s.cfg.Models[0], "", nil
 	}
@@ -379,7 +375,7 @@ func (s *Server) model(name string) (shown, lora string, err *httpjson.Error) {
 	case s.sglang(): // does not check
 		return name, "", nil
 	}
-	return "", "", &httpjson.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(slices.Concat(s.cfg.Models, s.cfg.LoRAs), ", ")), Kind: "NotFoundError", Param: "model"}
+	return "", "", &Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(slices.Concat(s.cfg.Models, s.cfg.LoRAs), ", ")), Kind: "NotFoundError", Param: "model"}
 }
 
 // mergeDead returns the request's context, ended also by the death of the engine.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 type sglRequest struct {
@@ -66,9 +65,9 @@ func (s *Server) sglAnswer(base string, c *choice, text string) sglAnswer {
 }
 
 // sglGenerate is POST /generate, SGLang's own API.
-func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglRequest) *httpjson.Error {
+func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglRequest) *Error {
 	raw := q.InputIDs
-	if httpjson.Absent(raw) {
+	if absent(raw) {
 		raw = q.Text
 	}
 	prompts, err := s.promptsOf(raw)
@@ -113,10 +112,10 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglReque
 		out = append(out, s.sglAnswer(base, c, c.text.String()))
 	}
 	if list {
-		httpjson.WriteJSON(w, http.StatusOK, out)
+		WriteJSON(w, http.StatusOK, out)
 		return nil
 	}
-	httpjson.WriteJSON(w, http.StatusOK, out[0])
+	WriteJSON(w, http.StatusOK, out[0])
 	return nil
 }
 
@@ -160,11 +159,11 @@ func (s *Server) sglServerInfo(w http.ResponseWriter, r *http.Request) {
 			info["kv_events"] = ev
 		}
 	}
-	httpjson.WriteJSON(w, http.StatusOK, info)
+	WriteJSON(w, http.StatusOK, info)
 }
 
 func (s *Server) sglModelInfo(w http.ResponseWriter, _ *http.Request) {
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default"})
+	WriteJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default"})
 }
 
 func (s *Server) sglLoads(w http.ResponseWriter, _ *http.Request) {
@@ -186,7 +185,7 @@ func (s *Server) sglLoads(w http.ResponseWriter, _ *http.Request) {
 		used := t.UsedBlocks * s.cfg.BlockSize
 		loads[i] = load{i, t.Running, t.Waiting, used, used, room, s.cfg.MaxSeqs, t.KVUsage, float64(t.Running) / float64(s.cfg.MaxSeqs)}
 	}
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"timestamp": time.Now().Format(time.RFC3339), "version": Version[workers.SGLang], "accelerator": "sim", "num_accelerators": len(s.cfg.Ranks), "loads": loads})
+	WriteJSON(w, http.StatusOK, map[string]any{"timestamp": time.Now().Format(time.RFC3339), "version": Version[workers.SGLang], "accelerator": "sim", "num_accelerators": len(s.cfg.Ranks), "loads": loads})
 }
 
 func (s *Server) sglGetLoad(w http.ResponseWriter, _ *http.Request) {
@@ -201,13 +200,13 @@ func (s *Server) sglGetLoad(w http.ResponseWriter, _ *http.Request) {
 		t := k.Stats()
 		loads[i] = load{i, t.Running, t.Waiting, t.UsedBlocks * s.cfg.BlockSize}
 	}
-	httpjson.WriteJSON(w, http.StatusOK, loads)
+	WriteJSON(w, http.StatusOK, loads)
 }
 
 func (s *Server) sglFlush(w http.ResponseWriter, _ *http.Request) {
 	if !s.clearCaches() {
-		httpjson.WriteBody(w, http.StatusBadRequest, "text/plain; charset=utf-8", []byte("Failed to flush cache: requests are running.\n"))
+		writeBody(w, http.StatusBadRequest, "text/plain; charset=utf-8", []byte("Failed to flush cache: requests are running.\n"))
 		return
 	}
-	httpjson.WriteBody(w, http.StatusOK, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details.\n"))
+	writeBody(w, http.StatusOK, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details.\n"))
 }

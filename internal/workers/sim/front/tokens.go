@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
-
-	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 type tokensRequest struct {
@@ -28,7 +26,7 @@ type tokensRequest struct {
 }
 
 // generateTokens is POST /inference/v1/generate: tokens in, tokens out.
-func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *tokensRequest) *httpjson.Error {
+func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *tokensRequest) *Error {
 	p := q.SamplingParams
 	j, err := s.check(r, sampling{
 		common:        common{Model: q.Model, Stream: q.Stream, IgnoreEOS: p.IgnoreEOS, CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer},
@@ -79,6 +77,6 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *token
 	for _, c := range all {
 		choices = append(choices, shape(c, c.tokens, c.text.String()))
 	}
-	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"request_id": base, "model": j.shown, "created": time.Now().Unix(), "choices": choices, "usage": usageOf(j, all), "prompt_logprobs": nil, "kv_transfer_params": s.handBack(j, all)})
+	WriteJSON(w, http.StatusOK, map[string]any{"request_id": base, "model": j.shown, "created": time.Now().Unix(), "choices": choices, "usage": usageOf(j, all), "prompt_logprobs": nil, "kv_transfer_params": s.handBack(j, all)})
 	return nil
 }

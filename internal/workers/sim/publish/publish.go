@@ -4,6 +4,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/kvevent"
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/zmtp"
@@ -65,7 +65,7 @@ type entry struct {
 
 // Open starts the sockets.
 func Open(ctx context.Context, cfg Config) (*Publisher, error) {
-	cfg.Steps = positive.Or(cfg.Steps, 10000)
+	cfg.Steps = cmp.Or(max(cfg.Steps, 0), 10000)
 	if cfg.Faults == nil {
 		cfg.Faults = fault.NewSource(0, fault.Set{})
 	}

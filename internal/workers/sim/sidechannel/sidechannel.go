@@ -14,6 +14,7 @@ package sidechannel
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -25,7 +26,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
@@ -247,7 +247,7 @@ func (l *Links) connect(ctx context.Context, t Target) (*link, error) {
 	if k != nil {
 		return k, nil
 	}
-	patience := positive.Or(l.Patience, 5*time.Second)
+	patience := cmp.Or(max(l.Patience, 0), 5*time.Second)
 	k = &link{addr: net.JoinHostPort(t.Host, strconv.Itoa(t.Port))}
 	give := time.NewTimer(patience)
 	defer give.Stop()

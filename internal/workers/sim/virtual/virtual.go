@@ -9,6 +9,7 @@
 package virtual
 
 import (
+	"cmp"
 	"container/heap"
 	"errors"
 	"fmt"
@@ -17,7 +18,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
@@ -300,7 +300,7 @@ func (r *Rank) pull(q engine.PullRequest) {
 	case q.Pull.Bootstrap:
 		deliver(0, errors.New("a virtual world has no bootstrap server"))
 	case w.byID[q.Pull.EngineID] == nil && q.Pull.Port == 0:
-		patience := positive.Or(w.Patience, 5*time.Second)
+		patience := cmp.Or(max(w.Patience, 0), 5*time.Second)
 		deliver(patience, errors.New("nothing answers"))
 	default:
 		deliver(0, nil)

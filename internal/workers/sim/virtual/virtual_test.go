@@ -15,14 +15,13 @@ import (
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
 func config() engine.Config {
 	return engine.Config{
 		BlockSize: 4, Blocks: 4096, MaxSeqs: 64, MaxBatchedTokens: 512, Model: "m", Seed: 1, NameSeed: 1,
-		Timing: timing.Mocker{}, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%500) }, EOS: 2, OSL: 50, Connector: true,
+		Timing: engine.Mocker{}, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%500) }, EOS: 2, OSL: 50, Connector: true,
 	}
 }
 
@@ -315,7 +314,7 @@ func TestKilledRankFailsItsRequests(t *testing.T) {
 
 // The times of a lone request are the model's, to the nanosecond.
 func TestTimesAreTheModels(t *testing.T) {
-	profile := timing.Profile{Prefill: [3]float64{10, 0.05, 1e-5}, Decode: [3]float64{5, 1, 0.001}, Transfers: [2]float64{3, 0.002}}
+	profile := engine.Profile{Prefill: [3]float64{10, 0.05, 1e-5}, Decode: [3]float64{5, 1, 0.001}, Transfers: [2]float64{3, 0.002}}
 	const isl = 1000
 	measure := func(cfg engine.Config, remote bool) (ttft, e2e time.Duration) {
 		w := virtual.NewWorld()
@@ -372,7 +371,7 @@ func TestTimesAreTheModels(t *testing.T) {
 
 func TestNoiseHasItsSpread(t *testing.T) {
 	cfg := config()
-	cfg.Timing, cfg.Noise = timing.Profile{Decode: [3]float64{10, 0, 0}}, 0.05
+	cfg.Timing, cfg.Noise = engine.Profile{Decode: [3]float64{10, 0, 0}}, 0.05
 	w := virtual.NewWorld()
 	r := add(t, w, cfg)
 	var last engine.Time
@@ -447,7 +446,7 @@ func TestLeaseLastsWhileTheDecodeWaits(t *testing.T) {
 		w := virtual.NewWorld()
 		cfg := config()
 		cfg.Lease, cfg.MaxSeqs = time.Second, 1
-		cfg.Timing = timing.Profile{Decode: [3]float64{100, 0, 0}}
+		cfg.Timing = engine.Profile{Decode: [3]float64{100, 0, 0}}
 		d, p := add(t, w, cfg), add(t, w, cfg)
 		if err := d.Submit(engine.Request{ID: "long", Tokens: prompt(5, 1), MaxTokens: 50, IgnoreEOS: true}); err != nil {
 			t.Fatal(err)

@@ -3,12 +3,12 @@ package recorder
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 )
 
@@ -24,7 +24,7 @@ type Copy struct {
 // NewCopy makes a Copy with so many bytes that may wait for the disk (0 means
 // DefaultBuffer).
 func NewCopy(buffer int) *Copy {
-	buffer = positive.Or(buffer, DefaultBuffer)
+	buffer = cmp.Or(max(buffer, 0), DefaultBuffer)
 	return &Copy{sub: &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1), leave: func() {}}}
 }
 

@@ -2,6 +2,7 @@ package recorder
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 )
@@ -55,7 +55,7 @@ func NewFile(sub *Subscription, o FileOptions) (*File, error) {
 	if o.Path == "" {
 		return nil, errors.New("recording: no file name")
 	}
-	o.FlushEvery = positive.Or(o.FlushEvery, time.Second)
+	o.FlushEvery = cmp.Or(max(o.FlushEvery, 0), time.Second)
 	sub.collect(fileBatch)
 	r := &File{o: o, sub: sub, first: newOpening()}
 	return r, r.open()

@@ -3,6 +3,7 @@
 package recorder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -11,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -221,7 +221,7 @@ func (t *Tap) opening() []byte {
 // (0 means DefaultBuffer). Its first lines are a header, the settings and workers that
 // decisions referred to, and the ranks.
 func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
-	buffer = positive.Or(buffer, DefaultBuffer)
+	buffer = cmp.Or(max(buffer, 0), DefaultBuffer)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.subs) >= maxListeners {

@@ -12,8 +12,6 @@ import (
 
 	"github.com/tidwall/gjson"
 	"golang.org/x/text/unicode/norm"
-
-	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Errors a caller branches on.
@@ -38,8 +36,8 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.MaxFileBytes = positive.Or(o.MaxFileBytes, 64<<20)
-	o.WordCacheWords = positive.Or(o.WordCacheWords, 1<<15)
+	o.MaxFileBytes = cmp.Or(max(o.MaxFileBytes, 0), 64<<20)
+	o.WordCacheWords = cmp.Or(max(o.WordCacheWords, 0), 1<<15)
 	o.ChunkCacheBytes = cmp.Or(o.ChunkCacheBytes, 32<<20)
 	return o
 }

@@ -1,0 +1,149 @@
+package commands
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/certtest"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// TestCommandsOverTLS: every command that asks a router does it over TLS with the
+// same flags, shows its certificate, and says what is wrong without them.
+func TestCommandsOverTLS(t *testing.T) {
+	ca := certtest.NewAuthority(t, "ours")
+	cert, key := ca.Pair(t, "router.test", time.Hour)
+	mine, mineKey := ca.Pair(t, "operator.test", time.Hour)
+	pair, err := tls.LoadX509KeyPair(mine, mineKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trust := ca.File(t)
+	g, err := loopback.Start(t.Context(), loopback.Options{
+		Fleet: "1a:profile=instant", TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}},
+		Configure: func(c *settings.Config) {
+			c.Routing.AllowHeaders = true
+			c.TLS = settings.ServerTLS{CertFile: cert, KeyFile: key, ClientCAFile: trust}
+			c.AdminTLS = c.TLS
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = g.Close(ctx) // requests that a test left are cut
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := g.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	all := []string{"--router", g.AdminURL, "--tls-ca", trust, "--tls-cert", mine, "--tls-key", mineKey}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{append([]string{"workers", "list"}, all...), cli.ExitOK, "healthy"},
+		{append([]string{"top", "--once", "-o", "json"}, all...), cli.ExitOK, `"routers"`},
+		{append([]string{"doctor"}, all...), cli.ExitOK, "TLS, this machine only, with a client certificate"},
+		{append([]string{"explain", "--prompt", "hello"}, all...), cli.ExitOK, "aggregated-0"},
+		{[]string{"workers", "list", "--router", g.AdminURL}, cli.ExitUnreachable, "certificate"},
+		{[]string{"workers", "list", "--router", g.AdminURL, "--tls-ca", trust}, cli.ExitUnreachable, "certificate"},
+		{[]string{"top", "--once", "--router", g.AdminURL, "--tls-ca", trust, "--tls-cert", mine}, cli.ExitUsage, "--tls-cert and --tls-key go together"},
+		{[]string{"doctor", "--router", g.AdminURL, "--tls-ca", mineKey}, cli.ExitUsage, "holds no certificate"},
+		{[]string{"workers", "list", "--router", strings.Replace(g.AdminURL, "https", "http", 1)}, cli.ExitUsage, "HTTPS server"},
+	} {
+		var out, stderr bytes.Buffer
+		if code := cli.Main(Root(), c.args, strings.NewReader(""), &out, &stderr); code != c.code || !strings.Contains(out.String()+stderr.String(), c.want) {
+			t.Errorf("dynctl %s: exit code %d, want %d and %q\n%s%s", strings.Join(c.args, " "), code, c.code, c.want, &out, &stderr)
+		}
+	}
+}
+
+// TestKeysOfCommands: keys that dynctl makes let its own commands in, and the file
+// has none of them.
+func TestKeysOfCommands(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "keys.yaml")
+	dynctl := func(want int, args ...string) (stdout, all string) {
+		t.Helper()
+		var out, stderr bytes.Buffer
+		if code := cli.Main(Root(), args, strings.NewReader(""), &out, &stderr); code != want {
+			t.Errorf("dynctl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, &out, &stderr)
+		}
+		return out.String(), out.String() + stderr.String()
+	}
+	keep := func(name, secret string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	user, _ := dynctl(cli.ExitOK, "keys", "new", "bench", "--tenant", "us", "--file", file)
+	ops, _ := dynctl(cli.ExitOK, "keys", "new", "ops", "--role", "operate", "--file", file)
+	if _, text := dynctl(cli.ExitUsage, "keys", "new", "ops", "--file", file); !strings.Contains(text, "stands twice") {
+		t.Error(text)
+	}
+	if _, text := dynctl(cli.ExitUsage, "keys", "new", "x", "--role", "root", "--file", file); !strings.Contains(text, "not one of use, read, operate, admin") {
+		t.Error(text)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil || len(user) < 40 || strings.Contains(string(raw), strings.TrimSpace(user)) {
+		t.Fatalf("%v: %s in %s", err, user, raw)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	if out, _ := dynctl(cli.ExitOK, "keys", "check", file); !strings.Contains(out, "us") || !strings.Contains(out, "operate") {
+		t.Error(out)
+	}
+	if _, text := dynctl(cli.ExitInvalid, "keys", "check", keep("bad.yaml", "keys: [{name: a}]")); !strings.Contains(text, `key "a": sha256 is not`) {
+		t.Error(text)
+	}
+	g, err := loopback.Start(t.Context(), loopback.Options{
+		Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: keep("token", "the-token-of-the-rig-itself")},
+		Configure: func(c *settings.Config) {
+			c.Routing.AllowHeaders = true
+			c.Keys = settings.APIKeys{File: file, Required: true, Admin: true}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = g.Close(ctx) // requests that a test left are cut
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := g.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	opsFile, userFile := keep("ops.key", ops), keep("user.key", user)
+	if _, text := dynctl(cli.ExitOK, "doctor", "--router", g.AdminURL, "--token-file", opsFile, "--api-key-file", userFile); !strings.Contains(text, "with an API key") {
+		t.Error(text)
+	}
+	if _, text := dynctl(cli.ExitInvalid, "doctor", "--passive", "--router", g.AdminURL, "--token-file", opsFile); !strings.Contains(text, "GET /v1/models answers 401") {
+		t.Error(text)
+	}
+	if _, text := dynctl(cli.ExitRuntime, "workers", "list", "--router", g.AdminURL, "--token-file", userFile); !strings.Contains(text, "lacks") && !strings.Contains(text, "needs the role read") {
+		t.Error(text)
+	}
+	if _, text := dynctl(cli.ExitRuntime, "workers", "remove", g.Sim.Engines()[0].Name(), "--router", g.AdminURL, "--token-file", opsFile); !strings.Contains(text, "needs the role admin") {
+		t.Error(text)
+	}
+}

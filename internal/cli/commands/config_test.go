@@ -1,0 +1,167 @@
+package commands
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// TestEveryConfigProblemAtOnce: each problem of a file with its line and, for
+// a key that does not exist, the nearest that does.
+func TestEveryConfigProblemAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	const file = `listen: 127.0.0.1:18900
+lissten: 1
+routing:
+  policy: kvv
+  threshold: many
+  treshold: 5
+  busy_kv_usage: 7
+  decoder_registry: "{bad"
+timeouts:
+  drain: 5
+  dial: [1]
+worker:
+  - foo bar
+  - http://127.0.0.1:1
+  - http://127.0.0.1:1,dpp=2
+sim: 2q
+limits: {inflight: 1.5, inflight: 3}
+aliases:
+  - {name: a}
+`
+	if err := os.WriteFile("bad.yaml", []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := typed("config", "validate", "bad.yaml")
+	want := `dynctl: 15 problems in the configuration:
+  bad.yaml:2: unknown key "lissten"; did you mean "listen"?
+  bad.yaml:5: routing.threshold: "many" is not a whole number of tokens, nor auto
+  bad.yaml:6: unknown key "routing.treshold"; did you mean "threshold"?
+  bad.yaml:10: timeouts.drain: "5" is not a duration such as 500ms, 10s or 2m
+  bad.yaml:11: timeouts.dial: want a duration such as 500ms, 10s or 2m
+  bad.yaml:17: limits.inflight: "1.5" is not a whole number
+  bad.yaml:17: key "limits.inflight" stands twice
+  file bad.yaml:4: routing.policy: "kvv" is not one of POLICIES
+  file bad.yaml:7: routing.busy_kv_usage: 7 is not a share between 0 and 1
+  file bad.yaml:19: aliases[0]: an alias needs a name and a model
+  file bad.yaml:13: worker "foo bar": URL "foo bar" holds a space or a control character
+  file bad.yaml:15: worker "http://127.0.0.1:1": unknown key "dpp" (did you mean "dp"?)
+  file bad.yaml:16: sim: fleet "2q": want counts like 2p2d (p prefill, d decode, a aggregated)
+  file bad.yaml:8: routing.decoder_registry: decoder registry: invalid character 'b' looking for beginning of object key string
+`
+	var names []string
+	for _, p := range selector.Policies() {
+		names = append(names, string(p))
+	}
+	policies := strings.NewReplacer("POLICIES", strings.Join(names, ", "))
+	want = policies.Replace(strings.Replace(want, "15 problems", fmt.Sprintf("%d problems", strings.Count(want, "\n")-1), 1))
+	if d := cmp.Diff(want, stderr); d != "" || code != cli.ExitInvalid {
+		t.Errorf("code %d, (-want +got)\n%s", code, d)
+	}
+
+	code, _, stderr = typed("serve", "--routing-threshold", "abc", "--policy", "foo", "--drain-timeout", "5", "--worker", "nonsense", "--allow-routing-headers=maybe")
+	want = `dynctl: 5 problems in the configuration:
+  flag --policy: routing.policy: "foo" is not one of POLICIES
+  flag --routing-threshold: "abc" is not a whole number of tokens, nor auto
+  flag --allow-routing-headers: "maybe" is not true or false
+  flag --drain-timeout: "5" is not a duration such as 500ms, 10s or 2m
+  flag --worker: worker "nonsense": URL "nonsense" has no scheme (did you mean http://nonsense?)
+`
+	if want = policies.Replace(want); code != cli.ExitUsage || !sameLines(want, stderr) {
+		t.Errorf("code %d\n%s\nwant\n%s", code, stderr, want)
+	}
+}
+
+func sameLines(a, b string) bool {
+	count := map[string]int{}
+	for l := range strings.Lines(a) {
+		count[l]++
+	}
+	for l := range strings.Lines(b) {
+		count[l]--
+	}
+	for _, n := range count {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// TestConfigInitIsValid: the file that config init writes is valid as it
+// stands, and with every comment taken off it says the defaults.
+func TestConfigInitIsValid(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"as written": configTemplate(), "all keys": uncomment(configTemplate())} {
+		path := filepath.Join(dir, "c.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := cli.LoadConfig(path, newServeCmd().Flags())
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		// An empty list and none are the same.
+		if d := cmp.Diff(settings.Default(), l.Config, cmp.FilterValues(func(a, b []string) bool { return len(a)+len(b) == 0 }, cmp.Ignore())); d != "" {
+			t.Errorf("%s: (-default +file)\n%s", name, d)
+		}
+		if name == "all keys" {
+			for _, r := range settings.Rows() {
+				if r.Flag != "" && !strings.HasPrefix(l.Origin[r.Key], "file ") {
+					t.Errorf("%s is not in the file: %s", r.Key, l.Origin[r.Key])
+				}
+			}
+		}
+	}
+}
+
+// uncomment takes the # off every line that is a key.
+func uncomment(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		trimmed := strings.TrimLeft(line, " ")
+		if key, _, ok := strings.Cut(strings.TrimPrefix(trimmed, "# "), ":"); ok && !strings.ContainsAny(key, " ") && key != "aliases" {
+			line = line[:len(line)-len(trimmed)] + strings.TrimPrefix(trimmed, "# ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+func TestConfigViewAsRows(t *testing.T) {
+	for format, want := range map[string]string{
+		"csv":      "routing.threshold,7,flag --routing-threshold\n",
+		"markdown": "| routing.threshold | 7 | flag --routing-threshold |\n",
+		"jsonl":    `{"key":"routing.threshold","value":7,"origin":"flag --routing-threshold"}` + "\n",
+	} {
+		code, out, errs := typed("config", "view", "--origin", "--routing-threshold", "7", "-o", format)
+		if code != cli.ExitOK || !strings.Contains(clitest.Squeeze(out), want) {
+			t.Errorf("%s: exit %d %s\n%s", format, code, errs, out)
+		}
+	}
+}
+
+// TestConfigViewHidesPasswords: in no format the password of a collector is shown.
+func TestConfigViewHidesPasswords(t *testing.T) {
+	for _, format := range cli.ListFormats() {
+		code, out, errs := typed("config", "view", "--otlp-endpoint", "https://me:s3cret@collector:4318/v1/traces", "-o", format)
+		if code != cli.ExitOK || strings.Contains(out+errs, "s3cret") || !strings.Contains(out, "https://redacted@collector:4318/v1/traces") {
+			t.Errorf("%s: exit %d %s\n%s", format, code, errs, out)
+		}
+	}
+	if code, out, errs := typed("config", "view", "--otlp-endpoint", "me:s3cret@collector"); code != cli.ExitUsage || strings.Contains(out+errs, "s3cret") || !strings.Contains(errs, "not a URL such as") {
+		t.Errorf("a bad URL: exit %d %s\n%s", code, errs, out)
+	}
+}

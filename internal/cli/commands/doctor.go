@@ -1,0 +1,88 @@
+package commands
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/doctor"
+	"github.com/dynctl/dynctl/internal/printable"
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// newDoctorCmd makes the command doctor: the examination of a router and its engines.
+func newDoctorCmd() *cobra.Command {
+	var f cli.TargetFlags
+	var output string
+	var passive bool
+	var tokens int
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine a router and its engines",
+		Long: `Examine a router and its engines: is everything reachable, do clocks and
+tokenizers agree, are there gaps in the KV events, do block sizes and ranks
+contradict each other, does the cache hold what the router believes, and does
+remote prefill really move KV, or does the decode engine compute the prompt
+again without a word.
+
+The last two send a few small requests and need --allow-routing-headers on the
+router; --passive leaves them out. Nothing is changed. The exit code is 3 when
+a check failed, 4 when the router cannot be reached.`,
+		Example: `  dynctl doctor
+  dynctl doctor --router http://10.0.0.1:8001 --passive
+  dynctl doctor --prefill http://127.0.0.1:18100 --decode http://127.0.0.1:18101`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if f.Router == "" && f.Sim == "" && len(f.Prefill)+len(f.Decode)+len(f.Worker) == 0 {
+				if f.Router = os.Getenv("DYNCTL_ROUTER"); f.Router == "" {
+					f.Router = cli.DefaultRouter
+				}
+			}
+			t, err := f.Open(cmd.Context(), cmd.ErrOrStderr(), "")
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, t.Close()) }()
+			if output == "table" {
+				printable.Fprintf(cmd.ErrOrStderr(), "examining %s\n", t.What)
+			}
+			r, err := doctor.Run(cmd.Context(), doctor.Options{Target: t.Target, Model: f.Model, Passive: passive, Tokens: tokens})
+			if err != nil {
+				return cli.AdminError(err)
+			}
+			if output == "table" {
+				err = doctor.Text(cmd.OutOrStdout(), r, false)
+			} else {
+				l := cli.Listing{Whole: r, Head: []string{"STATE", "CHECK", "SUBJECT", "TEXT", "ADVICE"}}
+				for _, f := range r.Findings {
+					l.Add(f, string(f.State), f.Check, f.Subject, f.Text, f.Advice)
+				}
+				err = l.Write(cmd.OutOrStdout(), output)
+			}
+			if err == nil && r.Failed > 0 {
+				err = cli.WithCode(cli.ExitInvalid, fmt.Errorf("%s failed", cli.Plural(r.Failed, "check")))
+			}
+			return err
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.Router, "router", "", "admin `URL` of the router (default $DYNCTL_ROUTER or "+cli.DefaultRouter+")")
+	fl.StringVar(&f.Data, "data", "", "data plane `URL` of that router, when it is not what the router says")
+	f.Access.Add(fl)
+	f.Access.AddData(fl)
+	fl.StringArrayVar(&f.Prefill, "prefill", nil, "engine that prefills, `URL[,key=value,...]` (repeatable): a router in this process examines it")
+	fl.StringArrayVar(&f.Decode, "decode", nil, "engine that decodes, `URL[,key=value,...]` (repeatable)")
+	fl.StringArrayVar(&f.Worker, "worker", nil, "engine that does both, `URL[,key=value,...]` (repeatable)")
+	fl.StringVar(&f.Sim, "sim", "", "simulated `FLEET` such as 2p2d")
+	fl.StringVar(&f.Connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settings.Lookup("routing.connector").Values, "|"))
+	fl.StringVar(&f.Model, "model", "", "model; the first one unless given")
+	fl.BoolVar(&f.Verbose, "verbose", false, "show the log of the router in this process")
+	fl.BoolVar(&passive, "passive", false, "send no request to an engine's model")
+	fl.IntVar(&tokens, "tokens", 0, "length of the probes' prompts in `TOKENS` (default 40 blocks)")
+	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
+	return cmd
+}

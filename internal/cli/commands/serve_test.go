@@ -1,0 +1,524 @@
+package commands
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+)
+
+var routesOn = regexp.MustCompile(`routes on (http://[^\s,]+), admin API and /metrics on (http://[^\s",]+)`)
+
+// TestServeFromSignalToSignal runs serve as a user does: it answers, is
+// reloaded by SIGHUP (wholly or, with a bad file, not at all), is asked by the
+// other commands, and ends well by SIGTERM. It is not parallel: signals go to
+// the whole process.
+func TestServeFromSignalToSignal(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "dynctl.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("routing:\n  threshold: 100000\n")
+	var out bytes.Buffer
+	stderr := &clitest.Screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--config", file, "--sim", "1p1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), &out, stderr)
+	}()
+	var data, ctrl string
+	clitest.Until(t, "the banner", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data, ctrl = m[1], m[2]
+		return nil
+	})
+	ended := false
+	defer func() {
+		if !ended {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+			<-code
+		}
+	}()
+	client, err := admin.NewClient(ctrl, admin.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	clitest.Until(t, "the fleet", func() error {
+		s, err := client.Status(t.Context())
+		if err == nil && s.Workers.Usable != 2 {
+			err = fmt.Errorf("%v", s.Reasons)
+		}
+		return err
+	})
+	ask := func(words string) (path, decision string) {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, data+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":"sim","max_tokens":3,"prompt":%q}`, strings.Repeat(words+" ", 50))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%d %s %v", resp.StatusCode, b, err)
+		}
+		return resp.Header.Get("X-Dynctl-Path"), resp.Header.Get("X-Dynctl-Decision")
+	}
+	if path, _ := ask("below"); path != "local" {
+		t.Errorf("below the threshold: %s", path)
+	}
+
+	hup := func(kind string) {
+		t.Helper()
+		count := func() (n int) {
+			l, err := client.Events(t.Context(), 0, 1000, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range l.Events {
+				if e.Kind == kind {
+					n++
+				}
+			}
+			return n
+		}
+		was := count()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		clitest.Until(t, kind, func() error {
+			if count() == was {
+				return fmt.Errorf("no event")
+			}
+			return nil
+		})
+	}
+	write("routing:\n  threshold: 0\naliases:\n  - {name: also, model: sim}\n")
+	hup("config_reloaded")
+	for _, change := range []string{"routing.threshold: 100000 -> 0", "aliases: [] -> [{also sim}]"} {
+		if !strings.Contains(stderr.String(), change) {
+			t.Errorf("the reload does not say %q: %s", change, stderr)
+		}
+	}
+	if path, _ := ask("always"); path != "remote" {
+		t.Errorf("after the reload: %s", path)
+	}
+	for _, bad := range []string{"routing:\n  threshold: 5\n  polcy: kv\n", "routing: [", "receipts: 99\nrouting:\n  threshold: 100000\n"} {
+		write(bad)
+		hup("config_refused")
+		s, err := client.Status(t.Context())
+		if err != nil || s.ConfigRevision != 2 || s.ThresholdTokens != 0 {
+			t.Errorf("%q left revision %d with threshold %d (%v)", bad, s.ConfigRevision, s.ThresholdTokens, err)
+		}
+	}
+	path, decision := ask("still")
+	if path != "remote" {
+		t.Errorf("after refused reloads: %s", path)
+	}
+
+	// The other commands against it.
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"explain", decision}, cli.ExitOK, "remote"},
+		{[]string{"explain", "--prompt", "some words to route", "--model", "sim"}, cli.ExitOK, "decode-0"},
+		{[]string{"explain", "nothing-like-it"}, cli.ExitRuntime, ""},
+		{[]string{"workers", "list"}, cli.ExitOK, "prefill-0"},
+		{[]string{"workers", "list", "-o", "json"}, cli.ExitOK, `"decode-0"`},
+		{[]string{"workers", "drain", "prefill-0"}, cli.ExitOK, ""},
+		{[]string{"workers", "resume", "prefill-0"}, cli.ExitOK, ""},
+		{[]string{"workers", "drain", "prefil-0"}, cli.ExitRuntime, ""},
+		{[]string{"workers", "add", "http://127.0.0.1:9,name=spare"}, cli.ExitOK, ""},
+		{[]string{"workers", "remove", "spare"}, cli.ExitOK, ""},
+	} {
+		got, stdout, errs := typed(append(c.args, "--router", ctrl)...)
+		if got != c.code || !strings.Contains(stdout, c.says) || got != cli.ExitOK && errs == "" {
+			t.Errorf("dynctl %s: exit %d\n%s%s", strings.Join(c.args, " "), got, stdout, errs)
+		}
+	}
+	if _, stdout, _ := typed("workers", "list", "-o", "json", "--router", ctrl); !json.Valid([]byte(stdout)) {
+		t.Errorf("not JSON: %s", stdout)
+	}
+	if _, stdout, _ := typed("__complete", "workers", "--router", ctrl, "drain", ""); !strings.Contains(stdout, "decode-0") {
+		t.Errorf("completion offers no workers: %s", stdout)
+	}
+
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	ended = true
+	select {
+	case c := <-code:
+		if c != cli.ExitOK {
+			t.Errorf("exit code %d after SIGTERM: %s", c, stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("serve does not end: %s", stderr)
+	}
+	if out.Len() != 0 {
+		t.Errorf("serve wrote to standard output: %q", &out)
+	}
+}
+
+// TestServeIntroducesItsFleetInOneLine: twelve workers are one line, which says how to
+// watch them.
+func TestServeIntroducesItsFleetInOneLine(t *testing.T) {
+	stderr := &clitest.Screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "4p8d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	clitest.Until(t, "the line of the fleet", func() error {
+		if !strings.Contains(stderr.String(), "12 of 12 workers ready (4 prefill, 8 decode; 12 ranks; models: sim); see them with dynctl top --router http://") {
+			return fmt.Errorf("%q", stderr)
+		}
+		return nil
+	})
+	_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	if c := <-code; c != 0 {
+		t.Errorf("exit code %d: %s", c, stderr)
+	}
+	for _, kind := range []string{"worker_added", "worker_changed", "health_changed", "feed_live"} {
+		if n := strings.Count(stderr.String(), kind); n > 0 {
+			t.Errorf("%d lines of %s", n, kind)
+		}
+	}
+}
+
+// TestByRole: every role is counted, and one that nobody has is left out.
+func TestByRole(t *testing.T) {
+	for want, n := range map[string][4]int{"1 prefill, 2 decode, 3 aggregated, 4 either": {1, 2, 3, 4}, "2 either": {3: 2}} {
+		if got := byRole(n[0], n[1], n[2], n[3]); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestServeDrainTimeout: a drain through the admin API ends when its own time is
+// up, not the configured one, and the status says until when.
+func TestServeDrainTimeout(t *testing.T) {
+	stderr := &clitest.Screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--drain-timeout", "10m"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data, ctrl string
+	clitest.Until(t, "a worker", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data, ctrl = m[1], m[2]
+		resp, err := http.Get(data + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				err = errors.New(resp.Status)
+			}
+		}
+		return err
+	})
+	defer http.DefaultClient.CloseIdleConnections()
+	// Well over the drain's own time, and well under the configured one.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, data+"/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	c, err := admin.NewClient(ctrl, admin.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	begun := time.Now()
+	if err := c.Drain(t.Context(), 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := s.Drain; s.State != "draining" || d == nil || d.Inflight != 1 || d.Until.Sub(d.Since) != 2*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "1 request(s) may finish until") {
+		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
+	}
+	clitest.Until(t, "an answer that ends its connection", func() error {
+		resp, err := http.Get(data + "/readyz")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if !resp.Close {
+			return errors.New("clients keep connections to a router that drains")
+		}
+		return nil
+	})
+	body, err := io.ReadAll(resp.Body)
+	if took := time.Since(begun); err != nil || took < time.Second || !strings.Contains(string(body[max(0, len(body)-500):]), `"code":"draining"`) {
+		t.Errorf("the stream ended after %s: %v, %.300s", took, err, body[max(0, len(body)-300):])
+	}
+	select {
+	case c := <-code:
+		if c != cli.ExitRuntime {
+			t.Errorf("exit code %d: %s", c, stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("serve does not end: %s", stderr)
+	}
+}
+
+// TestServeLeaves: after the signal the router is not ready, but for timeouts.leave it
+// serves what comes on connections that are there and on new ones, each answer as the
+// last of its connection; so nothing is lost of clients that send a request once.
+func TestServeLeaves(t *testing.T) {
+	stderr := &clitest.Screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--leave-time", "1h"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data, ctrl string
+	clitest.Until(t, "the address", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data, ctrl = m[1], m[2]
+		return nil
+	})
+	ask := func(c net.Conn, in *bufio.Reader, method, path, body string) (*http.Response, error) {
+		if _, err := fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", method, path, len(body), body); err != nil {
+			return nil, err
+		}
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			return nil, err
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		return resp, err
+	}
+	dial := func() (net.Conn, *bufio.Reader) {
+		t.Helper()
+		c, err := net.Dial("tcp", strings.TrimPrefix(data, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c, bufio.NewReader(c)
+	}
+	ready := func(want int) {
+		t.Helper()
+		c, in := dial()
+		clitest.Until(t, fmt.Sprintf("/readyz says %d", want), func() error {
+			resp, err := ask(c, in, http.MethodGet, "/readyz", "")
+			if err != nil {
+				c, in = dial()
+				return err
+			}
+			if resp.StatusCode != want {
+				return errors.New(resp.Status)
+			}
+			return nil
+		})
+	}
+	const prompt = `{"model":"sim","max_tokens":4,"ignore_eos":true,"stream":true,"prompt":"go on"}`
+	ready(http.StatusOK)
+	kept, keptIn := dial()
+	if resp, err := ask(kept, keptIn, http.MethodPost, "/v1/completions", prompt); err != nil || resp.StatusCode != http.StatusOK || resp.Close {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	ready(http.StatusServiceUnavailable)
+	fresh, freshIn := dial()
+	for name, c := range map[string]struct {
+		net.Conn
+		in *bufio.Reader
+	}{"kept": {kept, keptIn}, "new": {fresh, freshIn}} {
+		resp, err := ask(c, c.in, http.MethodPost, "/v1/completions", prompt)
+		if err != nil || resp.StatusCode != http.StatusOK || !resp.Close {
+			t.Fatalf("on a %s connection of a router that leaves: %v, %v", name, resp, err)
+		}
+		if _, err := c.in.ReadByte(); err != io.EOF {
+			t.Errorf("the %s connection goes on: %v", name, err)
+		}
+	}
+	a, err := admin.NewClient(ctrl, admin.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	s, err := a.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := s.Drain; s.State != "draining" || d == nil || d.Closes.Sub(d.Since) != time.Hour || d.Until.Sub(d.Closes) != 30*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "new ones are served until") {
+		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
+	}
+	// A second signal does not wait for the rest of the hour.
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-code; c != 0 {
+		t.Errorf("exit code %d: %s", c, stderr)
+	}
+}
+
+// TestServeLeavesThenDrains: when timeouts.leave is over, new requests are refused and
+// the stream that runs goes on.
+func TestServeLeavesThenDrains(t *testing.T) {
+	stderr := &clitest.Screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--leave-time", "50ms", "--drain-timeout", "10m"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data string
+	clitest.Until(t, "a worker", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil || !strings.Contains(stderr.String(), "1 of 1 worker") {
+			return fmt.Errorf("%q", stderr)
+		}
+		data = m[1]
+		return nil
+	})
+	defer http.DefaultClient.CloseIdleConnections()
+	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	clitest.Until(t, "a request that is refused", func() error {
+		resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":"go on"}`))
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err == nil && (resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), `"code":"draining"`)) {
+			err = fmt.Errorf("%s: %s", resp.Status, body)
+		}
+		return err
+	})
+	if _, err := io.ReadFull(resp.Body, make([]byte, 2000)); err != nil {
+		t.Errorf("the stream does not go on: %v", err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-code; c != cli.ExitInterrupted {
+		t.Errorf("exit code %d: %s", c, stderr)
+	}
+}
+
+// TestServeSecondSignal: the first signal lets streams finish, the second ends
+// them with an error event, never with a silent cut.
+func TestServeSecondSignal(t *testing.T) {
+	stderr := &clitest.Screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data string
+	clitest.Until(t, "a worker", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data = m[1]
+		resp, err := http.Get(data + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				err = errors.New(resp.Status)
+			}
+		}
+		return err
+	})
+	defer http.DefaultClient.CloseIdleConnections()
+	signal := func() {
+		t.Helper()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// At the simulator's own pace this takes minutes.
+	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body := &clitest.Screen{}
+	read := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(body, resp.Body)
+		read <- err
+	}()
+	clitest.Until(t, "the first token", func() error {
+		if !strings.Contains(body.String(), "data: ") {
+			return errors.New("nothing yet")
+		}
+		return nil
+	})
+	signal()
+	clitest.Until(t, "the drain", func() error {
+		if !strings.Contains(stderr.String(), "the router drains: 1 request(s)") {
+			return fmt.Errorf("%s", stderr)
+		}
+		return nil
+	})
+	select {
+	case <-read:
+		t.Fatalf("the first signal ended the stream: %s", body)
+	case c := <-code:
+		t.Fatalf("the first signal ended serve with %d", c)
+	default:
+	}
+	signal()
+	if err := <-read; err != nil || !strings.Contains(body.String(), `"code":"draining"`) {
+		t.Errorf("the stream ended without a word: %v, %.300s", err, body.String()[max(0, len(body.String())-300):])
+	}
+	select {
+	case c := <-code:
+		if c != cli.ExitInterrupted {
+			t.Errorf("exit code %d: %s", c, stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("serve does not end: %s", stderr)
+	}
+}
