@@ -16,7 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/tidwall/gjson"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // cutter stands in the proxies before the engines and cuts the next stream after so many
@@ -175,11 +175,11 @@ func TestStopStringsOnVLLM(t *testing.T) {
 func ends(body []byte) (out string) {
 	for line := range strings.SplitSeq(string(body), "\n") {
 		data, ok := strings.CutPrefix(line, "data: ")
-		v := gjson.Parse(data)
+		v := rawjson.Value(data)
 		if c := v.Get("choices.0"); ok && c.Get("finish_reason").String() != "" {
-			out += c.Get("finish_reason").Raw + c.Get("stop_reason").Raw
+			out += string(c.Get("finish_reason")) + string(c.Get("stop_reason"))
 		}
-		if u := v.Get("usage"); ok && u.IsObject() {
+		if u := v.Get("usage"); ok && rawjson.IsObject(u) {
 			out += fmt.Sprint(" ", u.Get("prompt_tokens"), u.Get("completion_tokens"), u.Get("total_tokens"))
 		}
 	}

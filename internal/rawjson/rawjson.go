@@ -1,10 +1,11 @@
-// Package rawjson walks JSON in place: the members of an object, the elements
-// of an array, the text of a string, without building values. It is tolerant
-// of what it skips over and reports what it cannot walk.
+// Package rawjson reads JSON in place, without building values, and writes strings. It is
+// the only such reader here; what is off the request path and has a type uses encoding/json.
 //
-// Two others read JSON without encoding/json: the scanner of package api, which judges
-// what clients send to the byte and within limits, and gjson, where few members are asked
-// for by their paths, or numbers by their kind, and nobody counts the time.
+// [Scanner] and [ReadObject] judge text: they check every byte of it within limits, for
+// what must be refused when it is bad. [Walker] trusts text: it skips what it is not
+// interested in, and takes what it can from text that is bad. It reads what engines send,
+// token by token, and text that a Scanner has passed. [Value] picks members of such text
+// by their paths.
 package rawjson
 
 import (
@@ -194,6 +195,12 @@ func Array(b []byte, f func(val []byte) bool) error {
 // IsString reports whether the raw value val is a string.
 func IsString(val []byte) bool { return len(val) >= 2 && val[0] == '"' }
 
+// IsObject reports whether the raw value val is an object.
+func IsObject(val []byte) bool { return len(val) > 0 && val[0] == '{' }
+
+// IsArray reports whether the raw value val is an array.
+func IsArray(val []byte) bool { return len(val) > 0 && val[0] == '[' }
+
 // IsNull reports whether the raw value val is null.
 func IsNull(val []byte) bool { return string(val) == "null" }
 
@@ -219,7 +226,12 @@ func Unquote(dst, val []byte) ([]byte, bool) {
 	if !IsString(val) {
 		return dst, false
 	}
-	for b := val[1 : len(val)-1]; ; {
+	return unescape(dst, val[1:len(val)-1])
+}
+
+// unescape appends what is between the quotes of a string, as Unquote does.
+func unescape(dst, b []byte) ([]byte, bool) {
+	for {
 		k := bytes.IndexByte(b, '\\')
 		if k < 0 {
 			return append(dst, b...), true

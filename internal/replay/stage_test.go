@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
@@ -87,7 +87,7 @@ func TestStage(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, raw := range page.Decisions {
-			ids = append(ids, gjson.GetBytes(raw, "id").String())
+			ids = append(ids, rawjson.Value(raw).Get("id").String())
 		}
 		if len(ids) == 7 {
 			do("step&n=5")

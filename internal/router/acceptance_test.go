@@ -9,12 +9,13 @@ import (
 	"io/fs"
 	"net/http"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -162,11 +163,11 @@ func TestAcceptanceOnePair(t *testing.T) {
 		t.Fatal(err)
 	}
 	two, err := r.Admin.Decision(t.Context(), "my-own-id")
-	if err != nil || gjson.GetBytes(one, "id").String() != gjson.GetBytes(two, "id").String() || !json.Valid(one) {
+	if err != nil || rawjson.Value(one).Get("id").String() != rawjson.Value(two).Get("id").String() || !json.Valid(one) {
 		t.Errorf("%s %s %v", one, two, err)
 	}
-	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
-		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
+	if len(slices.Collect(rawjson.Value(one).Get("legs").Elements())) != 2 {
+		t.Errorf("legs: %s", rawjson.Value(one).Get("legs"))
 	}
 	t.Run("no workers", func(t *testing.T) { noWorkers(t, r.in(t)) })
 }
@@ -191,16 +192,16 @@ func TestAcceptanceDecoderSpecs(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p2d:profile=instant,connector=lmcache", func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
 	carries(t, r)
-	spec := func(b []byte) gjson.Result { return gjson.GetBytes(b, "kv_transfer_params.disagg_spec") }
-	own := map[string]int64{}
+	spec := func(b []byte) rawjson.Value { return rawjson.Value(b).Get("kv_transfer_params.disagg_spec") }
+	own := map[string]string{}
 	for i := range 4 {
 		p.reset()
 		a, _ := r.complete(ids(100, i))
 		s := spec(p.legsOf("prefill")[0].body)
 		name, _, _ := strings.Cut(a.header.Get("X-Dynctl-Worker"), "/")
-		port := s.Get("receiver_init_port.0").Int()
-		if want := int64(r.Sim.Named(name).Worker().LMCache.InitPorts[0]); port != want {
-			t.Errorf("the spec names port %d, %s receives on %d", port, name, want)
+		port := s.Get("receiver_init_port.0").String()
+		if want := strconv.Itoa(r.Sim.Named(name).Worker().LMCache.InitPorts[0]); port != want {
+			t.Errorf("the spec names port %s, %s receives on %s", port, name, want)
 		}
 		own[name] = port
 		if id := s.Get("req_id").String(); id == "" {
@@ -209,7 +210,7 @@ func TestAcceptanceDecoderSpecs(t *testing.T) {
 	}
 	// A registry for one of them, under the URL by which the router knows it.
 	url0 := r.worker("decode-0").URL
-	registry := fmt.Sprintf(`{%q:{"receiver_host":"127.0.0.1","receiver_init_port":[%d],"receiver_alloc_port":[%d]}}`, url0, own["decode-0"], own["decode-0"])
+	registry := fmt.Sprintf(`{%q:{"receiver_host":"127.0.0.1","receiver_init_port":[%s],"receiver_alloc_port":[%s]}}`, url0, own["decode-0"], own["decode-0"])
 	cfg := r.Config
 	cfg.Routing.DecoderRegistry = registry
 	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
@@ -221,7 +222,7 @@ func TestAcceptanceDecoderSpecs(t *testing.T) {
 		a, _ := r.complete(ids(100, 50+i))
 		s := spec(p.legsOf("prefill")[0].body)
 		name, _, _ := strings.Cut(a.header.Get("X-Dynctl-Worker"), "/")
-		if s.Get("receiver_init_port.0").Int() != own[name] {
+		if s.Get("receiver_init_port.0").String() != own[name] {
 			t.Errorf("%s: %s", name, s)
 		}
 		if id := s.Get("req_id").String(); seen[id] {

@@ -15,9 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/indexcheck"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -198,10 +197,10 @@ func (r *chaosRig) chaosRequest(rng *rand.Rand, want []string, counts *chaosCoun
 	if a.status != 200 {
 		why := ""
 		if raw, err := r.Admin.Decision(context.WithoutCancel(ctx), a.header.Get("X-Dynctl-Decision")); err == nil {
-			for _, l := range gjson.GetBytes(raw, "legs").Array() {
+			for l := range rawjson.Value(raw).Get("legs").Elements() {
 				why += fmt.Sprintf("\n  attempt %s: %s on %s: %s", l.Get("attempt"), l.Get("kind"), l.Get("rank"), l.Get("error"))
 			}
-			why += fmt.Sprintf("\n  notes: %s\n  prefill: %s\n  decode: %s", gjson.GetBytes(raw, "notes").Raw, gjson.GetBytes(raw, "prefill").Raw, gjson.GetBytes(raw, "decode").Raw)
+			why += fmt.Sprintf("\n  notes: %s\n  prefill: %s\n  decode: %s", rawjson.Value(raw).Get("notes"), rawjson.Value(raw).Get("prefill"), rawjson.Value(raw).Get("decode"))
 		}
 		t.Errorf("a request failed though another worker was there: %s%s", a, why)
 		return
@@ -212,13 +211,13 @@ func (r *chaosRig) chaosRequest(rng *rand.Rand, want []string, counts *chaosCoun
 			counts.add(&counts.cut)
 			return
 		}
-		text = gjson.GetBytes(a.body, "choices.0.text").String()
+		text = rawjson.Value(a.body).Get("choices.0.text").String()
 	} else {
 		failed := false
 		for _, line := range bytes.Split(a.body, []byte("\n")) {
 			if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
-				failed = failed || gjson.GetBytes(data, "error").Exists()
-				text += gjson.GetBytes(data, "choices.0.text").String()
+				failed = failed || rawjson.Value(data).Get("error").Exists()
+				text += rawjson.Value(data).Get("choices.0.text").String()
 			}
 		}
 		if a.err != nil || !bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {

@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -218,15 +217,15 @@ func leastLoaded(t *testing.T, r *rig) {
 		if dry, err = r.Admin.Route(t.Context(), adminRoute(ids(20, 1), "")); err != nil {
 			return err
 		}
-		for _, k := range gjson.GetBytes(dry.Receipt, "decode.candidates").Array() {
+		for k := range rawjson.Value(dry.Receipt).Get("decode.candidates").Elements() {
 			if k.Get("rank").String() == "aggregated-1/dp0" && k.Get("has_load").Bool() {
 				return errors.New("the scrape was faster")
 			}
 		}
 		return nil
 	})
-	if tb := gjson.GetBytes(dry.Receipt, "decode.tie_break").String() + gjson.GetBytes(dry.Receipt, "decode.policy").String(); !strings.Contains(tb, "round_robin") {
-		t.Errorf("without a figure: %s", gjson.GetBytes(dry.Receipt, "decode"))
+	if tb := rawjson.Value(dry.Receipt).Get("decode.tie_break").String() + rawjson.Value(dry.Receipt).Get("decode.policy").String(); !strings.Contains(tb, "round_robin") {
+		t.Errorf("without a figure: %s", rawjson.Value(dry.Receipt).Get("decode"))
 	}
 }
 

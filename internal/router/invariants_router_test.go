@@ -15,9 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/indexcheck"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -438,10 +437,11 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	}
 	seen := [2]int{}
 	for _, raw := range l.Decisions {
-		rev, in, path := gjson.GetBytes(raw, "config_revision").Uint(), gjson.GetBytes(raw, "inputs"), gjson.GetBytes(raw, "path").String()
+		rev, _ := rawjson.Value(raw).Get("config_revision").Int()
+		in, path := rawjson.Value(raw).Get("inputs"), rawjson.Value(raw).Get("path").String()
 		seen[rev%2]++
 		want := [2]string{"0 eff_isl remote", "1000 isl local"}[rev%2]
-		if got := fmt.Sprintf("%d %s %s", in.Get("threshold_tokens").Int(), in.Get("threshold_on").String(), path); got != want {
+		if got := fmt.Sprintf("%s %s %s", in.Get("threshold_tokens"), in.Get("threshold_on"), path); got != want {
 			t.Fatalf("revision %d decided with %q, want %q", rev, got, want)
 		}
 	}

@@ -14,16 +14,16 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tidwall/gjson"
 
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // remoteParams are the transfer parameters that a decode leg carries.
-func remoteParams(body []byte) gjson.Result {
-	p := gjson.GetBytes(body, "kv_transfer_params")
+func remoteParams(body []byte) rawjson.Value {
+	p := rawjson.Value(body).Get("kv_transfer_params")
 	if !p.Get("do_remote_prefill").Bool() {
-		return gjson.Result{}
+		return nil
 	}
 	return p
 }
@@ -75,15 +75,15 @@ func TestInvariant01OnePrefillOneDecode(t *testing.T) {
 			}
 			return false
 		})
-		rooms := map[int64]bool{}
+		rooms := map[string]bool{}
 		for i := range 6 {
 			p.reset()
 			fails.Store(int32(i % 3))
 			r.post("/v1/completions", object{"model": "sglang", "prompt": ids(200, i), "max_tokens": 12, "ignore_eos": true})
 			for _, d := range p.legsOf("decode") {
-				room := gjson.GetBytes(d.body, "bootstrap_room").Int()
-				if room == 0 || rooms[room] {
-					t.Errorf("room %d is missing or was used before", room)
+				room := rawjson.Value(d.body).Get("bootstrap_room").String()
+				if room == "" || room == "0" || rooms[room] {
+					t.Errorf("room %q is missing or was used before", room)
 				}
 				rooms[room] = true
 			}
@@ -231,7 +231,7 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 			}
 			got := string(legs[0].body)
 			if name == "remote" {
-				params := gjson.Get(got, "kv_transfer_params").Raw
+				params := string(rawjson.Value(got).Get("kv_transfer_params"))
 				if params == "" {
 					t.Fatal("no transfer parameters")
 				}
@@ -532,7 +532,7 @@ func TestInvariant11SameDecisionTwice(t *testing.T) {
 					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
 					s := step{c.Path, c.Reason, c.Decode.Chosen, c.Prefill.Chosen, c.Decode.Candidates[0].Cost, c.Inputs.Draw, c.Decode.Candidates[0].OverlapBlocks}
 					steps = append(steps, s)
-					dry := gjson.ParseBytes(before.Receipt)
+					dry := rawjson.Value(before.Receipt)
 					if dry.Get("path").String() != c.Path || dry.Get("decode.chosen").String() != c.Decode.Chosen || dry.Get("prefill.chosen").String() != c.Prefill.Chosen {
 						t.Errorf("request %d: the dry run said %s on %s, the request went %s on %s", i, dry.Get("path"), dry.Get("decode.chosen"), c.Path, c.Decode.Chosen)
 					}

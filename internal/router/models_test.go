@@ -12,8 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -71,7 +70,7 @@ func withModel(t *testing.T, path, value string) (body []byte, contentType strin
 func modelOf(t *testing.T, c *tapped) string {
 	t.Helper()
 	if !strings.HasPrefix(c.path, "/v1/audio/tran") {
-		return gjson.GetBytes(c.body, "model").String()
+		return rawjson.Value(c.body).Get("model").String()
 	}
 	_, params, err := mime.ParseMediaType(c.header.Get("Content-Type"))
 	if err != nil {
@@ -150,7 +149,7 @@ func noModelOfSeveral(t *testing.T, r *rig, p *tap) {
 					body = append([]byte("{"+stream), body[1:]...)
 				}
 				a := r.send(http.MethodPost, path, body, "Content-Type", kind)
-				if param := gjson.GetBytes(a.body, "error.param").String(); a.status != http.StatusBadRequest || param != "model" && !strings.HasPrefix(path, "/v1/messages") || !strings.Contains(a.String(), `blue`) || !strings.Contains(a.String(), `red`) {
+				if param := rawjson.Value(a.body).Get("error.param").String(); a.status != http.StatusBadRequest || param != "model" && !strings.HasPrefix(path, "/v1/messages") || !strings.Contains(a.String(), `blue`) || !strings.Contains(a.String(), `red`) {
 					t.Errorf("%s, model %s: %s", path, value, a)
 				}
 			}
@@ -163,7 +162,7 @@ func noModelOfSeveral(t *testing.T, r *rig, p *tap) {
 	if a := r.send(http.MethodGet, "/version", nil); a.status != http.StatusOK {
 		t.Errorf("/version: %s", a)
 	}
-	if a := r.send(http.MethodGet, "/v1/responses/resp_1", nil); a.status != http.StatusNotFound || gjson.GetBytes(a.body, "error.param").String() == "model" {
+	if a := r.send(http.MethodGet, "/v1/responses/resp_1", nil); a.status != http.StatusNotFound || rawjson.Value(a.body).Get("error.param").String() == "model" {
 		t.Errorf("a stored response: %s", a)
 	}
 	if _, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/completions", object{"prompt": "hi"})); err == nil || !strings.Contains(err.Error(), "names no model") {
@@ -199,7 +198,7 @@ func noModelOfOne(t *testing.T, r *rig, p *tap) {
 		t.Errorf("the receipt has model %s and notes %q", c.Model, c.Notes)
 	}
 	dry, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/completions", object{"prompt": "hi"}))
-	if err != nil || gjson.GetBytes(dry.Receipt, "model").String() != "red" || !strings.Contains(dry.Text, "no model in the request; red is the only one served") {
+	if err != nil || rawjson.Value(dry.Receipt).Get("model").String() != "red" || !strings.Contains(dry.Text, "no model in the request; red is the only one served") {
 		t.Errorf("a dry run: %+v, %v", dry, err)
 	}
 }
@@ -242,8 +241,8 @@ func defaultModel(t *testing.T, r *rig, p *tap) {
 		}
 	}
 	var names []string
-	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
-		names = append(names, m.String())
+	for m := range rawjson.Value(r.send(http.MethodGet, "/v1/models", nil).body).Get("data").Elements() {
+		names = append(names, m.Get("id").String())
 	}
 	if slices.Sort(names); fmt.Sprint(names) != "[azure blue navy red rouge sky]" {
 		t.Errorf("the models are %v", names)
@@ -278,7 +277,7 @@ func TestPairsServeOneModel(t *testing.T) {
 		}
 		for _, l := range p.legs() {
 			w := r.worker(l.engine)
-			if got := gjson.GetBytes(l.body, "model").String(); !slices.Contains(w.Models, got) {
+			if got := rawjson.Value(l.body).Get("model").String(); !slices.Contains(w.Models, got) {
 				t.Errorf("%s: %s, which has %v, is asked for %q", what, l.engine, w.Models, got)
 			}
 		}
@@ -314,21 +313,21 @@ func aliasesAndAdapters(t *testing.T, r *rig, p *tap) {
 			t.Errorf("%s: %s on %s", model, a, a.header.Get("X-Dynctl-Worker"))
 		}
 		for _, l := range p.legs() {
-			if m := gjson.GetBytes(l.body, "model").String(); model == "gpt-x" && m != "red" {
+			if m := rawjson.Value(l.body).Get("model").String(); model == "gpt-x" && m != "red" {
 				t.Errorf("the alias went to the engine as %q", m)
 			}
 		}
 	}
 	ask("green").refused(t, http.StatusNotFound, "model_not_found")
 	var names []string
-	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
-		names = append(names, m.String())
+	for m := range rawjson.Value(r.send(http.MethodGet, "/v1/models", nil).body).Get("data").Elements() {
+		names = append(names, m.Get("id").String())
 	}
 	slices.Sort(names)
 	if got := strings.Join(names, " "); got != "blue gpt-x navy red sky" {
 		t.Errorf("models: %s", got)
 	}
-	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || gjson.GetBytes(a.body, "id").String() != "navy" {
+	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || rawjson.Value(a.body).Get("id").String() != "navy" {
 		t.Errorf("%s", a)
 	}
 	r.send(http.MethodGet, "/v1/models/nobody", nil).refused(t, http.StatusNotFound, "model_not_found")

@@ -7,8 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -94,7 +93,7 @@ func pushedPromptsOfOneID(t *testing.T, r *rig, p *tap) {
 		if !strings.HasPrefix(id, same+"-") {
 			t.Errorf("leg %q", id)
 		}
-		if remote := gjson.GetBytes(leg.body, "kv_transfer_params.remote_request_id").String(); leg.engine == "decode-0" && remote != id {
+		if remote := rawjson.Value(leg.body).Get("kv_transfer_params.remote_request_id").String(); leg.engine == "decode-0" && remote != id {
 			t.Errorf("%s waits for %q", id, remote)
 		}
 	}
@@ -110,7 +109,7 @@ func pushingEngineRestarts(t *testing.T, r *rig, p *tap) {
 	engines := func() map[string]int { // that decode legs name
 		seen := map[string]int{}
 		for _, leg := range p.legsOf("decode-0") {
-			if id := gjson.GetBytes(leg.body, "kv_transfer_params.remote_engine_id"); id.Exists() {
+			if id := rawjson.Value(leg.body).Get("kv_transfer_params.remote_engine_id"); id.Exists() {
 				seen[id.String()]++
 			}
 		}
@@ -173,7 +172,7 @@ func pushingEngineFails(t *testing.T, r *rig, p *tap) {
 			<-arrived
 			w.WriteHeader(http.StatusInternalServerError)
 			return true
-		case gjson.GetBytes(body, "kv_transfer_params").Exists():
+		case rawjson.Value(body).Get("kv_transfer_params").Exists():
 			close(arrived)
 			<-q.Context().Done()
 			close(left)

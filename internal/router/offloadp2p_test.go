@@ -6,8 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -54,7 +53,7 @@ func offloadingLegs(t *testing.T, r *rig, p *tap) {
 		t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
 	}
 	for _, leg := range p.legsOf("decode") {
-		if gjson.GetBytes(leg.body, "kv_transfer_params").Exists() {
+		if rawjson.Value(leg.body).Get("kv_transfer_params").Exists() {
 			t.Errorf("the decode leg is %s", leg.body)
 		}
 	}

@@ -9,9 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -169,24 +168,24 @@ func TestEndpoints(t *testing.T) {
 	}
 	// Anthropic's clients get errors in their own shape.
 	a := r.send(http.MethodPost, "/v1/messages", []byte(`{"model":"nobody","max_tokens":1,"messages":[]}`))
-	if a.status != 404 || gjson.GetBytes(a.body, "type").String() != "error" || gjson.GetBytes(a.body, "error.type").String() == "" {
+	if a.status != 404 || rawjson.Value(a.body).Get("type").String() != "error" || rawjson.Value(a.body).Get("error.type").String() == "" {
 		t.Errorf("%s", a)
 	}
 
 	for i := range 6 {
 		first := r.post("/v1/responses", object{"model": "sim", "input": fmt.Sprint("conversation ", i), "max_output_tokens": 3, "store": true, "stream": i%2 == 1})
-		id := gjson.GetBytes(first.body, "id").String()
+		id := rawjson.Value(first.body).Get("id").String()
 		if i%2 == 1 {
 			_, data, _ := bytes.Cut(first.body, []byte("data: "))
 			line, _, _ := bytes.Cut(data, []byte("\n"))
-			id = gjson.GetBytes(line, "response.id").String()
+			id = rawjson.Value(line).Get("response.id").String()
 		}
 		if id == "" {
 			t.Fatalf("no id in %s", first)
 		}
 		turn := object{"model": "sim", "input": "and then", "max_output_tokens": 3, "previous_response_id": id}
-		if d, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/responses", turn)); err != nil || gjson.GetBytes(d.Receipt, "decode.chosen").String() != first.header.Get("X-Dynctl-Worker") || gjson.GetBytes(d.Receipt, "decode.eligible_ranks").Int() != 1 {
-			t.Errorf("a dry run of the next turn, whose past is on %s: %v, %s", first.header.Get("X-Dynctl-Worker"), err, gjson.GetBytes(d.Receipt, "decode.chosen"))
+		if d, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/responses", turn)); err != nil || rawjson.Value(d.Receipt).Get("decode.chosen").String() != first.header.Get("X-Dynctl-Worker") || rawjson.Value(d.Receipt).Get("decode.eligible_ranks").String() != "1" {
+			t.Errorf("a dry run of the next turn, whose past is on %s: %v, %s", first.header.Get("X-Dynctl-Worker"), err, rawjson.Value(d.Receipt).Get("decode.chosen"))
 		}
 		next := r.send(http.MethodPost, "/v1/responses", encode(t, turn))
 		if w := next.header.Get("X-Dynctl-Worker"); w != first.header.Get("X-Dynctl-Worker") {
@@ -207,7 +206,7 @@ func TestEndpoints(t *testing.T) {
 // there again; of one whose worker has left the client is told that it is gone.
 func storedResponseOfAWorkerThatLeft(t *testing.T, r *rig) {
 	first := r.post("/v1/responses", object{"model": "sim", "input": "a conversation", "max_output_tokens": 3, "store": true})
-	id := gjson.GetBytes(first.body, "id").String()
+	id := rawjson.Value(first.body).Get("id").String()
 	name, _, _ := strings.Cut(first.header.Get("X-Dynctl-Worker"), "/")
 	turn := encode(t, object{"model": "sim", "input": "and then", "max_output_tokens": 3, "previous_response_id": id})
 	both := func(status int, code, text string) {
@@ -230,7 +229,7 @@ func storedResponseOfAWorkerThatLeft(t *testing.T, r *rig) {
 		a     *answer
 		param string
 	}{{r.send(http.MethodGet, "/v1/responses/"+id, nil), ""}, {r.send(http.MethodPost, "/v1/responses", turn), "previous_response_id"}} {
-		if p := gjson.GetBytes(c.a.body, "error.param").String(); p != c.param || c.a.header.Get("Retry-After") != "" {
+		if p := rawjson.Value(c.a.body).Get("error.param").String(); p != c.param || c.a.header.Get("Retry-After") != "" {
 			t.Errorf("%s, Retry-After %q", c.a, c.a.header.Get("Retry-After"))
 		}
 	}

@@ -8,8 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -103,7 +102,7 @@ func passiveEjection(t *testing.T, r *rig, _ *tap, _ *onDecision) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := gjson.GetBytes(dry.Receipt, "decode.chosen").String(); got != "aggregated-0/dp0" || len(r.events("outlier_reinstated")) != reinstated {
+	if got := rawjson.Value(dry.Receipt).Get("decode.chosen").String(); got != "aggregated-0/dp0" || len(r.events("outlier_reinstated")) != reinstated {
 		t.Errorf("a dry run chooses %q; brought back: %+v", got, r.events("outlier_reinstated"))
 	}
 	if _, err := r.Admin.ResumeWorker(t.Context(), "aggregated-1"); err != nil {

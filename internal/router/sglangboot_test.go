@@ -16,9 +16,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -155,11 +154,11 @@ func TestSGLangBootstrapServer(t *testing.T) {
 				t.Fatalf("legs %+v", legs)
 			}
 			prefill, decode := legs[i], legs[1-i]
-			room := gjson.GetBytes(prefill.body, "bootstrap_room").Int()
-			if got := gjson.GetBytes(decode.body, "bootstrap_room").Int(); got != room {
+			room, _ := rawjson.Value(prefill.body).Get("bootstrap_room").Int()
+			if got, _ := rawjson.Value(decode.body).Get("bootstrap_room").Int(); got != room {
 				t.Fatalf("rooms %d and %d", room, got)
 			}
-			rank := int(room % dp) // by which SGLang's prefill server chooses its rank
+			rank := room % dp // by which SGLang's prefill server chooses its rank
 			want := found{Rank: rank, DP: dp, At: fmt.Sprintf("10.0.%d.%d:%d", prefills[prefill.engine], rank, 5000+rank)}
 			if byRank, byRoom := b.lookUp(decode.body); byRank == nil || byRoom == nil || *byRank != want || *byRoom != want {
 				t.Errorf("%s: %+v by its rank, %+v by its room, want %+v", decode.body, byRank, byRoom, want)
@@ -178,13 +177,14 @@ func TestSGLangBootstrapServer(t *testing.T) {
 		if len(legs) != 2 {
 			t.Fatalf("legs %+v", legs)
 		}
-		i := slices.IndexFunc(legs, func(c tapped) bool { return gjson.GetBytes(c.body, "disagg_prefill_dp_rank").Exists() })
+		i := slices.IndexFunc(legs, func(c tapped) bool { return rawjson.Value(c.body).Get("disagg_prefill_dp_rank").Exists() })
 		if i < 0 {
 			t.Fatalf("legs %+v", legs)
 		}
-		body := gjson.ParseBytes(legs[i].body)
+		body := rawjson.Value(legs[i].body)
 		at := body.Get("bootstrap_host").String() + ":" + body.Get("bootstrap_port").String()
-		want := found{Rank: int(body.Get("bootstrap_room").Int() % dp), DP: dp, At: at}
+		room, _ := body.Get("bootstrap_room").Int()
+		want := found{Rank: room % dp, DP: dp, At: at}
 		if byRank, byRoom := b.lookUp(legs[i].body); byRank == nil || byRoom == nil || *byRank != want || *byRoom != want {
 			t.Errorf("%s: %+v by its rank, %+v by its room, want %+v", legs[i].body, byRank, byRoom, want)
 		}
@@ -199,12 +199,11 @@ func TestSGLangBootstrapServer(t *testing.T) {
 			if got, simulated := ask(t, at+path); got != status {
 				t.Errorf("%s: %d, SGLang's %d", path, got, status)
 			} else if path == layout {
-				gjson.ParseBytes(simulated).ForEach(func(name, value gjson.Result) bool {
-					if own := gjson.GetBytes(own, name.String()); !own.Exists() || own.Raw != value.Raw {
-						t.Errorf("%s is %s, SGLang's %q", name, value.Raw, own.Raw)
+				for name, value := range rawjson.Value(simulated).Members() {
+					if own := rawjson.Value(own).Get(string(name)); !bytes.Equal(own, value) {
+						t.Errorf("%s is %s, SGLang's %q", name, value, own)
 					}
-					return true
-				})
+				}
 			}
 		}
 	})

@@ -3,10 +3,11 @@ package router_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // TestSGLangPairs: a decode engine of SGLang's takes no request by itself, so
@@ -31,23 +32,26 @@ func TestSGLangPairs(t *testing.T) {
 				}
 				if !stream {
 					for i, prompt := range prompts {
-						if got, want := gjson.GetBytes(a.body, fmt.Sprintf("choices.%d.text", i)).String(), r.right(prompt); got == "" || !strings.HasPrefix(want, got) {
+						if got, want := rawjson.Value(a.body).Get(fmt.Sprintf("choices.%d.text", i)).String(), r.right(prompt); got == "" || !strings.HasPrefix(want, got) {
 							t.Errorf("answer %d: %q, want the beginning of %q", i, got, want)
 						}
 					}
 				}
-				rooms := map[int64]int{}
+				rooms := map[int]int{}
+				elements := func(v rawjson.Value) []rawjson.Value { return slices.Collect(v.Elements()) }
 				for _, leg := range p.legs() {
 					if !leg.generation() {
 						continue
 					}
-					list := gjson.GetBytes(leg.body, "bootstrap_room").Array()
-					if len(list) != len(prompts) || len(gjson.GetBytes(leg.body, "bootstrap_host").Array()) != len(prompts) || len(gjson.GetBytes(leg.body, "bootstrap_port").Array()) != len(prompts) {
+					list := elements(rawjson.Value(leg.body).Get("bootstrap_room"))
+					if len(list) != len(prompts) || len(elements(rawjson.Value(leg.body).Get("bootstrap_host"))) != len(prompts) || len(elements(rawjson.Value(leg.body).Get("bootstrap_port"))) != len(prompts) {
 						t.Errorf("%s: %.300s", leg.engine, leg.body)
 					}
-					for _, room := range list {
-						rooms[room.Int()]++
-						if room.Int()%int64(dp) != list[0].Int()%int64(dp) {
+					for _, v := range list {
+						first, _ := list[0].Int()
+						room, _ := v.Int()
+						rooms[room]++
+						if room%dp != first%dp {
 							t.Error("the rooms of one request lead to several prefill ranks")
 						}
 					}
@@ -59,7 +63,7 @@ func TestSGLangPairs(t *testing.T) {
 			p.reset()
 			text := func(n int) string { return strings.Repeat("a prompt of words ", n) }
 			a := r.post("/generate", object{"model": model, "text": []string{text(20), text(30)}, "sampling_params": object{"max_new_tokens": 4}})
-			if len(gjson.ParseBytes(a.body).Array()) != 2 || a.header.Get("X-Dynctl-Path") != "remote" {
+			if len(slices.Collect(rawjson.Value(a.body).Elements())) != 2 || a.header.Get("X-Dynctl-Path") != "remote" {
 				t.Errorf("/generate: %s", a)
 			}
 

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tidwall/gjson"
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -142,7 +142,7 @@ func saltReachesEveryEndpointThatTakesIt(t *testing.T, r *rig, p *tap) {
 // keeps for another one, nor what the router does not know.
 func storedResponsesAreTheirTenants(t *testing.T, r *rig, _ *tap) {
 	first := r.post("/v1/responses", object{"model": "sim", "input": "a secret", "max_output_tokens": 3, "store": true}, bearer(userSecret)...)
-	id := gjson.GetBytes(first.body, "id").String()
+	id := rawjson.Value(first.body).Get("id").String()
 	next := encode(t, object{"model": "sim", "input": "repeat", "max_output_tokens": 3, "previous_response_id": id})
 	for secret, status := range map[string]int{userSecret: 200, readSecret: 200, otherSecret: 404} {
 		if a := r.send(http.MethodPost, "/v1/responses", next, bearer(secret)...); a.status != status {

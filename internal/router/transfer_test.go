@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -136,10 +135,10 @@ func streamed(t *testing.T, body []byte) string {
 		if !ok || string(data) == "[DONE]" {
 			continue
 		}
-		if e := gjson.GetBytes(data, "error"); e.Exists() {
+		if e := rawjson.Value(data).Get("error"); e.Exists() {
 			t.Errorf("the stream has an error: %s", data)
 		}
-		text.WriteString(gjson.GetBytes(data, "choices.0.text").String())
+		text.WriteString(rawjson.Value(data).Get("choices.0.text").String())
 	}
 	if !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) {
 		t.Errorf("the stream has no end: %.200q", body)
@@ -319,22 +318,22 @@ func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
 					var out strings.Builder
 					for _, line := range bytes.Split(b, []byte("\n")) {
 						if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
-							out.WriteString(gjson.GetBytes(data, "delta.text").String())
-							if d := gjson.GetBytes(data, "delta"); d.Type == gjson.String {
+							out.WriteString(rawjson.Value(data).Get("delta.text").String())
+							if d := rawjson.Value(data).Get("delta"); rawjson.IsString(d) {
 								out.WriteString(d.String())
 							}
 						}
 					}
 					return out.String()
 				}
-				return gjson.GetBytes(b, "content.0.text").String() + gjson.GetBytes(b, "output.0.content.0.text").String()
+				return rawjson.Value(b).Get("content.0.text").String() + rawjson.Value(b).Get("output.0.content.0.text").String()
 			}
 			if got, want := text(a.body), text(askEngine(t, alone.URL(), c.path, c.body).body); got != want || got == "" && c.body["stop_sequences"] == nil {
 				t.Errorf("%q, one engine alone %q", got, want)
 			}
 			leg := p.legsOf("prefill")[0].body
-			if gjson.GetBytes(leg, "stream").Bool() || c.path == "/v1/responses" && (gjson.GetBytes(leg, "max_output_tokens").Int() != 1 || gjson.GetBytes(leg, "store").String() != "false") ||
-				c.path == "/v1/messages" && gjson.GetBytes(leg, "max_tokens").Int() != 1 {
+			if rawjson.Value(leg).Get("stream").Bool() || c.path == "/v1/responses" && (rawjson.Value(leg).Get("max_output_tokens").String() != "1" || rawjson.Value(leg).Get("store").String() != "false") ||
+				c.path == "/v1/messages" && rawjson.Value(leg).Get("max_tokens").String() != "1" {
 				t.Errorf("prefill leg %s", leg)
 			}
 			// The prompt is named as the engine names it: the next one like it hits.
@@ -347,7 +346,7 @@ func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
 	}
 	first := r.post("/v1/responses", object{"model": "sim", "input": words, "max_output_tokens": 3})
 	for reason, body := range map[string]object{
-		"previous_response": {"model": "sim", "input": words, "max_output_tokens": 3, "previous_response_id": gjson.GetBytes(first.body, "id").String()},
+		"previous_response": {"model": "sim", "input": words, "max_output_tokens": 3, "previous_response_id": rawjson.Value(first.body).Get("id").String()},
 		"server_tools":      {"model": "sim", "input": words, "max_output_tokens": 3, "tools": []object{{"type": "code_interpreter", "container": object{"type": "auto"}}}},
 	} {
 		a := r.post("/v1/responses", body)

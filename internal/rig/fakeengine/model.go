@@ -7,7 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/tidwall/gjson"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // Model is what all engines of a fleet have loaded. Its tokens are bytes; it answers every
@@ -25,8 +25,8 @@ var promptIDs = []uint32{1000, 1001, 1002, 1003}
 // prefills of NIXL, LMCache and SGLang, whose decode engine waits for its prefill engine.
 func (m *Model) Answer(q *Request) Answer {
 	a := m.answer(q)
-	if room := gjson.GetBytes(q.Body, "bootstrap_room"); room.Exists() {
-		a.Meets, a.Waits = room.Raw, !strings.HasPrefix(q.Worker, "prefill")
+	if room := rawjson.Value(q.Body).Get("bootstrap_room"); room.Exists() {
+		a.Meets, a.Waits = room.String(), !strings.HasPrefix(q.Worker, "prefill")
 	}
 	return a
 }
@@ -35,14 +35,14 @@ func (m *Model) answer(q *Request) Answer {
 	if q.Method == "GET" || q.Method == "HEAD" {
 		return JSON(200, `{"object":"some"}`)
 	}
-	v := gjson.ParseBytes(q.Body)
+	v := rawjson.Value(q.Body)
 	ids := promptIDs
-	if p := v.Get("prompt"); p.IsArray() {
+	if p := v.Get("prompt"); rawjson.IsArray(p) {
 		ids = nil
-		p.ForEach(func(_, id gjson.Result) bool {
-			ids = append(ids, uint32(id.Uint()))
-			return true
-		})
+		for v := range p.Elements() {
+			id, _ := rawjson.Uint32(v)
+			ids = append(ids, id)
+		}
 	}
 	after := len(ids)
 	for after > 0 && ids[after-1] < 256 {
@@ -57,17 +57,17 @@ func (m *Model) answer(q *Request) Answer {
 	}
 	limit := len(m.Text) - after
 	for _, name := range []string{"max_tokens", "max_completion_tokens"} {
-		if n := v.Get(name); n.Type == gjson.Number {
-			limit = min(limit, int(n.Int()))
+		if n, ok := v.Get(name).Int(); ok {
+			limit = min(limit, n)
 		}
 	}
 	var stops []string
-	if s := v.Get("stop"); s.Type == gjson.String {
-		stops = []string{s.Str}
-	} else if s.IsArray() {
-		for _, one := range s.Array() {
-			stops = append(stops, one.Str)
-		}
+	s := v.Get("stop")
+	for one := range s.Elements() {
+		stops = append(stops, one.String())
+	}
+	if rawjson.IsString(s) {
+		stops = []string{s.String()}
 	}
 	pace := m.Pace
 	if v.Get("bootstrap_room").Exists() && strings.HasPrefix(q.Worker, "prefill") {
@@ -113,7 +113,7 @@ func quote(s string) string {
 // events streams so many tokens of the text behind some, as vLLM does: each event has one
 // token, text comes with the last byte of a character, and as many characters as a stop
 // string may still need are held back.
-func (m *Model) events(q *Request, v gjson.Result, ids []uint32, after, limit int, stops []string) (events []string, text, finish string, n int) {
+func (m *Model) events(q *Request, v rawjson.Value, ids []uint32, after, limit int, stops []string) (events []string, text, finish string, n int) {
 	chat := strings.Contains(q.Path, "chat")
 	wantIDs := v.Get("return_token_ids").Bool()
 	id, object := "cmpl-"+q.ID, "text_completion"

@@ -14,8 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 )
 
@@ -197,7 +196,7 @@ func (s *soak) judge(ctx context.Context, t *try) {
 }
 
 func (s *soak) failedBefore(ctx context.Context, t *try, restarted bool) {
-	code := gjson.GetBytes(t.body, "error.code").String()
+	code := rawjson.Value(t.body).Get("error.code").String()
 	if restarted && (t.status == 0 || t.status >= 500) {
 		// The router itself was away: the client tries again, as clients do.
 		s.counts.duringRestart.Add(1)
@@ -249,14 +248,14 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	raw, err := s.rig.Admin.Decision(ctx, t.decision)
-	if err != nil || !slices.ContainsFunc(gjson.GetBytes(raw, "notes").Array(), func(n gjson.Result) bool {
+	if err != nil || !slices.ContainsFunc(slices.Collect(rawjson.Value(raw).Get("notes").Elements()), func(n rawjson.Value) bool {
 		return strings.Contains(n.String(), attempt.NoMoreTry) || strings.Contains(n.String(), attempt.NoMoreLost)
 	}) {
 		return false
 	}
-	explained := map[int64]bool{}
-	for _, l := range gjson.GetBytes(raw, "legs").Array() {
-		if n := l.Get("attempt").Int(); l.Get("error").String() != "" {
+	explained := map[string]bool{}
+	for l := range rawjson.Value(raw).Get("legs").Elements() {
+		if n := l.Get("attempt").String(); l.Get("error").String() != "" {
 			explained[n] = explained[n] || s.chaos.faulty(l.Get("worker").String(), t.from, t.to)
 		}
 	}

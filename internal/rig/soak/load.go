@@ -14,7 +14,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/tidwall/gjson"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // The models of the two engine families in the fleet.
@@ -194,17 +194,20 @@ func (j *job) read(body io.Reader, stream bool, each func() bool) (s said, err e
 		s.done = true
 		switch j.kind {
 		case kindEmbedding:
-			s.text, s.finish = gjson.GetBytes(b, "data.0.embedding").Raw, "embedding"
+			s.text, s.finish = string(rawjson.Value(b).Get("data.0.embedding")), "embedding"
 		case kindChat:
-			s.text, s.finish = gjson.GetBytes(b, "choices.0.message.content").String(), gjson.GetBytes(b, "choices.0.finish_reason").String()
+			s.text, s.finish = rawjson.Value(b).Get("choices.0.message.content").String(), rawjson.Value(b).Get("choices.0.finish_reason").String()
 		case kindMessages:
-			s.text, s.finish = gjson.GetBytes(b, "content.0.text").String(), gjson.GetBytes(b, "stop_reason").String()
+			s.text, s.finish = rawjson.Value(b).Get("content.0.text").String(), rawjson.Value(b).Get("stop_reason").String()
 		case kindResponses:
-			s.text, s.finish = gjson.GetBytes(b, "output.0.content.0.text").String(), gjson.GetBytes(b, "status").String()
+			s.text, s.finish = rawjson.Value(b).Get("output.0.content.0.text").String(), rawjson.Value(b).Get("status").String()
 		case kindBatch:
-			s.text, s.finish = gjson.GetBytes(b, "choices.#.text").Raw, gjson.GetBytes(b, "choices.#.finish_reason").Raw
+			for c := range rawjson.Value(b).Get("choices").Elements() {
+				s.text += string(c.Get("text"))
+				s.finish += string(c.Get("finish_reason"))
+			}
 		default:
-			s.text, s.finish = gjson.GetBytes(b, "choices.0.text").String(), gjson.GetBytes(b, "choices.0.finish_reason").String()
+			s.text, s.finish = rawjson.Value(b).Get("choices.0.text").String(), rawjson.Value(b).Get("choices.0.finish_reason").String()
 		}
 		return s, nil
 	}
@@ -227,11 +230,11 @@ func (j *job) read(body io.Reader, stream bool, each func() bool) (s said, err e
 			s.done = s.failed == ""
 			continue
 		}
-		e := gjson.ParseBytes(data)
+		e := rawjson.Value(data)
 		kind := e.Get("type").String() // of the events that have one
 		if failed := e.Get("error"); failed.Exists() || kind == "error" {
-			if s.failed = failed.Raw; s.failed == "" {
-				s.failed = e.Raw
+			if s.failed = string(failed); s.failed == "" {
+				s.failed = string(e)
 			}
 			continue
 		}

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // TestJobsRepeat: a request follows from its number alone, all kinds and sizes
@@ -37,7 +37,7 @@ func TestJobsRepeat(t *testing.T) {
 		if !bytes.Equal(body, b.body(true)) {
 			t.Fatalf("request %d is not the same twice", n)
 		}
-		if !json.Valid(body) || gjson.GetBytes(body, "model").String() != a.model || gjson.GetBytes(body, "stream").Bool() != a.streams() {
+		if !json.Valid(body) || rawjson.Value(body).Get("model").String() != a.model || rawjson.Value(body).Get("stream").Bool() != a.streams() {
 			t.Errorf("request %d: %.200s", n, body)
 		}
 		if c := makeJob(7, 4, n).body(true); bytes.Equal(body, c) {
@@ -160,7 +160,7 @@ func TestSummarySaysWhatWasWrong(t *testing.T) {
 		t.Errorf("requests left in engines, engines that died or blocks too many are not reported:\n%s", left)
 	}
 	raw, err := json.Marshal(clean)
-	if err != nil || gjson.GetBytes(raw, "duration_seconds").Float() != 3600 {
+	if err != nil || rawjson.Value(raw).Get("duration_seconds").String() != "3600" {
 		t.Errorf("%s %v", raw, err)
 	}
 }

@@ -12,8 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/virtualsoak/voice"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -91,7 +90,7 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 			l.id = fmt.Sprintf("cmpl-%s-%d", h.Value, len(q.legs))
 		}
 	}
-	if s.running.beside || gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
+	if s.running.beside || rawjson.Value(body).Get("kv_transfer_params.do_remote_decode").Bool() {
 		l.phase = route.Prefill
 	} else {
 		q.decoding = l
@@ -139,14 +138,14 @@ func (l *leg) ended() {
 func (l *leg) read(path string, body []byte) engine.Request {
 	s, q := l.s, l.q
 	kind := api.Completion
-	ids, limit := gjson.GetBytes(body, "prompt"), gjson.GetBytes(body, "max_tokens")
+	ids, limit := rawjson.Value(body).Get("prompt"), rawjson.Value(body).Get("max_tokens")
 	if path == paths[api.SGLangGenerate] {
 		kind = api.SGLangGenerate
-		ids, limit = gjson.GetBytes(body, "input_ids"), gjson.GetBytes(body, "sampling_params.max_new_tokens")
+		ids, limit = rawjson.Value(body).Get("input_ids"), rawjson.Value(body).Get("sampling_params.max_new_tokens")
 	}
 	if path == paths[api.Chat] {
 		kind, l.tokens = api.Chat, q.whole
-	} else if err := json.Unmarshal([]byte(ids.Raw), &l.tokens); err != nil {
+	} else if err := json.Unmarshal(ids, &l.tokens); err != nil {
 		s.violate("%s: an engine got %s: %v", q.id, body, err)
 	}
 	l.before = len(l.tokens) - len(q.whole)
@@ -154,10 +153,11 @@ func (l *leg) read(path string, body []byte) engine.Request {
 	if !slices.Equal(l.tokens, want) {
 		s.violate("%s would go on from %v, the client has %v", q.id, l.tokens, want)
 	}
-	r := engine.Request{ID: l.id, Tokens: l.tokens, MaxTokens: int(limit.Int()), IgnoreEOS: s.script != nil && s.script.on}
+	most, _ := limit.Int()
+	r := engine.Request{ID: l.id, Tokens: l.tokens, MaxTokens: most, IgnoreEOS: s.script != nil && s.script.on}
 	run := &q.call.Question.Run
 	if s.group.Connector == workers.ConnectorNIXLPush {
-		l.push = gjson.GetBytes(body, "kv_transfer_params.transfer_id").String()
+		l.push = rawjson.Value(body).Get("kv_transfer_params.transfer_id").String()
 	}
 	if l.phase == route.Prefill {
 		r.MaxTokens, r.Pin = 1, true
@@ -177,18 +177,18 @@ func (l *leg) read(path string, body []byte) engine.Request {
 		l.plantSeam(&r)
 	}
 	if q.stream != nil {
-		l.voice = voice.New(tokenizer(), kind, l.tokens, gjson.GetBytes(body, "return_token_ids").Bool(), q.stream.stops)
+		l.voice = voice.New(tokenizer(), kind, l.tokens, rawjson.Value(body).Get("return_token_ids").Bool(), q.stream.stops)
 		q.stream.voice = l.voice
-		l.usage = gjson.GetBytes(body, "stream_options.include_usage").Bool()
+		l.usage = rawjson.Value(body).Get("stream_options.include_usage").Bool()
 	} else {
 		l.voice = voice.New(tokenizer(), kind, l.tokens, false, nil)
 	}
-	if params := gjson.GetBytes(body, "kv_transfer_params"); params.Exists() {
+	if params := rawjson.Value(body).Get("kv_transfer_params"); params.Exists() {
 		if run.Plan.Path != route.Local {
 			l.from = s.nodeOf(run.In.PrefillPeers[run.Plan.PrefillIndex].Worker)
 		}
 		if l.push == "" {
-			l.fetch(&r, params.Raw)
+			l.fetch(&r, string(params))
 		} else {
 			l.pushedBy = params.Get("remote_engine_id").String()
 		}

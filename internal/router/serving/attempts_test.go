@@ -7,8 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/fakeengine"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
@@ -147,7 +146,7 @@ func TestPoisonAndBrokenEngines(t *testing.T) {
 		r := fakeengine.New(t, "4a", func(s *settings.Config) { s.Retry.Attempts = 8 })
 		failing := map[string]bool{}
 		all(r, "", func(q *fakeengine.Request) fakeengine.Answer {
-			if failing[q.Worker] || gjson.GetBytes(q.Body, "user").Str == "poison" {
+			if failing[q.Worker] || rawjson.Value(q.Body).Get("user").String() == "poison" {
 				return fakeengine.JSON(500, words)
 			}
 			return r.Model.Answer(q)
@@ -237,7 +236,7 @@ func TestKVGoesToAnotherRank(t *testing.T) {
 			if n := len(r.Requests("prefill")); !whole(got, true) || n != c.prefills || len(d) != 2 || got.Receipt.Path != "remote" {
 				t.Errorf("%s: %s after %d prefills and %d decodes", c.name, got, n, len(d))
 			}
-			params := []string{gjson.GetBytes(d[0].Body, "kv_transfer_params").Raw, gjson.GetBytes(d[1].Body, "kv_transfer_params").Raw}
+			params := []string{rawjson.Value(d[0].Body).Get("kv_transfer_params").String(), rawjson.Value(d[1].Body).Get("kv_transfer_params").String()}
 			if params[0] == "" || params[1] == "" {
 				t.Errorf("%s: parameters %q", c.name, params)
 			}
@@ -278,7 +277,7 @@ func TestInvariant04BrokenPrefills(t *testing.T) {
 					decodes, fallbacks := r.Requests("decode"), r.Traffic.Fallbacks.Load()
 					switch {
 					case policy == "local" && !lost:
-						if !whole(got, false) || got.Receipt.Path != "local" || got.Receipt.Reason != "prefill_failed" || fallbacks != 1 || len(decodes) != 1 || gjson.GetBytes(decodes[0].Body, "kv_transfer_params").Exists() {
+						if !whole(got, false) || got.Receipt.Path != "local" || got.Receipt.Reason != "prefill_failed" || fallbacks != 1 || len(decodes) != 1 || rawjson.Value(decodes[0].Body).Get("kv_transfer_params").Exists() {
 							t.Errorf("%s: %s because %s, %d fallbacks", got, got.Receipt.Path, got.Receipt.Reason, fallbacks)
 						}
 					case name == "429":

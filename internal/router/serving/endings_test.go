@@ -10,8 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/fakeengine"
 	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
@@ -249,7 +248,7 @@ func TestFormsOfAnswers(t *testing.T) {
 				got := r.Send(t.Context(), c.q)
 				body := got.Body
 				if c.body == text {
-					if body = gjson.Get(got.Body, "choices.0.text").Str; strings.HasPrefix(got.Body, "data:") {
+					if body = rawjson.Value(got.Body).Get("choices.0.text").String(); strings.HasPrefix(got.Body, "data:") {
 						body = said(got.Body)
 					}
 				}

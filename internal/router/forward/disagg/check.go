@@ -12,10 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
-	"unsafe"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -41,8 +39,8 @@ import (
 //	 "kv_transfer_params": {…} | null}
 type answer struct {
 	id, finish, text           string
-	promptTokens, cachedTokens int          // -1 when missing
-	params                     gjson.Result // not existing when absent or null
+	promptTokens, cachedTokens int           // -1 when missing
+	params                     rawjson.Value // empty when absent or null
 }
 
 // Limits on a prefill's answer.
@@ -57,22 +55,17 @@ const (
 // the last one, as the engines' own parser does.
 func parseAnswer(body []byte) (*answer, error) {
 	a := &answer{promptTokens: -1, cachedTokens: -1}
-	var wrong, choice, usage, object, stop, status gjson.Result
-	isObject := api.ReadObject(body, maxDepth, func(key, value []byte) {
-		// Not a copy of what may be many block ids; the body does not change.
-		v := gjson.Parse(unsafe.String(unsafe.SliceData(value), len(value)))
+	var wrong, choice, usage, object, stop, status rawjson.Value
+	isObject := rawjson.ReadObject(body, maxDepth, func(key, value []byte) {
+		v := rawjson.Value(value)
 		switch string(key) {
 		case "error":
 			wrong = v
 		case "id":
 			a.id = word(v)
 		case "choices":
-			choice = gjson.Result{}
-			if v.IsArray() {
-				v.ForEach(func(_, first gjson.Result) bool {
-					choice = first
-					return false
-				})
+			if choice = nil; rawjson.IsArray(v) {
+				choice = v.Get("0")
 			}
 		case "usage":
 			usage = v
@@ -90,17 +83,17 @@ func parseAnswer(body []byte) (*answer, error) {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
 	if present(wrong) {
-		return nil, fmt.Errorf("%w: the answer is an error: %s", ErrPrefillFailed, clip(wrong.Raw))
+		return nil, fmt.Errorf("%w: the answer is an error: %s", ErrPrefillFailed, clip(string(wrong)))
 	}
-	members(choice, func(key string, v gjson.Result) {
-		switch key {
+	for key, v := range choice.Members() {
+		switch string(key) {
 		case "finish_reason":
 			a.finish = word(v)
 		case "text":
 			a.text = word(v)
 		}
-	})
-	message := object.Str == "message"
+	}
+	message := word(object) == "message"
 	switch {
 	case message:
 		// Anthropic's API may have no word for this end.
@@ -108,7 +101,7 @@ func parseAnswer(body []byte) (*answer, error) {
 		if a.finish == "max_tokens" {
 			a.finish = "length"
 		}
-	case object.Str == "response":
+	case word(object) == "response":
 		if a.finish = word(status); a.finish == "incomplete" {
 			a.finish = "length"
 		}
@@ -117,15 +110,15 @@ func parseAnswer(body []byte) (*answer, error) {
 	case "error", "abort", "cancelled", "failed", "queued", "in_progress":
 		return nil, fmt.Errorf("%w: finish_reason is %q", ErrPrefillFailed, a.finish)
 	}
-	count := func(v gjson.Result) int {
-		if n, ok := integer(v); ok && n >= 0 {
+	count := func(v rawjson.Value) int {
+		if n, ok := v.Int(); ok && n >= 0 {
 			return n
 		}
 		return -1
 	}
 	created := 0
-	members(usage, func(key string, v gjson.Result) {
-		switch key {
+	for key, v := range usage.Members() {
+		switch string(key) {
 		case "prompt_tokens", "input_tokens":
 			a.promptTokens = count(v)
 		case "cache_read_input_tokens":
@@ -133,18 +126,18 @@ func parseAnswer(body []byte) (*answer, error) {
 		case "cache_creation_input_tokens":
 			created = max(0, count(v))
 		case "prompt_tokens_details", "input_tokens_details":
-			members(v, func(key string, v gjson.Result) {
-				if key == "cached_tokens" {
+			for key, v := range v.Members() {
+				if string(key) == "cached_tokens" {
 					a.cachedTokens = count(v)
 				}
-			})
+			}
 		}
-	})
+	}
 	if message && a.promptTokens >= 0 {
 		a.promptTokens += max(0, a.cachedTokens) + created
 	}
 	if !present(a.params) {
-		a.params = gjson.Result{}
+		a.params = nil
 	}
 	return a, nil
 }
@@ -229,7 +222,7 @@ var fieldNames = [fieldCount]string{
 
 // params are the members by field; the first problem is kept.
 type params struct {
-	m     [fieldCount]gjson.Result
+	m     [fieldCount]rawjson.Value
 	count int // members, unknown ones included
 	err   error
 	// report lets harmless oddities pass into odd.
@@ -285,7 +278,7 @@ func checkNIXL(t *Transfer, a *answer) error {
 		return err
 	}
 	f.Odd = p.odd
-	t.decode = []api.Edit{api.Set(transferParams, []byte(a.params.Raw))}
+	t.decode = []api.Edit{api.Set(transferParams, bytes.Clone(a.params))}
 	return nil
 }
 
@@ -296,29 +289,29 @@ func readParams(t *Transfer, a *answer) (*params, error) {
 	if !a.params.Exists() {
 		return nil, a.missing()
 	}
-	if len(a.params.Raw) > maxParamsBytes {
-		return nil, &ParamsError{Field: transferParams, Problem: fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
+	if len(a.params) > maxParamsBytes {
+		return nil, &ParamsError{Field: transferParams, Problem: fmt.Sprintf("%d bytes, at most %d", len(a.params), maxParamsBytes)}
 	}
-	if !a.params.IsObject() {
+	if !rawjson.IsObject(a.params) {
 		return nil, &ParamsError{Field: transferParams, Problem: "not an object"}
 	}
 	p := &params{report: t.dispatch.Check == workers.TransferReport}
-	members(a.params, func(key string, v gjson.Result) {
+	for key, v := range a.params.Members() {
 		p.count++
 		for i, name := range fieldNames {
-			if key == name {
+			if string(key) == name {
 				p.m[i] = v
 			}
 		}
-	})
+	}
 	if p.count == 0 {
 		return nil, a.missing()
 	}
 	if t.facts.Groups = cacheGroups(p.m[fieldBlockIDs]); t.facts.Groups > 1 {
 		p.hybrid, p.report = true, false
 	}
-	p.flag(fieldRemotePrefill, gjson.True)
-	p.flag(fieldRemoteDecode, gjson.False)
+	p.flag(fieldRemotePrefill, "true")
+	p.flag(fieldRemoteDecode, "false")
 	f := &t.facts
 	f.EngineID = p.name(fieldEngineID)
 	f.RequestID = p.name(fieldRequestID)
@@ -346,11 +339,11 @@ func readParams(t *Transfer, a *answer) (*params, error) {
 
 // cacheGroups is how many groups a list of blocks has, 0 when it has none or is flat.
 // Lists within groups count as groups, which no engine has.
-func cacheGroups(list gjson.Result) int {
-	if !list.IsArray() {
+func cacheGroups(list rawjson.Value) int {
+	if !rawjson.IsArray(list) {
 		return 0
 	}
-	return strings.Count(list.Raw, "[") - 1 // a list has as many blocks as the prompt
+	return bytes.Count(list, []byte("[")) - 1 // a list has as many blocks as the prompt
 }
 
 // checkRequestID refuses parameters of another request. vLLM makes its
@@ -392,7 +385,7 @@ func exact(f *api.Facts) bool { return f.Source == route.FromIDs && !f.Truncated
 func promptTokens(a *answer, p *params, f *api.Facts) int {
 	n := a.promptTokens
 	if raw := p.m[fieldTokens]; present(raw) {
-		v, ok := integer(raw)
+		v, ok := raw.Int()
 		switch {
 		case !ok || v < 1:
 			p.harmless(fieldTokens, "not a positive whole number")
@@ -431,24 +424,20 @@ func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 		return &ParamsError{Field: field, Problem: fmt.Sprintf(format, a...)}
 	}
 	list := p.m[fieldBlockIDs]
-	if !list.IsArray() {
+	if !rawjson.IsArray(list) {
 		return bad("not a list")
 	}
 	size := 0
-	if v, ok := integer(p.m[fieldBlockSize]); ok && v > 0 {
+	if v, ok := p.m[fieldBlockSize].Int(); ok && v > 0 {
 		size = v
 	} else if w := d.Prefill.Worker; w != nil {
 		size = w.BlockSize
 	}
-	groups, flat := 0, false
-	list.ForEach(func(_, v gjson.Result) bool {
-		flat = !v.IsArray()
-		groups++
-		return false
-	})
-	if groups == 0 {
+	first := list.Get("0")
+	if !first.Exists() {
 		return bad("empty")
 	}
+	flat := !rawjson.IsArray(first)
 	if flat {
 		for _, k := range [...]int{fieldMode, fieldPP, fieldDCP, fieldPCP, fieldBlockSize} {
 			if p.m[k].Exists() {
@@ -462,7 +451,7 @@ func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 	}
 	full := false
 	var problem error
-	group := func(_, v gjson.Result) bool {
+	group := func(v rawjson.Value) bool {
 		n, err := countBlocks(v)
 		if err != nil {
 			problem = bad("%v", err)
@@ -480,9 +469,13 @@ func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 		return problem == nil
 	}
 	if flat {
-		group(gjson.Result{}, list)
+		group(list)
 	} else {
-		list.ForEach(group)
+		for v := range list.Elements() {
+			if !group(v) {
+				break
+			}
+		}
 	}
 	if problem == nil && !full {
 		problem = bad("%d blocks, but %d tokens fill %d blocks of %d", f.Blocks, tokens, want, size)
@@ -492,27 +485,21 @@ func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 
 // countBlocks counts the ids of one group; each must be a whole number from 0
 // on and stand once.
-func countBlocks(list gjson.Result) (int, error) {
-	if !list.IsArray() {
+func countBlocks(list rawjson.Value) (int, error) {
+	if !rawjson.IsArray(list) {
 		return 0, fmt.Errorf("a group is not a list")
 	}
-	if n, ok := countRising(list.Raw); ok {
+	if n, ok := countRising(list); ok {
 		return n, nil
 	}
 	var few [512]int
 	ids := few[:0]
-	wrong := ""
-	list.ForEach(func(_, v gjson.Result) bool {
-		id, ok := integer(v)
+	for v := range list.Elements() {
+		id, ok := v.Int()
 		if !ok || id < 0 || id > maxBlockID {
-			wrong = v.Raw
-			return false
+			return 0, fmt.Errorf("%s is not a block id", clip(string(v)))
 		}
 		ids = append(ids, id)
-		return true
-	})
-	if wrong != "" {
-		return 0, fmt.Errorf("%s is not a block id", clip(wrong))
 	}
 	slices.Sort(ids)
 	for i := 1; i < len(ids); i++ {
@@ -527,7 +514,7 @@ func countBlocks(list gjson.Result) (int, error) {
 // the one before, as an engine gives them that has room: a long prompt has
 // thousands, and this needs neither memory nor a sort. Of any other list it
 // reports false.
-func countRising(raw string) (n int, ok bool) {
+func countRising(raw []byte) (n int, ok bool) {
 	last, end := -1, len(raw)-1
 	if end < 1 || raw[0] != '[' || raw[end] != ']' {
 		return 0, false
@@ -565,9 +552,9 @@ func (p *params) bad(field int, format string, a ...any) {
 	p.fail(&ParamsError{Field: fieldNames[field], Problem: fmt.Sprintf(format, a...)})
 }
 
-func (p *params) flag(field int, want gjson.Type) {
-	if p.m[field].Type != want {
-		p.bad(field, "must be %v", want == gjson.True)
+func (p *params) flag(field int, want string) {
+	if string(p.m[field]) != want {
+		p.bad(field, "must be %s", want)
 	}
 }
 
@@ -587,12 +574,12 @@ func (p *params) name(field int) string {
 
 // port is a member that must be there.
 func (p *params) port(field int) int {
-	n, ok := integer(p.m[field])
+	n, ok := p.m[field].Int()
 	switch {
 	case !present(p.m[field]):
 		p.bad(field, "missing")
 	case !ok || n < 1 || n > 65535:
-		p.bad(field, "%s is not a whole number from 1 to 65535", clip(p.m[field].Raw))
+		p.bad(field, "%s is not a whole number from 1 to 65535", clip(string(p.m[field])))
 	}
 	return n
 }
@@ -600,8 +587,8 @@ func (p *params) port(field int) int {
 // size is a member that may be left out.
 func (p *params) size(field int) {
 	v := p.m[field]
-	if n, ok := integer(v); present(v) && (!ok || n < 1 || n > 1<<16) {
-		p.harmless(field, "%s is not a whole number from 1 to %d", clip(v.Raw), 1<<16)
+	if n, ok := v.Int(); present(v) && (!ok || n < 1 || n > 1<<16) {
+		p.harmless(field, "%s is not a whole number from 1 to %d", clip(string(v)), 1<<16)
 	}
 }
 
@@ -611,40 +598,20 @@ func (p *params) size(field int) {
 // here.
 func (p *params) time(field int) {
 	v := p.m[field]
-	if at, err := strconv.ParseFloat(v.Raw, 64); present(v) && (v.Type != gjson.Number || err != nil || at < 0 || math.IsInf(at, 0)) {
+	if at, err := strconv.ParseFloat(string(v), 64); present(v) && (err != nil || at < 0 || math.IsInf(at, 0)) {
 		p.harmless(field, "not a time")
 	}
 }
 
-// members calls on for every member of v, if that is an object.
-func members(v gjson.Result, on func(key string, v gjson.Result)) {
-	if !v.IsObject() {
-		return
-	}
-	v.ForEach(func(key, value gjson.Result) bool {
-		on(key.Str, value)
-		return true
-	})
-}
-
 // present reports whether a member is there and not null.
-func present(v gjson.Result) bool { return v.Exists() && v.Type != gjson.Null }
+func present(v rawjson.Value) bool { return v.Exists() && !rawjson.IsNull(v) }
 
 // word is a string, or "" for any other value.
-func word(v gjson.Result) string {
-	if v.Type != gjson.String {
+func word(v rawjson.Value) string {
+	if !rawjson.IsString(v) {
 		return ""
 	}
-	return v.Str
-}
-
-// integer is a JSON number without fraction or exponent.
-func integer(v gjson.Result) (int, bool) {
-	if v.Type != gjson.Number {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(v.Raw, 10, 64)
-	return int(n), err == nil
+	return v.String()
 }
 
 func clip(s string) string {

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidwall/gjson"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -25,7 +25,7 @@ func TestRisingIDsAreCountedTheSame(t *testing.T) {
 		{"[2,1]", -1}, {"[1,1]", -1}, {"[0,0]", -1}, {"[2147483648]", -1}, {"[99999999999999999999999]", -1},
 		{"[-1]", -1}, {"[1.0]", -1}, {"[1e3]", -1}, {`["1"]`, -1}, {"[[1]]", -1}, {"[1 , 2]", -1}, {"[null]", -1}, {"[ ]", -1},
 	} {
-		n, ok := countRising(c.raw)
+		n, ok := countRising([]byte(c.raw))
 		if ok != (c.want >= 0) || ok && n != c.want {
 			t.Errorf("%s: %d, %v", c.raw, n, ok)
 		}
@@ -40,7 +40,7 @@ func TestRisingIDsAreCountedTheSame(t *testing.T) {
 		for i := 1; i < len(ids); i++ {
 			rising = rising && ids[i] > ids[i-1]
 		}
-		n, ok := countRising(string(raw))
+		n, ok := countRising(raw)
 		if ok != rising || ok && n != len(ids) {
 			t.Fatalf("%s: %d, %v", raw, n, ok)
 		}
@@ -52,7 +52,7 @@ func BenchmarkCountBlocks(b *testing.B) {
 	for i := range 3438 { // a prompt of 220 KB
 		fmt.Fprintf(&sb, ",%d", i+7)
 	}
-	list := gjson.Parse("[" + sb.String()[1:] + "]")
+	list := rawjson.Value("[" + sb.String()[1:] + "]")
 	b.ReportAllocs()
 	for b.Loop() {
 		if n, err := countBlocks(list); n != 3438 || err != nil {

@@ -4,8 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
@@ -25,21 +24,12 @@ func (t FirstToken) Event(request, model string, created time.Time) []byte {
 // Before puts the token in front of the text of the decode leg's completion, and counts it
 // as generated rather than as prompt.
 func (t FirstToken) Before(body []byte) []byte {
-	put := func(path string, raw []byte) {
-		v := gjson.GetBytes(body, path)
-		if !v.Exists() || v.Index <= 0 {
-			return
+	const text = "choices.0.text"
+	body = rawjson.Put(body, text, api.RawString(t.Text+rawjson.Value(body).Get(text).String()))
+	for path, add := range map[string]int{"usage.completion_tokens": 1, "usage.prompt_tokens": -1} {
+		if n, ok := rawjson.Value(body).Get(path).Int(); ok {
+			body = rawjson.Put(body, path, api.RawInt(int64(n+add)))
 		}
-		out := make([]byte, 0, len(body)+len(raw))
-		out = append(append(append(out, body[:v.Index]...), raw...), body[v.Index+len(v.Raw):]...)
-		body = out
-	}
-	put("choices.0.text", api.RawString(t.Text+gjson.GetBytes(body, "choices.0.text").String()))
-	if n := gjson.GetBytes(body, "usage.completion_tokens"); n.Exists() {
-		put("usage.completion_tokens", api.RawInt(n.Int()+1))
-	}
-	if n := gjson.GetBytes(body, "usage.prompt_tokens"); n.Exists() {
-		put("usage.prompt_tokens", api.RawInt(n.Int()-1))
 	}
 	return body
 }

@@ -10,8 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -71,19 +70,19 @@ func checkLMCache(t *Transfer, a *answer) error {
 	if !a.params.Exists() {
 		return ErrMissingParams
 	}
-	var first gjson.Result
-	members(a.params, func(key string, v gjson.Result) {
-		if key == "first_tok" {
+	var first rawjson.Value
+	for key, v := range a.params.Members() {
+		if string(key) == "first_tok" {
 			first = v
 		}
-	})
-	if !a.params.IsObject() {
+	}
+	if !rawjson.IsObject(a.params) {
 		return &ParamsError{Field: transferParams, Problem: "not an object"}
 	}
 	if !present(first) {
 		return fmt.Errorf("%w: no first_tok", ErrMissingParams)
 	}
-	id, ok := integer(first)
+	id, ok := first.Int()
 	if !ok || id < 0 || id > math.MaxInt32 {
 		return &ParamsError{Field: "first_tok", Problem: "not a token id"}
 	}

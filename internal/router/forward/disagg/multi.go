@@ -4,8 +4,7 @@ import (
 	"cmp"
 	"fmt"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -56,8 +55,8 @@ func (m multi) Begin(d Dispatch) (*Transfer, error) {
 	return t, nil
 }
 
-// union is the edit that sets the transfer parameters of all parts together, byte for
-// byte. A member that two of them have is an error, as it is to the engine.
+// union is the edit that sets the transfer parameters of all parts together, their values
+// byte for byte. A member that two of them have is an error, as it is to the engine.
 func union(parts []*Transfer, edits func(*Transfer) []api.Edit) (api.Edit, error) {
 	out, seen := []byte{'{'}, map[string]bool{}
 	var err error
@@ -66,17 +65,17 @@ func union(parts []*Transfer, edits func(*Transfer) []api.Edit) (api.Edit, error
 			if e.Key != transferParams {
 				continue
 			}
-			gjson.ParseBytes(e.Value).ForEach(func(key, v gjson.Result) bool {
-				if seen[key.Str] {
-					err = fmt.Errorf("member %q is of two connectors", clip(key.Str))
-					return false
+			for key, v := range rawjson.Value(e.Value).Members() {
+				name := string(key)
+				if seen[name] {
+					err = fmt.Errorf("member %q is of two connectors", clip(name))
+					break
 				}
-				if seen[key.Str] = true; len(out) > 1 {
+				if seen[name] = true; len(out) > 1 {
 					out = append(out, ',')
 				}
-				out = append(append(append(out, key.Raw...), ':'), v.Raw...)
-				return true
-			})
+				out = append(append(rawjson.AppendQuote(out, name), ':'), v...)
+			}
 		}
 	}
 	return api.Set(transferParams, append(out, '}')), err

@@ -78,7 +78,7 @@ func checkPush(t *Transfer, a *answer) error {
 	f := &t.facts
 	f.Odd = p.odd
 	size := func(field int) int {
-		if n, ok := integer(p.m[field]); ok && n > 0 {
+		if n, ok := p.m[field].Int(); ok && n > 0 {
 			return n
 		}
 		return 1

@@ -1,11 +1,11 @@
 package attempt
 
 import (
+	"bytes"
 	"net/http"
 	"strings"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -167,10 +167,13 @@ var words = []struct {
 // ofWords is the reason that the message of an error stands for, or otherwise. An error
 // that quotes its request may have the same words further on.
 func ofWords(body []byte, otherwise Reason) Reason {
+	if i := bytes.IndexByte(body, '{'); i > 0 { // in an event, or after words
+		body = body[i:]
+	}
 	for _, path := range []string{"error.message", "message", "error"} {
-		m := gjson.GetBytes(body, path)
+		m := rawjson.Value(body).Get(path)
 		for _, w := range words {
-			if m.Type == gjson.String && strings.HasPrefix(m.Str, w.begin) {
+			if rawjson.IsString(m) && strings.HasPrefix(m.String(), w.begin) {
 				return w.reason
 			}
 		}

@@ -1,12 +1,12 @@
 package api
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"strings"
+
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // PromptKind is the form in which a prompt came.
@@ -67,8 +67,8 @@ func (v *View) isPrompt(id keyID) bool {
 // are taken apart on the way, so that their bytes are looked at once.
 func (v *View) read(id keyID, i int) int {
 	s := &v.scan
-	if !v.isPrompt(id) || i >= len(s.b) || s.b[i] == 'n' {
-		return s.value(i)
+	if !v.isPrompt(id) || i >= len(v.Body) || v.Body[i] == 'n' {
+		return s.Value(i)
 	}
 	param := keyNames[id]
 	if id == keySystem || id == keyInstructions {
@@ -78,14 +78,14 @@ func (v *View) read(id keyID, i int) int {
 		return end
 	}
 	if v.Prompt != PromptNone {
-		return s.reject(BadRequest(param, "%q and %q are both given; give one (byte %d)", v.PromptKey, param, i))
+		return v.reject(BadRequest(param, "%q and %q are both given; give one (byte %d)", v.PromptKey, param, i))
 	}
 	start := i
 	switch {
-	case s.b[i] == '"' && id != keyMessages && id != keyInputIDs && id != keyTokenIDs:
+	case v.Body[i] == '"' && id != keyMessages && id != keyInputIDs && id != keyTokenIDs:
 		v.Prompt = PromptText
 		i = v.oneText(i)
-	case s.b[i] == '[':
+	case v.Body[i] == '[':
 		i = v.list(id, param, i)
 	default:
 		want := "a string or a list"
@@ -104,18 +104,18 @@ func (v *View) read(id keyID, i int) int {
 // oneText reads a string and keeps it as a text of the prompt.
 func (v *View) oneText(i int) int {
 	s := &v.scan
-	end, _ := s.str(i + 1)
+	end, _ := s.Str(i + 1)
 	if end < 0 {
 		return -1
 	}
 	if len(v.Texts) >= v.limits.Texts {
-		return s.reject(BadRequest("", "the prompt has more than %d texts", v.limits.Texts))
+		return v.reject(BadRequest("", "the prompt has more than %d texts", v.limits.Texts))
 	}
 	v.Texts = append(v.Texts, Span{i + 1, end - 1})
-	if s.points >= 0 {
-		v.points += s.points
+	if s.Points() >= 0 {
+		v.points += s.Points()
 	} else {
-		v.points += codePoints(s.b[i+1 : end-1])
+		v.points += rawjson.CodePoints(v.Body[i+1 : end-1])
 	}
 	return end
 }
@@ -131,16 +131,16 @@ func (v *View) list(id keyID, param string, i int) int {
 		v.Prompt = PromptIDs
 		return v.ids(i, param, -1)
 	}
-	k := s.space(i + 1)
-	if k >= len(s.b) {
-		return s.value(i)
+	k := s.Space(i + 1)
+	if k >= len(v.Body) {
+		return s.Value(i)
 	}
-	switch c := s.b[k]; {
+	switch c := v.Body[k]; {
 	case c == '"' && id != keyInputIDs && v.Kind != Responses:
 		v.Prompt = PromptTexts
 		n := 0
-		return s.array(i, func(i int) int {
-			if i < len(s.b) && s.b[i] == '"' {
+		return s.Array(i, func(i int) int {
+			if i < len(v.Body) && v.Body[i] == '"' {
 				n++
 				return v.oneText(i)
 			}
@@ -149,8 +149,8 @@ func (v *View) list(id keyID, param string, i int) int {
 	case c == '[' && v.Kind != Responses:
 		v.Prompt = PromptIDLists
 		n := 0
-		return s.array(i, func(i int) int {
-			if i < len(s.b) && s.b[i] == '[' {
+		return s.Array(i, func(i int) int {
+			if i < len(v.Body) && v.Body[i] == '[' {
 				n++
 				return v.ids(i, param, n-1)
 			}
@@ -162,7 +162,7 @@ func (v *View) list(id keyID, param string, i int) int {
 	case c == '{' && id != keyInputIDs:
 		// Multimodal inputs of embedding models, or prompts as objects.
 		v.Multimodal = true
-		return s.value(i)
+		return s.Value(i)
 	case c == ']':
 		switch {
 		case v.Kind == Responses:
@@ -172,7 +172,7 @@ func (v *View) list(id keyID, param string, i int) int {
 		default:
 			v.Prompt = PromptTexts
 		}
-		return s.value(i)
+		return s.Value(i)
 	case v.Kind == Responses:
 		return v.wrongElement(param, 0, "an object", k)
 	default:
@@ -188,19 +188,19 @@ func (v *View) wrongElement(param string, n int, want string, i int) int {
 // wrongValue refuses the value at i, or bad JSON in its place.
 func (v *View) wrongValue(param, want string, i int) int {
 	s := &v.scan
-	end := s.value(i)
+	end := s.Value(i)
 	if end < 0 {
 		return -1
 	}
-	return s.reject(v.wrong(param, want, s.b[i:end], Span{i, end}))
+	return v.reject(v.wrong(param, want, v.Body[i:end], Span{i, end}))
 }
 
 // ids reads a list of token ids and checks each.
 func (v *View) ids(i int, param string, outer int) int {
 	s := &v.scan
 	start, n := i, 0
-	b := s.b
-	i = s.space(i + 1)
+	b := v.Body
+	i = rawjson.Space(b, i+1)
 	for i < len(b) && b[i] != ']' {
 		id, end := uint64(0), i
 		for end < len(b) && b[end]-'0' <= 9 && id <= math.MaxUint32 {
@@ -214,21 +214,21 @@ func (v *View) ids(i int, param string, outer int) int {
 			return v.wrongElement(param, n, "a token id from 0 to 4294967295", i)
 		}
 		n++
-		i = s.space(end)
+		i = rawjson.Space(b, end)
 		if i < len(b) && b[i] == ',' {
-			i = s.space(i + 1)
+			i = rawjson.Space(b, i+1)
 			if i < len(b) && b[i] == ']' {
-				return s.fail(i, "expected a JSON value")
+				return s.Fail(i, "expected a JSON value")
 			}
 		} else if i < len(b) && b[i] != ']' {
-			return s.fail(i, "expected ',' or ']' after an element of an array")
+			return s.Fail(i, "expected ',' or ']' after an element of an array")
 		}
 	}
 	if i >= len(b) {
-		return s.fail(i, "expected ',' or ']' after an element of an array")
+		return s.Fail(i, "expected ',' or ']' after an element of an array")
 	}
 	if len(v.Lists) >= v.limits.Texts {
-		return s.reject(BadRequest(param, "the prompt has more than %d token lists", v.limits.Texts))
+		return v.reject(BadRequest(param, "the prompt has more than %d token lists", v.limits.Texts))
 	}
 	v.Lists = append(v.Lists, Span{start, i + 1})
 	v.IDs += n
@@ -272,18 +272,18 @@ func (v *View) AppendIDs(dst []uint32, n int) []uint32 {
 func (v *View) messages(i int, param string) int {
 	s := &v.scan
 	n := 0
-	return s.array(i, func(i int) int {
-		if i >= len(s.b) || s.b[i] != '{' {
+	return s.Array(i, func(i int) int {
+		if i >= len(v.Body) || v.Body[i] != '{' {
 			return v.wrongElement(param, n, "an object", i)
 		}
-		end := s.object(i, func(key Span, escaped bool, i int) int {
-			switch v.nestedKey(key, escaped) {
+		end := s.Object(i, func(key, keyEnd int, escaped bool, i int) int {
+			switch v.nestedKey(Span{key, keyEnd}, escaped) {
 			case "content", "output":
 				return v.content(i, param, n)
 			case "type":
 				return v.partType(i)
 			}
-			return s.value(i)
+			return s.Value(i)
 		})
 		n++
 		return end
@@ -331,22 +331,22 @@ func mediaWord(b []byte) bool {
 // content reads the content of a message: a string, null, or a list of parts.
 func (v *View) content(i int, param string, n int) int {
 	s := &v.scan
-	if i >= len(s.b) {
-		return s.value(i)
+	if i >= len(v.Body) {
+		return s.Value(i)
 	}
-	switch s.b[i] {
+	switch v.Body[i] {
 	case '"':
 		return v.oneText(i)
 	case 'n':
-		return s.value(i)
+		return s.Value(i)
 	case '[':
 		k := 0
-		return s.array(i, func(i int) int {
-			if i >= len(s.b) {
-				return s.value(i)
+		return s.Array(i, func(i int) int {
+			if i >= len(v.Body) {
+				return s.Value(i)
 			}
 			k++
-			switch s.b[i] {
+			switch v.Body[i] {
 			case '"':
 				return v.oneText(i)
 			case '{':
@@ -367,29 +367,29 @@ func (v *View) content(i int, param string, n int) int {
 // part reads one part of a message's content.
 func (v *View) part(i int, param string, n int) int {
 	s := &v.scan
-	return s.object(i, func(key Span, escaped bool, i int) int {
-		switch v.nestedKey(key, escaped) {
+	return s.Object(i, func(key, keyEnd int, escaped bool, i int) int {
+		switch v.nestedKey(Span{key, keyEnd}, escaped) {
 		case "text":
-			if i < len(s.b) && s.b[i] == '"' {
+			if i < len(v.Body) && v.Body[i] == '"' {
 				return v.oneText(i)
 			}
 		case "type":
 			return v.partType(i)
 		case "content": // the result of a tool, Anthropic
-			if i < len(s.b) && (s.b[i] == '"' || s.b[i] == '[') {
+			if i < len(v.Body) && (v.Body[i] == '"' || v.Body[i] == '[') {
 				return v.content(i, param, n)
 			}
 		case "media":
 			v.Multimodal = true
 		}
-		return s.value(i)
+		return s.Value(i)
 	})
 }
 
 func (v *View) partType(i int) int {
 	s := &v.scan
-	end := s.value(i)
-	if end > 0 && s.b[i] == '"' && mediaWord(s.b[i+1:end-1]) {
+	end := s.Value(i)
+	if end > 0 && v.Body[i] == '"' && mediaWord(v.Body[i+1:end-1]) {
 		v.Multimodal = true
 	}
 	return end
@@ -428,70 +428,4 @@ func (v *View) EstimateTokens() int {
 		return v.IDs
 	}
 	return v.points / 4
-}
-
-// codePoints counts the code points of a valid JSON string between its quotes.
-func codePoints(b []byte) int {
-	n, i := 0, 0
-	for i+8 <= len(b) {
-		for i+32 <= len(b) {
-			p := b[i : i+32 : i+32]
-			x0, x1 := binary.LittleEndian.Uint64(p), binary.LittleEndian.Uint64(p[8:])
-			x2, x3 := binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint64(p[24:])
-			if (unplain(x0)|unplain(x1)|unplain(x2)|unplain(x3))&highs != 0 {
-				break
-			}
-			n += 32
-			i += 32
-		}
-		if i+8 > len(b) {
-			break
-		}
-		x := binary.LittleEndian.Uint64(b[i:])
-		e := x ^ (ones * '\\')
-		if m := (e - ones) & ^e & highs; m != 0 {
-			k := bits.TrailingZeros64(m) &^ 7
-			n += k>>3 - continuations(x&(1<<k-1))
-			used := escapeLen(b[i+k>>3:])
-			n++
-			i += k>>3 + used
-			continue
-		}
-		n += 8 - continuations(x)
-		i += 8
-	}
-	for i < len(b) {
-		switch c := b[i]; {
-		case c == '\\':
-			n++
-			i += escapeLen(b[i:])
-		default:
-			if c&0xc0 != 0x80 {
-				n++
-			}
-			i++
-		}
-	}
-	return n
-}
-
-// unplain has a high bit set if a byte of x is a backslash or not ASCII.
-func unplain(x uint64) uint64 { return x | ((x ^ ones*'\\') - ones) }
-
-// continuations counts the bytes 10xxxxxx of a word.
-func continuations(x uint64) int {
-	return bits.OnesCount64(x & ^(x << 1) & highs)
-}
-
-// escapeLen is the length of the escape at the start of b; a surrogate pair
-// counts as one.
-func escapeLen(b []byte) int {
-	if b[1] != 'u' {
-		return 2
-	}
-	high := b[2]|0x20 == 'd' && (b[3] == '8' || b[3] == '9' || b[3]|0x20 == 'a' || b[3]|0x20 == 'b')
-	if high && len(b) >= 12 && b[6] == '\\' && b[7] == 'u' && b[8]|0x20 == 'd' && (b[9]|0x20 >= 'c' && b[9]|0x20 <= 'f') {
-		return 12
-	}
-	return 6
 }

@@ -62,7 +62,7 @@ func (v *View) Segments(dst [][]byte, edits []Edit) [][]byte {
 		return append(dst, v.Body)
 	}
 	s := splicer{body: v.Body, out: dst}
-	open := v.scan.space(0)
+	open := v.scan.Space(0)
 	s.keep(Span{0, open})
 	s.object(Span{open, len(v.Body)}, v.Fields, cut(edits))
 	s.flush()
@@ -211,11 +211,11 @@ func (s *splicer) value(at Span, steps []step) {
 	switch s.body[at.Start] {
 	case '{':
 		var fields []Field
-		sc := scanner{b: s.body[:at.End], maxDepth: 1 << 30}
-		sc.object(at.Start, func(key Span, escaped bool, i int) int {
-			f := Field{Key: key, Value: Span{i, sc.value(i)}}
+		sc := rawjson.NewScanner(s.body[:at.End], 1<<30)
+		sc.Object(at.Start, func(key, keyEnd int, escaped bool, i int) int {
+			f := Field{Key: Span{key, keyEnd}, Value: Span{i, sc.Value(i)}}
 			if escaped {
-				f.name = unquote(s.body[key.Start-1 : key.End+1])
+				f.name = unquote(s.body[key-1 : keyEnd+1])
 			}
 			fields = append(fields, f)
 			return f.Value.End

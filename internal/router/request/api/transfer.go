@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // extraArgs is the member of sampling parameters by which vLLM takes others, transfer
@@ -45,16 +47,16 @@ func CheckQuery(query string) error {
 // stripArgs is the value of a field for which [isArgs] holds, as JSON text, without what a
 // client must not steer, in pieces.
 func stripArgs(name string, value []byte) (pieces [][]byte, changed bool, err error) {
-	s := scanner{b: value, maxDepth: Limits{}.withDefaults().Depth}
-	start := s.space(0)
+	s := rawjson.NewScanner(value, DefaultDepth)
+	start := s.Space(0)
 	if start == len(value) {
 		return nil, false, nil
 	}
-	end := s.value(start)
+	end := s.Value(start)
 	switch {
 	case end < 0:
-		return nil, false, BadRequest(name, "%q is not valid JSON: %s, found %s at its byte %d; send a JSON object", name, s.what, found(value, s.at), s.at)
-	case s.space(end) < len(value) || value[start] != '{' && value[start] != 'n':
+		return nil, false, BadRequest(name, "%q is not valid JSON: %s; send a JSON object", name, problem(&s, value, "its "))
+	case s.Space(end) < len(value) || value[start] != '{' && value[start] != 'n':
 		return nil, false, BadRequest(name, "%q must be a JSON object and nothing else", name)
 	}
 	edits := stripIn(nil, value, "", Span{start, end}, 0)

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"math"
@@ -123,8 +122,10 @@ type View struct {
 	Multimodal bool
 
 	limits Limits
-	scan   scanner
-	seen   [keyCount]int32 // 1 + index into Fields
+	scan   rawjson.Scanner
+	// bad, when set, is an error about valid JSON of the wrong shape.
+	bad  *Error
+	seen [keyCount]int32 // 1 + index into Fields
 	// system is the part of Texts that came from system or instructions.
 	system     Span
 	points     int    // code points of Texts
@@ -135,7 +136,7 @@ type View struct {
 
 // Forget drops the reference to the body. What was parsed stays, but for the values
 // that are read from the body.
-func (v *View) Forget() { v.Body, v.scan.b = nil, nil }
+func (v *View) Forget() { v.Body, v.scan = nil, rawjson.Scanner{} }
 
 // reset forgets the last body but keeps the memory of the lists.
 func (v *View) reset() {
@@ -164,7 +165,7 @@ func (v *View) Release() {
 func (v *View) Parse(body []byte, kind Kind, limits Limits) error {
 	v.reset()
 	v.Body, v.Kind, v.limits = body, kind, limits.withDefaults()
-	v.scan = scanner{b: body, maxDepth: v.limits.Depth}
+	v.scan = rawjson.NewScanner(body, v.limits.Depth)
 	if err := v.parse(); err != nil {
 		return err
 	}
@@ -173,41 +174,71 @@ func (v *View) Parse(body []byte, kind Kind, limits Limits) error {
 
 func (v *View) parse() *Error {
 	s := &v.scan
-	i := s.space(0)
-	if i >= len(s.b) {
+	i := s.Space(0)
+	if i >= len(v.Body) {
 		return &Error{Status: http.StatusBadRequest, Code: CodeInvalidJSON, Message: "the request body is empty; a JSON object is expected"}
 	}
-	if s.b[i] != '{' {
-		if len(s.b) >= 3 && string(s.b[:3]) == "\xef\xbb\xbf" {
-			s.fail(0, "a byte order mark is not allowed before the JSON object")
+	if v.Body[i] != '{' {
+		if len(v.Body) >= 3 && string(v.Body[:3]) == "\xef\xbb\xbf" {
+			s.Fail(0, "a byte order mark is not allowed before the JSON object")
 		} else {
-			s.fail(i, "expected a JSON object")
+			s.Fail(i, "expected a JSON object")
 		}
-		return s.err()
+		return v.syntax()
 	}
-	if i = s.object(i, v.member); i < 0 {
-		return s.err()
+	if i = s.Object(i, v.member); i < 0 {
+		return v.syntax()
 	}
-	if i = s.space(i); i < len(s.b) {
-		s.fail(i, "nothing may follow the JSON object")
-		return s.err()
+	if i = s.Space(i); i < len(v.Body) {
+		s.Fail(i, "nothing may follow the JSON object")
+		return v.syntax()
 	}
 	v.systemFirst()
 	return nil
 }
 
-// member reads one top-level member.
-func (v *View) member(key Span, escaped bool, i int) int {
-	s := &v.scan
-	if len(v.Fields) >= v.limits.Members {
-		return s.reject(BadRequest("", "the request has more than %d members", v.limits.Members))
+// reject stops the walk with an error that is not one of syntax.
+func (v *View) reject(e *Error) int {
+	v.bad = e
+	return -1
+}
+
+// syntax is the error of a walk that stopped.
+func (v *View) syntax() *Error {
+	if v.bad != nil {
+		return v.bad
 	}
-	f := Field{Key: key}
+	return &Error{
+		Status: http.StatusBadRequest, Code: CodeInvalidJSON,
+		Message: "the request body is not valid JSON: " + problem(&v.scan, v.Body, ""),
+	}
+}
+
+// problem is what a scanner found wrong with b, whose bytes a message calls those of whose.
+func problem(s *rawjson.Scanner, b []byte, whose string) string {
+	at, what := s.Problem()
+	found := "the end of the body"
+	if at < len(b) {
+		if c := b[at]; c >= 0x20 && c < 0x7f {
+			found = fmt.Sprintf("%q", c)
+		} else {
+			found = fmt.Sprintf("byte 0x%02x", c)
+		}
+	}
+	return fmt.Sprintf("%s, found %s at %sbyte %d", what, found, whose, at)
+}
+
+// member reads one top-level member.
+func (v *View) member(key, keyEnd int, escaped bool, i int) int {
+	if len(v.Fields) >= v.limits.Members {
+		return v.reject(BadRequest("", "the request has more than %d members", v.limits.Members))
+	}
+	f := Field{Key: Span{key, keyEnd}}
 	if escaped {
-		f.name = unquote(v.Body[key.Start-1 : key.End+1])
+		f.name = unquote(v.Body[key-1 : keyEnd+1])
 		f.id = lookupKey([]byte(f.name))
 	} else {
-		f.id = lookupKey(key.Of(v.Body))
+		f.id = lookupKey(v.Body[key:keyEnd])
 	}
 	switch f.id {
 	case keyOther:
@@ -215,13 +246,13 @@ func (v *View) member(key Span, escaped bool, i int) int {
 		name := v.keyName(&f)
 		for k := range v.Fields {
 			if v.Fields[k].id == keyTransfer && v.keyName(&v.Fields[k]) == name {
-				return s.reject(v.duplicate(&f, &v.Fields[k]))
+				return v.reject(v.duplicate(&f, &v.Fields[k]))
 			}
 		}
 		v.transferIn++
 	default:
 		if k := v.seen[f.id]; k != 0 {
-			return s.reject(v.duplicate(&f, &v.Fields[k-1]))
+			return v.reject(v.duplicate(&f, &v.Fields[k-1]))
 		}
 		v.seen[f.id] = int32(len(v.Fields) + 1)
 	}
@@ -233,7 +264,7 @@ func (v *View) member(key Span, escaped bool, i int) int {
 	v.Fields = append(v.Fields, f)
 	if !v.isPrompt(f.id) {
 		if e := v.note(f.id, f.Value); e != nil {
-			return s.reject(e)
+			return v.reject(e)
 		}
 	}
 	return end
@@ -584,15 +615,7 @@ func (v *View) nestedMax(param string, raw []byte, at Span) *Error {
 }
 
 // unquote is the text of a valid JSON string, its quotes included.
-func unquote(raw []byte) string {
-	in := raw[1 : len(raw)-1]
-	if bytes.IndexByte(in, '\\') >= 0 {
-		if text, ok := rawjson.Unquote(nil, raw); ok {
-			return string(text)
-		}
-	}
-	return string(in)
-}
+func unquote(raw []byte) string { return rawjson.Value(raw).String() }
 
 // Text is text number i of the prompt, its escapes resolved.
 func (v *View) Text(i int) string {
@@ -603,12 +626,12 @@ func (v *View) Text(i int) string {
 // eachMember walks the members of a valid object. Names come with their
 // escapes resolved.
 func eachMember(body []byte, at Span, on func(name []byte, value Span) bool) {
-	s := scanner{b: body[:at.End], maxDepth: math.MaxInt}
-	s.object(at.Start, func(key Span, escaped bool, i int) int {
-		end := s.value(i)
-		name := key.Of(body)
+	s := rawjson.NewScanner(body[:at.End], math.MaxInt)
+	s.Object(at.Start, func(key, keyEnd int, escaped bool, i int) int {
+		end := s.Value(i)
+		name := body[key:keyEnd]
 		if escaped {
-			name = []byte(unquote(body[key.Start-1 : key.End+1]))
+			name = []byte(unquote(body[key-1 : keyEnd+1]))
 		}
 		if end < 0 || !on(name, Span{i, end}) {
 			return -1
@@ -619,14 +642,35 @@ func eachMember(body []byte, at Span, on func(name []byte, value Span) bool) {
 
 // eachElement walks the elements of a valid list.
 func eachElement(body []byte, at Span, on func(n int, value Span) bool) {
-	s := scanner{b: body[:at.End], maxDepth: math.MaxInt}
+	s := rawjson.NewScanner(body[:at.End], math.MaxInt)
 	n := 0
-	s.array(at.Start, func(i int) int {
-		end := s.value(i)
+	s.Array(at.Start, func(i int) int {
+		end := s.Value(i)
 		if end < 0 || !on(n, Span{i, end}) {
 			return -1
 		}
 		n++
 		return end
 	})
+}
+
+// kindOf names the JSON type of a valid value for messages.
+func kindOf(v []byte) string {
+	if len(v) == 0 {
+		return "nothing"
+	}
+	switch v[0] {
+	case '"':
+		return "a string"
+	case '{':
+		return "an object"
+	case '[':
+		return "a list"
+	case 't', 'f':
+		return "a boolean"
+	case 'n':
+		return "null"
+	default:
+		return "a number"
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
@@ -351,8 +352,8 @@ func TestCodePointsEqualsDecoding(t *testing.T) {
 		if err := json.Unmarshal(raw, &s); err != nil {
 			t.Fatal(err)
 		}
-		if got := codePoints(raw[1 : len(raw)-1]); got != utf8.RuneCountInString(s) {
-			t.Fatalf("codePoints(%s) = %d, want %d", raw, got, utf8.RuneCountInString(s))
+		if got := rawjson.CodePoints(raw[1 : len(raw)-1]); got != utf8.RuneCountInString(s) {
+			t.Fatalf("CodePoints(%s) = %d, want %d", raw, got, utf8.RuneCountInString(s))
 		}
 		// Most are counted while they are read.
 		var v View

@@ -3,11 +3,11 @@ package stored
 import (
 	"bytes"
 
-	"github.com/tidwall/gjson"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // ID is the id of the response that an answer is; empty for none.
-func ID(body []byte) string { return gjson.GetBytes(body, "id").String() }
+func ID(body []byte) string { return rawjson.Value(body).Get("id").String() }
 
 // StreamID is the id of the response that a stream is, from its first event; empty for none.
 func StreamID(head []byte) string {
@@ -16,5 +16,5 @@ func StreamID(head []byte) string {
 		return ""
 	}
 	line, _, _ := bytes.Cut(data, []byte("\n"))
-	return gjson.GetBytes(bytes.TrimSpace(line), "response.id").String()
+	return rawjson.Value(line).Get("response.id").String()
 }

@@ -15,8 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tidwall/gjson"
-
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/rig/fakeengine"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
@@ -68,22 +67,22 @@ func read(stream string) (s seen) {
 			s.done++
 			continue
 		}
-		v := gjson.Parse(data)
+		v := rawjson.Value(data)
 		if v.Get("error").Exists() {
 			s.errors++
 			continue
 		}
 		c := v.Get("choices.0")
-		ids[v.Get("id").Str+v.Get("created").Raw] = true
+		ids[v.Get("id").String()+v.Get("created").String()] = true
 		kinds[fmt.Sprint(v.Get("object"), c.Get("text").Exists(), c.Get("delta").Exists())] = true
-		s.text += c.Get("text").Str + c.Get("delta.content").Str
-		s.roles += c.Get("delta.role").Str
-		s.finish += c.Get("finish_reason").Str
+		s.text += c.Get("text").String() + c.Get("delta.content").String()
+		s.roles += c.Get("delta.role").String()
+		s.finish += c.Get("finish_reason").String()
 		if u := v.Get("usage"); u.Exists() {
 			s.usage += fmt.Sprint(u.Get("prompt_tokens"), "+", u.Get("completion_tokens"), "=", u.Get("total_tokens"))
 		}
-		for _, at := range []gjson.Result{c.Get("token_ids"), c.Get("prompt_token_ids"), v.Get("prompt_token_ids")} {
-			if at.IsArray() {
+		for _, at := range []rawjson.Value{c.Get("token_ids"), c.Get("prompt_token_ids"), v.Get("prompt_token_ids")} {
+			if rawjson.IsArray(at) {
 				s.odd += data
 			}
 		}
@@ -98,7 +97,7 @@ func cut(r *fakeengine.Router, n int, end fakeengine.Piece) (done *bool) {
 	done = new(bool)
 	r.Serves = func(q *fakeengine.Request) fakeengine.Answer {
 		a := r.Model.Answer(q)
-		if *done || !gjson.GetBytes(q.Body, "stream").Bool() || strings.HasPrefix(q.Worker, "prefill") {
+		if *done || !rawjson.Value(q.Body).Get("stream").Bool() || strings.HasPrefix(q.Worker, "prefill") {
 			return a
 		}
 		*done = true

@@ -1,6 +1,10 @@
 package bpe
 
-import "github.com/tidwall/gjson"
+import (
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/rawjson"
+)
 
 // addedText is what an added token is decoded to.
 type addedText struct {
@@ -10,9 +14,9 @@ type addedText struct {
 
 // byteLevelDecoder reports whether a file's decoder is the byte-level one alone, by which
 // the text of ids is the bytes of their tokens.
-func byteLevelDecoder(v gjson.Result) bool {
-	if list := v.Get("decoders"); v.Get("type").String() == "Sequence" && list.Get("#").Int() == 1 {
-		v = list.Get("0")
+func byteLevelDecoder(v rawjson.Value) bool {
+	if list := slices.Collect(v.Get("decoders").Elements()); v.Get("type").String() == "Sequence" && len(list) == 1 {
+		v = list[0]
 	}
 	return v.Get("type").String() == "ByteLevel"
 }

@@ -1,17 +1,20 @@
 package bpe
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
-	"unicode/utf8"
 
-	"github.com/tidwall/gjson"
 	"golang.org/x/text/unicode/norm"
+
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // Errors a caller branches on.
@@ -48,6 +51,7 @@ const (
 	maxID     = 1 << 24
 	maxAdded  = 1 << 16
 	maxTokLen = 1 << 16
+	maxDepth  = 128
 )
 
 // Load reads a tokenizer.json, given as the file or as the folder it is in.
@@ -85,12 +89,9 @@ func Parse(data []byte, o Options) (*Tokenizer, error) {
 	if int64(len(data)) > o.MaxFileBytes {
 		return nil, fmt.Errorf("%d bytes: %w", len(data), ErrTooLarge)
 	}
-	if !gjson.ValidBytes(data) || !utf8.Valid(data) {
-		return nil, fmt.Errorf("not valid JSON in UTF-8: %w", ErrMalformed)
-	}
-	root := gjson.ParseBytes(data)
-	if !root.IsObject() || !root.Get("model").IsObject() {
-		return nil, fmt.Errorf("no model object: %w", ErrMalformed)
+	root := rawjson.Value(data)
+	if !rawjson.ReadObject(data, maxDepth, func(_, _ []byte) {}) || !rawjson.IsObject(root.Get("model")) {
+		return nil, fmt.Errorf("not a JSON object in UTF-8 that holds a model: %w", ErrMalformed)
 	}
 	t := &Tokenizer{}
 	form, normalizes, err := parseNormalizer(root.Get("normalizer"))
@@ -124,17 +125,17 @@ func Parse(data []byte, o Options) (*Tokenizer, error) {
 }
 
 // unknown builds the refusal of one part of a file.
-func unknown(part string, v gjson.Result) error {
-	raw := v.Raw
+func unknown(part string, v rawjson.Value) error {
+	raw := string(v)
 	if len(raw) > 200 {
 		raw = strings.ToValidUTF8(raw[:200], "") + "…"
 	}
 	return fmt.Errorf("%s: %s: %w", part, raw, ErrUnknown)
 }
 
-func absent(v gjson.Result) bool { return !v.Exists() || v.Type == gjson.Null }
+func absent(v rawjson.Value) bool { return !v.Exists() || rawjson.IsNull(v) }
 
-func parseNormalizer(v gjson.Result) (form norm.Form, ok bool, err error) {
+func parseNormalizer(v rawjson.Value) (form norm.Form, ok bool, err error) {
 	if absent(v) {
 		return 0, false, nil
 	}
@@ -144,7 +145,7 @@ func parseNormalizer(v gjson.Result) (form norm.Form, ok bool, err error) {
 	case "NFKC":
 		return norm.NFKC, true, nil
 	case "Sequence":
-		list := v.Get("normalizers").Array()
+		list := slices.Collect(v.Get("normalizers").Elements())
 		switch len(list) {
 		case 0:
 			return 0, false, nil
@@ -155,13 +156,13 @@ func parseNormalizer(v gjson.Result) (form norm.Form, ok bool, err error) {
 	return 0, false, unknown("normalizer", v)
 }
 
-func parsePreTokenizer(v gjson.Result) (family, error) {
+func parsePreTokenizer(v rawjson.Value) (family, error) {
 	if absent(v) {
 		return "", unknown("pre_tokenizer", v)
 	}
-	list := []gjson.Result{v}
+	list := []rawjson.Value{v}
 	if v.Get("type").String() == "Sequence" {
-		list = v.Get("pretokenizers").Array()
+		list = slices.Collect(v.Get("pretokenizers").Elements())
 	}
 	var patterns []string
 	for i, p := range list {
@@ -171,7 +172,7 @@ func parsePreTokenizer(v gjson.Result) (family, error) {
 			// "Removed" and inverted keeps the matches alone. The known single
 			// patterns match every character, so that this is the same.
 			same := behavior == "Removed" && invert && len(list) == 2
-			if behavior != "Isolated" && !same || behavior == "Isolated" && invert || p.Get("pattern.Regex").Type != gjson.String {
+			if behavior != "Isolated" && !same || behavior == "Isolated" && invert || !rawjson.IsString(p.Get("pattern.Regex")) {
 				return "", unknown("pre_tokenizer", p)
 			}
 			patterns = append(patterns, p.Get("pattern.Regex").String())
@@ -203,7 +204,7 @@ func byteAlphabet() (back map[rune]byte) {
 	return back
 }
 
-func (t *Tokenizer) parseModel(m gjson.Result) (map[string]uint32, error) {
+func (t *Tokenizer) parseModel(m rawjson.Value) (map[string]uint32, error) {
 	if typ := m.Get("type").String(); typ != "BPE" && (typ != "" || !m.Get("merges").Exists()) {
 		return nil, fmt.Errorf("model: type %q: %w (known: BPE)", typ, ErrUnknown)
 	}
@@ -212,27 +213,24 @@ func (t *Tokenizer) parseModel(m gjson.Result) (map[string]uint32, error) {
 			return nil, unknown("model: "+k, v)
 		}
 	}
-	if v := m.Get("dropout"); !absent(v) && v.Float() != 0 {
-		return nil, unknown("model: dropout", v)
+	if v := m.Get("dropout"); !absent(v) {
+		if p, err := strconv.ParseFloat(string(v), 64); err != nil || p != 0 {
+			return nil, unknown("model: dropout", v)
+		}
 	}
 	t.ignoreMerges = m.Get("ignore_merges").Bool()
 
-	vocab := make(map[string]uint32, len(m.Get("vocab").Raw)/16)
-	var err error
-	m.Get("vocab").ForEach(func(k, v gjson.Result) bool {
-		id := v.Uint()
+	entries := m.Get("vocab")
+	vocab := make(map[string]uint32, len(entries)/16)
+	for k, v := range entries.Members() {
+		id, ok := rawjson.Uint32(v)
 		switch {
-		case v.Type != gjson.Number || v.Num != float64(id) || id >= maxID:
-			err = fmt.Errorf("model: vocab: id %s of %q: %w", v.Raw, k.String(), ErrMalformed)
-		case len(vocab) >= maxVocab || len(k.Raw) > maxTokLen:
-			err = fmt.Errorf("model: vocab: %w", ErrTooLarge)
+		case !ok || id >= maxID:
+			return nil, fmt.Errorf("model: vocab: id %s of %q: %w", v, k, ErrMalformed)
+		case len(vocab) >= maxVocab || len(k) > maxTokLen:
+			return nil, fmt.Errorf("model: vocab: %w", ErrTooLarge)
 		}
-		// Cloned, because the parser's strings keep the whole file alive.
-		vocab[strings.Clone(k.String())] = uint32(id)
-		return err == nil
-	})
-	if err != nil {
-		return nil, err
+		vocab[string(k)] = id
 	}
 	if err := t.indexVocab(vocab); err != nil {
 		return nil, err
@@ -291,46 +289,42 @@ func (t *Tokenizer) indexVocab(vocab map[string]uint32) error {
 	return nil
 }
 
-func (t *Tokenizer) parseMerges(v gjson.Result, vocab map[string]uint32) error {
+func (t *Tokenizer) parseMerges(v rawjson.Value, vocab map[string]uint32) error {
 	n := 0
-	var err error
 	var ab []byte
 	byteOf := make(map[uint32]byte, 256)
 	for b, id := range t.byteID {
 		byteOf[id] = byte(b)
 	}
-	t.merges = newMergeTable(strings.Count(v.Raw, ",") + 1)
-	v.ForEach(func(_, e gjson.Result) bool {
-		var a, b string
+	t.merges = newMergeTable(bytes.Count(v, []byte(",")) + 1)
+	for e := range v.Elements() {
+		var pair [2]string
 		ok := true
-		if e.IsArray() {
+		if rawjson.IsArray(e) {
 			i := 0
-			e.ForEach(func(_, s gjson.Result) bool {
-				ok = ok && s.Type == gjson.String && i < 2
-				if i == 0 {
-					a = s.String()
-				} else {
-					b = s.String()
+			for s := range e.Elements() {
+				if ok = ok && rawjson.IsString(s) && i < 2; ok {
+					pair[i] = s.String()
 				}
 				i++
-				return ok
-			})
+			}
 			ok = ok && i == 2
 		} else {
-			a, b, ok = strings.Cut(e.String(), " ")
-			ok = ok && e.Type == gjson.String && !strings.Contains(b, " ")
+			pair[0], pair[1], ok = strings.Cut(e.String(), " ")
+			ok = ok && rawjson.IsString(e) && !strings.Contains(pair[1], " ")
 		}
+		a, b := pair[0], pair[1]
 		ab = append(append(ab[:0], a...), b...)
 		ia, ok1 := vocab[a]
 		ib, ok2 := vocab[b]
 		iab, ok3 := vocab[string(ab)]
 		switch {
 		case !ok:
-			err = fmt.Errorf("model: merge %d: %w", n, ErrMalformed)
+			return fmt.Errorf("model: merge %d: %w", n, ErrMalformed)
 		case !ok1 || !ok2 || !ok3:
-			err = fmt.Errorf("model: merge %d of %q and %q is not in the vocabulary: %w", n, a, b, ErrMalformed)
+			return fmt.Errorf("model: merge %d of %q and %q is not in the vocabulary: %w", n, a, b, ErrMalformed)
 		case n >= maxVocab:
-			err = fmt.Errorf("model: merges: %w", ErrTooLarge)
+			return fmt.Errorf("model: merges: %w", ErrTooLarge)
 		default:
 			t.merges.put(ia, ib, uint32(n), iab)
 			ba, okA := byteOf[ia]
@@ -340,44 +334,43 @@ func (t *Tokenizer) parseMerges(v gjson.Result, vocab map[string]uint32) error {
 			}
 		}
 		n++
-		return err == nil
-	})
-	return err
+	}
+	return nil
 }
 
-func (t *Tokenizer) parseAdded(v gjson.Result, vocab map[string]uint32) error {
+func (t *Tokenizer) parseAdded(v rawjson.Value, vocab map[string]uint32) error {
 	var raw, normalized []addedToken
 	known := make(map[string]bool)
 	t.texts = make(map[uint32]addedText)
 	byID := make(map[uint32]string)
-	for _, a := range v.Array() {
-		content := strings.Clone(a.Get("content").String())
-		id := a.Get("id").Uint()
+	for a := range v.Elements() {
+		content := a.Get("content").String()
+		id, ok := rawjson.Uint32(a.Get("id"))
 		if len(known) >= maxAdded || len(content) > maxTokLen || id >= maxID {
 			return fmt.Errorf("added_tokens: %w", ErrTooLarge)
 		}
-		if a.Get("id").Type != gjson.Number || float64(id) != a.Get("id").Num {
-			return fmt.Errorf("added_tokens: id %s: %w", a.Get("id").Raw, ErrMalformed)
+		if !ok {
+			return fmt.Errorf("added_tokens: id %s: %w", a.Get("id"), ErrMalformed)
 		}
 		if content == "" {
 			continue // the reference ignores them
 		}
-		if in, ok := vocab[content]; ok && in != uint32(id) {
+		if in, ok := vocab[content]; ok && in != id {
 			return fmt.Errorf("added_tokens: %q has id %d here and %d in the vocabulary: %w", content, id, in, ErrMalformed)
 		}
-		if other, ok := byID[uint32(id)]; ok && other != content {
+		if other, ok := byID[id]; ok && other != content {
 			return fmt.Errorf("added_tokens: id %d stands for %q and %q: %w", id, other, content, ErrMalformed)
 		}
-		if _, ok := vocab[content]; !ok && id < uint64(len(t.tokens)) && t.tokens[id] != nil {
+		if _, ok := vocab[content]; !ok && uint64(id) < uint64(len(t.tokens)) && t.tokens[id] != nil {
 			return fmt.Errorf("added_tokens: id %d of %q is taken by the vocabulary: %w", id, content, ErrMalformed)
 		}
 		if known[content] {
 			continue
 		}
 		known[content] = true
-		byID[uint32(id)] = content
+		byID[id] = content
 		tok := addedToken{
-			id: uint32(id), content: content, lstrip: a.Get("lstrip").Bool(),
+			id: id, content: content, lstrip: a.Get("lstrip").Bool(),
 			rstrip: a.Get("rstrip").Bool(), single: a.Get("single_word").Bool(),
 		}
 		t.added = append(t.added, tok)
@@ -403,7 +396,7 @@ func (t *Tokenizer) parseAdded(v gjson.Result, vocab map[string]uint32) error {
 }
 
 // parsePost reads what the post-processor puts around a single sequence.
-func (t *Tokenizer) parsePost(v gjson.Result) error {
+func (t *Tokenizer) parsePost(v rawjson.Value) error {
 	if absent(v) {
 		return nil
 	}
@@ -412,7 +405,7 @@ func (t *Tokenizer) parsePost(v gjson.Result) error {
 		return nil
 	case "Sequence":
 		templates := 0
-		for _, p := range v.Get("processors").Array() {
+		for p := range v.Get("processors").Elements() {
 			if p.Get("type").String() == "TemplateProcessing" {
 				if templates++; templates > 1 {
 					return unknown("post_processor", v)
@@ -425,12 +418,12 @@ func (t *Tokenizer) parsePost(v gjson.Result) error {
 		return nil
 	case "TemplateProcessing":
 		seen := false
-		for _, e := range v.Get("single").Array() {
+		for e := range v.Get("single").Elements() {
 			name := e.Get("SpecialToken.id")
 			switch {
 			case e.Get("Sequence.id").String() == "A" && !seen:
 				seen = true
-			case name.Type == gjson.String:
+			case rawjson.IsString(name):
 				ids, err := specialIDs(v.Get("special_tokens"), name.String())
 				if err != nil {
 					return err
@@ -453,20 +446,20 @@ func (t *Tokenizer) parsePost(v gjson.Result) error {
 }
 
 // specialIDs looks name up in a template's special_tokens.
-func specialIDs(v gjson.Result, name string) (ids []uint32, err error) {
+func specialIDs(v rawjson.Value, name string) (ids []uint32, err error) {
 	err = fmt.Errorf("post_processor: no ids for special token %q: %w", name, ErrMalformed)
-	v.ForEach(func(k, e gjson.Result) bool {
-		if k.String() != name {
-			return true
+	for k, e := range v.Members() {
+		if string(k) != name {
+			continue
 		}
-		for _, id := range e.Get("ids").Array() {
-			if id.Type != gjson.Number || id.Num != float64(id.Uint()) || id.Uint() >= maxID {
-				return false
+		for n := range e.Get("ids").Elements() {
+			id, ok := rawjson.Uint32(n)
+			if !ok || id >= maxID {
+				return nil, err
 			}
-			ids = append(ids, uint32(id.Uint()))
+			ids = append(ids, id)
 		}
-		err = nil
-		return false
-	})
-	return ids, err
+		return ids, nil
+	}
+	return nil, err
 }

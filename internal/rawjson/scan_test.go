@@ -1,4 +1,4 @@
-package api
+package rawjson
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package api
+package rawjson
 
 import (
 	"encoding/binary"
@@ -7,57 +7,39 @@ import (
 	"unicode/utf8"
 )
 
-// scanner walks JSON text and validates what it passes. All its methods take
-// the index at which to begin and return the index after what they read, or -1
-// when the text is bad; at and what then say where and why. Package rawjson trusts what it
-// steps over: it reads what engines send, and bodies that this one has passed.
-type scanner struct {
+// Scanner walks JSON text and validates what it passes (RFC 8259, valid UTF-8, limited
+// depth). Its methods take the index at which to begin and return the index after what
+// they read. They return -1 for bad text; Problem then says where and why.
+type Scanner struct {
 	b        []byte
 	depth    int
 	maxDepth int
 	at       int
 	what     string
-	// points is the number of code points of the string read last, or -1 where
-	// they were not counted on the way.
-	points int
-	// bad, when set, is an error about valid JSON of the wrong shape.
-	bad *Error
+	points   int
 }
 
-func (s *scanner) fail(at int, what string) int {
+// NewScanner returns a scanner of b that refuses values nested deeper than depth.
+func NewScanner(b []byte, depth int) Scanner { return Scanner{b: b, maxDepth: depth} }
+
+// Problem is where the text is bad, and what the scanner expected there.
+func (s *Scanner) Problem() (at int, what string) { return s.at, s.what }
+
+// Points is the number of code points of the string read last, -1 where they were not
+// counted on the way.
+func (s *Scanner) Points() int { return s.points }
+
+// Fail notes a problem and returns -1.
+func (s *Scanner) Fail(at int, what string) int {
 	s.at, s.what = at, what
 	return -1
 }
 
-// found names the byte at i for an error message.
-func found(b []byte, i int) string {
-	if i >= len(b) {
-		return "the end of the body"
-	}
-	if c := b[i]; c >= 0x20 && c < 0x7f {
-		return fmt.Sprintf("%q", c)
-	}
-	return fmt.Sprintf("byte 0x%02x", b[i])
-}
+// Space returns the index of the first byte from i on that is not white space.
+func (s *Scanner) Space(i int) int { return Space(s.b, i) }
 
-// reject stops the walk with an error that is not one of syntax.
-func (s *scanner) reject(e *Error) int {
-	s.bad = e
-	return -1
-}
-
-func (s *scanner) err() *Error {
-	if s.bad != nil {
-		return s.bad
-	}
-	return &Error{
-		Status: 400, Code: CodeInvalidJSON,
-		Message: fmt.Sprintf("the request body is not valid JSON: %s, found %s at byte %d", s.what, found(s.b, s.at), s.at),
-	}
-}
-
-func (s *scanner) space(i int) int {
-	b := s.b
+// Space returns the index of the first byte of b from i on that is not white space.
+func Space(b []byte, i int) int {
 	for i < len(b) {
 		switch b[i] {
 		case ' ', '\n', '\r', '\t':
@@ -84,10 +66,10 @@ func special(x uint64) uint64 {
 	return (y-ones*0x21)&^y | (e-ones)&^e
 }
 
-// str reads a string whose opening quote is at i-1 and returns the index after
+// Str reads a string whose opening quote is at i-1 and returns the index after
 // the closing quote, and whether there were escapes. It takes 32 or 8 bytes at
 // a time, because prompts are long and mostly free of anything special.
-func (s *scanner) str(i int) (end int, escaped bool) {
+func (s *Scanner) Str(i int) (end int, escaped bool) {
 	b := s.b
 	start := i
 	var seen uint64
@@ -129,13 +111,13 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 			break
 		}
 		if i >= len(b) {
-			return s.fail(i, "a string is not closed"), false
+			return s.Fail(i, "a string is not closed"), false
 		}
 		c := b[i]
 		switch {
 		case c == '"':
 			if seen&highs != 0 && !utf8.Valid(b[start:i]) {
-				return s.fail(badUTF8(b, start, i), "a string is not valid UTF-8"), false
+				return s.Fail(badUTF8(b, start, i), "a string is not valid UTF-8"), false
 			}
 			if s.points = i - start - escapes; unicode || seen&highs != 0 {
 				s.points = -1
@@ -143,7 +125,7 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 			return i + 1, escapes > 0 || unicode
 		case c == '\\':
 			if i+1 >= len(b) {
-				return s.fail(i+1, "a string is not closed"), false
+				return s.Fail(i+1, "a string is not closed"), false
 			}
 			switch {
 			case plainEscape[b[i+1]]:
@@ -153,15 +135,15 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 				unicode = true
 				for k := i + 2; k < i+6; k++ {
 					if k >= len(b) || !isHex(b[k]) {
-						return s.fail(k, "expected four hexadecimal digits after \\u"), false
+						return s.Fail(k, "expected four hexadecimal digits after \\u"), false
 					}
 				}
 				i += 6
 			default:
-				return s.fail(i+1, "expected one of \"\\/bfnrtu after a backslash"), false
+				return s.Fail(i+1, "expected one of \"\\/bfnrtu after a backslash"), false
 			}
 		case c < 0x20:
-			return s.fail(i, "a control character in a string must be escaped"), false
+			return s.Fail(i, "a control character in a string must be escaped"), false
 		default:
 			seen |= uint64(c) // the last few bytes of the body
 			i++
@@ -187,25 +169,25 @@ func badUTF8(b []byte, i, end int) int {
 	return i
 }
 
-func (s *scanner) digits(i int) int {
+func (s *Scanner) digits(i int) int {
 	for i < len(s.b) && s.b[i]-'0' <= 9 {
 		i++
 	}
 	return i
 }
 
-func (s *scanner) number(i int) int {
+func (s *Scanner) number(i int) int {
 	b := s.b
 	if b[i] == '-' {
 		i++
 	}
 	switch {
 	case i >= len(b) || b[i]-'0' > 9:
-		return s.fail(i, "expected a digit")
+		return s.Fail(i, "expected a digit")
 	case b[i] == '0':
 		i++
 		if i < len(b) && b[i]-'0' <= 9 {
-			return s.fail(i, "a number must not begin with 0")
+			return s.Fail(i, "a number must not begin with 0")
 		}
 	default:
 		i = s.digits(i)
@@ -213,7 +195,7 @@ func (s *scanner) number(i int) int {
 	if i < len(b) && b[i] == '.' {
 		j := s.digits(i + 1)
 		if j == i+1 {
-			return s.fail(j, "expected a digit after the decimal point")
+			return s.Fail(j, "expected a digit after the decimal point")
 		}
 		i = j
 	}
@@ -224,33 +206,33 @@ func (s *scanner) number(i int) int {
 		}
 		j := s.digits(i)
 		if j == i {
-			return s.fail(j, "expected a digit in the exponent")
+			return s.Fail(j, "expected a digit in the exponent")
 		}
 		i = j
 	}
 	return i
 }
 
-func (s *scanner) literal(i int, word string) int {
+func (s *Scanner) literal(i int, word string) int {
 	if len(s.b)-i >= len(word) && string(s.b[i:i+len(word)]) == word {
 		return i + len(word)
 	}
-	return s.fail(i, "expected a JSON value")
+	return s.Fail(i, "expected a JSON value")
 }
 
-// value reads any value that begins at i (no white space before it).
-func (s *scanner) value(i int) int {
+// Value reads any value that begins at i (no white space before it).
+func (s *Scanner) Value(i int) int {
 	if i >= len(s.b) {
-		return s.fail(i, "expected a JSON value")
+		return s.Fail(i, "expected a JSON value")
 	}
 	switch c := s.b[i]; c {
 	case '"':
-		end, _ := s.str(i + 1)
+		end, _ := s.Str(i + 1)
 		return end
 	case '{':
-		return s.object(i, nil)
+		return s.Object(i, nil)
 	case '[':
-		return s.array(i, nil)
+		return s.Array(i, nil)
 	case 't':
 		return s.literal(i, "true")
 	case 'f':
@@ -261,69 +243,68 @@ func (s *scanner) value(i int) int {
 		if c == '-' || c-'0' <= 9 {
 			return s.number(i)
 		}
-		return s.fail(i, "expected a JSON value")
+		return s.Fail(i, "expected a JSON value")
 	}
 }
 
-// member is called with the span of a key between its quotes and the index of
-// its value; it reads the value and returns the index after it.
-type member func(key Span, escaped bool, value int) int
+// Member is called with where a key begins and ends between its quotes, whether it has
+// escapes, and the index of its value. It reads the value and returns the index after it.
+type Member func(key, end int, escaped bool, value int) int
 
-// object reads an object that begins at i; on, when not nil, reads its values.
-func (s *scanner) object(i int, on member) int {
+// Object reads an object that begins at i; on, when not nil, reads its values.
+func (s *Scanner) Object(i int, on Member) int {
 	if s.depth++; s.depth > s.maxDepth {
-		return s.fail(i, fmt.Sprintf("values are nested deeper than %d", s.maxDepth))
+		return s.Fail(i, fmt.Sprintf("values are nested deeper than %d", s.maxDepth))
 	}
-	i = s.space(i + 1)
+	i = s.Space(i + 1)
 	if i < len(s.b) && s.b[i] == '}' {
 		s.depth--
 		return i + 1
 	}
 	for {
 		if i >= len(s.b) || s.b[i] != '"' {
-			return s.fail(i, "expected a string as the key of an object's member")
+			return s.Fail(i, "expected a string as the key of an object's member")
 		}
-		key := Span{Start: i + 1}
-		end, escaped := s.str(i + 1)
+		key := i + 1
+		end, escaped := s.Str(i + 1)
 		if end < 0 {
 			return -1
 		}
-		key.End = end - 1
-		i = s.space(end)
+		i = s.Space(end)
 		if i >= len(s.b) || s.b[i] != ':' {
-			return s.fail(i, "expected ':' after a key")
+			return s.Fail(i, "expected ':' after a key")
 		}
-		i = s.space(i + 1)
+		i = s.Space(i + 1)
 		if on != nil {
-			i = on(key, escaped, i)
+			i = on(key, end-1, escaped, i)
 		} else {
-			i = s.value(i)
+			i = s.Value(i)
 		}
 		if i < 0 {
 			return -1
 		}
-		i = s.space(i)
+		i = s.Space(i)
 		if i >= len(s.b) {
-			return s.fail(i, "expected ',' or '}' after a member of an object")
+			return s.Fail(i, "expected ',' or '}' after a member of an object")
 		}
 		switch s.b[i] {
 		case ',':
-			i = s.space(i + 1)
+			i = s.Space(i + 1)
 		case '}':
 			s.depth--
 			return i + 1
 		default:
-			return s.fail(i, "expected ',' or '}' after a member of an object")
+			return s.Fail(i, "expected ',' or '}' after a member of an object")
 		}
 	}
 }
 
-// array reads an array that begins at i; on, when not nil, reads its elements.
-func (s *scanner) array(i int, on func(i int) int) int {
+// Array reads an array that begins at i; on, when not nil, reads its elements.
+func (s *Scanner) Array(i int, on func(i int) int) int {
 	if s.depth++; s.depth > s.maxDepth {
-		return s.fail(i, fmt.Sprintf("values are nested deeper than %d", s.maxDepth))
+		return s.Fail(i, fmt.Sprintf("values are nested deeper than %d", s.maxDepth))
 	}
-	i = s.space(i + 1)
+	i = s.Space(i + 1)
 	if i < len(s.b) && s.b[i] == ']' {
 		s.depth--
 		return i + 1
@@ -332,23 +313,23 @@ func (s *scanner) array(i int, on func(i int) int) int {
 		if on != nil {
 			i = on(i)
 		} else {
-			i = s.value(s.space(s.wholes(i)))
+			i = s.Value(s.Space(s.wholes(i)))
 		}
 		if i < 0 {
 			return -1
 		}
-		i = s.space(i)
+		i = s.Space(i)
 		if i >= len(s.b) {
-			return s.fail(i, "expected ',' or ']' after an element of an array")
+			return s.Fail(i, "expected ',' or ']' after an element of an array")
 		}
 		switch s.b[i] {
 		case ',':
-			i = s.space(i + 1)
+			i = s.Space(i + 1)
 		case ']':
 			s.depth--
 			return i + 1
 		default:
-			return s.fail(i, "expected ',' or ']' after an element of an array")
+			return s.Fail(i, "expected ',' or ']' after an element of an array")
 		}
 	}
 }
@@ -359,7 +340,7 @@ func (s *scanner) array(i int, on func(i int) int) int {
 // time, does not change with the code around a call.
 //
 //go:noinline
-func (s *scanner) wholes(i int) int {
+func (s *Scanner) wholes(i int) int {
 	for b := s.b; ; {
 		k := i
 		for k < len(b) && b[k]-'0' <= 9 {
@@ -379,42 +360,17 @@ func (s *scanner) wholes(i int) int {
 // the name with its escapes resolved, the value as it stands in b. It may have been
 // called for some before the answer is false.
 func ReadObject(b []byte, depth int, each func(name, value []byte)) bool {
-	s := scanner{b: b, maxDepth: depth}
-	i := s.space(0)
+	s := NewScanner(b, depth)
+	i := s.Space(0)
 	if i >= len(b) || b[i] != '{' {
 		return false
 	}
-	i = s.object(i, func(key Span, escaped bool, i int) int {
-		end := s.value(i)
+	i = s.Object(i, func(key, keyEnd int, _ bool, i int) int {
+		end := s.Value(i)
 		if end >= 0 {
-			name := key.Of(b)
-			if escaped {
-				name = []byte(unquote(b[key.Start-1 : key.End+1]))
-			}
-			each(name, b[i:end])
+			each(resolved(b[key:keyEnd]), b[i:end])
 		}
 		return end
 	})
-	return i >= 0 && s.space(i) == len(b)
-}
-
-// kindOf names the JSON type of a valid value for messages.
-func kindOf(v []byte) string {
-	if len(v) == 0 {
-		return "nothing"
-	}
-	switch v[0] {
-	case '"':
-		return "a string"
-	case '{':
-		return "an object"
-	case '[':
-		return "a list"
-	case 't', 'f':
-		return "a boolean"
-	case 'n':
-		return "null"
-	default:
-		return "a number"
-	}
+	return i >= 0 && s.Space(i) == len(b)
 }
