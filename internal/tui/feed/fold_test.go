@@ -5,6 +5,8 @@ import (
 	"math"
 	"reflect"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // TestFold: what can be counted is added up, the worst is kept of the rest, and what one
@@ -20,19 +22,24 @@ func TestFold(t *testing.T) {
 	b.Severity, b.Status, b.Reason = Warn, "SLOW", "ITL"
 	a.Moves, b.Moves = Moves{Away: 7, Onto: 1}, Moves{Away: 2, Onto: 3}
 	b.SlowAt, b.SlowTimes, b.KVUsage, b.HitShare, b.PromptRate, b.ITL, b.Feed.SinceSeconds = "ITL", 4, .9, .75, 300, 50, 2
+	equal := cmp.Comparer(func(a, b Num) bool { return !a.Known() && !b.Known() || math.Abs((a-b).F()) < 1e-9 })
+	// same compares a folded rank with itself as it should be in some fields.
+	same := func(what string, got Rank, set func(want *Rank)) {
+		t.Helper()
+		want := got
+		set(&want)
+		if d := cmp.Diff(want, got, cmp.AllowUnexported(Rank{}), equal); d != "" {
+			t.Errorf("%s (-want +got):\n%s", what, d)
+		}
+	}
 	v := Fold([]*Rank{a, b})
-	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt != "ITL" || v.SlowTimes != 4 {
-		t.Errorf("state %+v", v)
-	}
-	if v.Running != 6 || v.Waiting != 2 || v.PromptRate != 400 || v.OutputRate != 14 || v.Active != 8 || v.IndexBlocks != 20 || v.Capacity != 200 || v.IndexRoom != 300 || v.Feed.EventRate != 4 || v.Feed.Gaps != 2 {
-		t.Errorf("sums %+v", v)
-	}
-	if (v.Moves != Moves{Away: 9, Onto: 4}) {
-		t.Errorf("streams that moved: %+v", v.Moves)
-	}
-	if v.KVUsage != .9 || v.ITL != 50 || v.TTFT != 20 || v.Feed.SinceSeconds != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
-		t.Errorf("the rest %+v", v)
-	}
+	same("the worst, sums and the rest", v, func(want *Rank) {
+		want.Label, want.Folded, want.Status, want.Severity, want.Reason, want.SlowAt, want.SlowTimes = "d", 2, "SLOW", Warn, "ITL", "ITL", 4
+		want.Running, want.Waiting, want.PromptRate, want.OutputRate, want.Active = 6, 2, 400, 14, 8
+		want.IndexBlocks, want.Capacity, want.IndexRoom, want.Moves = 20, 200, 300, Moves{Away: 9, Onto: 4}
+		want.KVUsage, want.ITL, want.TTFT, want.HitShare = .9, 50, 20, .625
+		want.Feed.State, want.Feed.Trusted, want.Feed.EventRate, want.Feed.Gaps, want.Feed.SinceSeconds = "live", true, 4, 2, 2
+	})
 	b.PromptRate, b.HitShare = 0, Unknown // it is idle
 	if v = Fold([]*Rank{a, b}); v.HitShare != .25 || Fold([]*Rank{b, a}).HitShare != .25 {
 		t.Errorf("hits beside an idle rank: %v", v.HitShare)
@@ -43,8 +50,12 @@ func TestFold(t *testing.T) {
 	}
 	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
-	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Moves.Away.Known() || v.Moves.None() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
-		t.Errorf("what is not known of one is shown for all: %+v", v)
+	same("what is not known of one is not known of all", v, func(want *Rank) {
+		want.Running, want.KVUsage, want.TTFT, want.PromptRate, want.HitShare, want.Moves.Away = Unknown, Unknown, Unknown, Unknown, Unknown, Unknown
+		want.Capacity, want.Feed.State, want.Feed.Trusted, want.Usable = 0, "mixed", false, false
+	})
+	if v.Moves.None() {
+		t.Errorf("streams moved: %+v", v.Moves)
 	}
 	if a.Running != 3 || a.Label != "d/dp" {
 		t.Error("the rank itself was changed")
