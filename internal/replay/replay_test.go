@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/kvevent"
+
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
@@ -25,8 +28,13 @@ func TestPlay(t *testing.T) {
 	rec := newRecording(t).run(100)
 	raw := rec.file()
 	whole := play(t, raw, Options{})
-	if whole.Decisions != 100 || whole.Counts.Batches != 100 || whole.Counts.Gaps != 0 || len(whole.Ranks) != testRanks || whole.ApplyMax == 0 {
-		t.Errorf("%+v", whole)
+	want := whole.Counts
+	want.Batches, want.Gaps = 100, 0
+	if d := cmp.Diff(want, whole.Counts); d != "" {
+		t.Errorf("what was counted (-want +got):\n%s", d)
+	}
+	if whole.Decisions != 100 || len(whole.Ranks) != testRanks || whole.ApplyMax == 0 {
+		t.Errorf("%d decisions, %d ranks, %v at most for a batch", whole.Decisions, len(whole.Ranks), whole.ApplyMax)
 	}
 	// Up to a line.
 	var at int64

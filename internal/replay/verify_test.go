@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -24,13 +25,18 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
+// everyField lets reports be compared with what they hold inside.
+var everyField = cmp.Exporter(func(reflect.Type) bool { return true })
+
 // TestVerify: a whole recording comes out the same; without one of its batches
 // the first decision that suffers is named with the batch that is missing.
 func TestVerify(t *testing.T) {
 	rec := newRecording(t).run(400)
 	rep := play(t, rec.file(), Options{Verify: true})
-	if v := rep.Verify; v.Equal != 400 || v.Decisions != 400 || v.InputsDiffer != 0 || v.First != nil || v.FirstInput != nil {
-		t.Fatalf("%d of %d equal, %d other inputs, first %+v", v.Equal, v.Decisions, v.InputsDiffer, v.First)
+	want := *rep.Verify
+	want.Equal, want.Decisions, want.InputsDiffer, want.First, want.FirstInput = 400, 400, 0, nil, nil
+	if d := cmp.Diff(want, *rep.Verify, everyField); d != "" {
+		t.Fatalf("the whole recording (-want +got):\n%s", d)
 	}
 	if want := fmt.Sprintf("%016x", rec.p.index.Checksum()); rep.Checksum != want {
 		t.Errorf("checksum %s, want %s", rep.Checksum, want)
@@ -420,8 +426,10 @@ func TestOwnCapture(t *testing.T) {
 			t.Fatal(err)
 		}
 		v := rep.Verify
-		if v.Decisions == 0 || v.Proven != v.Decisions || v.InputsDiffer != 0 || v.Unknown != 0 || v.Unverifiable != 0 {
-			t.Errorf("%s: %d of %d decisions, %d other inputs, %d unknown; %+v", path, v.Equal, v.Decisions, v.InputsDiffer, v.Unknown, v.First)
+		want := *v
+		want.Proven, want.InputsDiffer, want.Unknown, want.Unverifiable = v.Decisions, 0, 0, 0
+		if d := cmp.Diff(want, *v, everyField); d != "" || v.Decisions == 0 {
+			t.Errorf("%s: %d decisions, first %+v (-want +got):\n%s", path, v.Decisions, v.First, d)
 		}
 		if rep.Counts.Removed == 0 {
 			t.Errorf("%s has no evictions", path)

@@ -45,6 +45,28 @@ func (p *tap) blockEngines() (reached chan struct{}, release func()) {
 	return reached, sync.OnceFunc(func() { close(held) })
 }
 
+// ask sends a completion and gives its answer when it comes, nil for none.
+func (r *rig) ask(body string) <-chan *answer {
+	got := make(chan *answer, 1)
+	go func() {
+		a, err := r.try(r.t.Context(), http.MethodPost, "/v1/completions", []byte(body))
+		if err != nil {
+			r.t.Error(err)
+		}
+		got <- a
+	}()
+	return got
+}
+
+// fillOnePlace sends a completion that stays with its engine until release, in the one place
+// that the configuration has: what comes then waits in the queue.
+func (r *rig) fillOnePlace(p *tap) (first <-chan *answer, release func()) {
+	reached, release := p.blockEngines()
+	first = r.ask(quickBody(0))
+	<-reached
+	return first, release
+}
+
 func (r *rig) queued(want int) {
 	r.t.Helper()
 	r.eventually(fmt.Sprintf("%d in the queue", want), func() error {
@@ -71,17 +93,8 @@ func clientsThatLeaveTheQueue(t *testing.T, r *rig, p *tap) {
 	r.set(func(c *settings.Config) { c.Limits.Inflight, c.Limits.Queue = 1, 2 })
 	const waits, full = `dynctl_stage_seconds_count{stage="queue"}`, `dynctl_rejections_total{reason="overload"}`
 	waited, refused := max(0, r.metric(waits)), r.metric(full)
-	reached, release := p.blockEngines()
+	first, release := r.fillOnePlace(p)
 	defer release()
-	first := make(chan *answer, 1)
-	go func() {
-		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
-		if err != nil {
-			t.Error(err)
-		}
-		first <- a
-	}()
-	<-reached
 	var gone []net.Conn
 	for i, head := range []string{"", "X-Long: " + strings.Repeat("x", 4000) + "\r\n"} {
 		c := r.dial()
@@ -93,17 +106,10 @@ func clientsThatLeaveTheQueue(t *testing.T, r *rig, p *tap) {
 		_ = c.Close()
 	}
 	r.queued(0)
-	live := make(chan *answer, 1)
-	go func() {
-		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(9)))
-		if err != nil {
-			t.Error(err)
-		}
-		live <- a
-	}()
+	live := r.ask(quickBody(9))
 	r.queued(1)
 	release()
-	for i, got := range []chan *answer{first, live} {
+	for i, got := range []<-chan *answer{first, live} {
 		a := <-got
 		if a == nil || a.status != http.StatusOK {
 			t.Fatalf("a client that waited got %v", a)
@@ -131,26 +137,16 @@ func bodyTimeIsNotQueueTime(t *testing.T, r *rig, p *tap) {
 		c.Limits.Inflight, c.Limits.Queue = 1, 4
 		c.Timeouts.Body = bodyTime
 	})
-	reached, release := p.blockEngines()
+	first, release := r.fillOnePlace(p)
 	defer release()
-	got := make(chan *answer, 2)
-	ask := func(body string) {
-		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(body))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- a
-	}
-	go ask(quickBody(1))
-	<-reached
 	// More than fits into the buffers of a server that has read the head only.
-	go ask(`{"model":"sim","max_tokens":2,"prompt":[` + strings.Repeat("301,", 3000) + `302]}`)
+	second := r.ask(`{"model":"sim","max_tokens":2,"prompt":[` + strings.Repeat("301,", 3000) + `302]}`)
 	r.queued(1)
 	over := time.NewTimer(bodyTime + bodyTime/2)
 	defer over.Stop()
 	<-over.C
 	release()
-	for range 2 {
+	for _, got := range []<-chan *answer{first, second} {
 		if a := <-got; a == nil || a.status != http.StatusOK && !strings.Contains(string(a.body), "max_model_len") {
 			t.Errorf("%v", a)
 		}
@@ -506,36 +502,21 @@ func bodyMemory(t *testing.T, r *rig, p *tap) {
 	r.set(func(c *settings.Config) { c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10 })
 	reached, release := p.blockEngines()
 	defer release()
-	body := []byte(`{"model":"sim","prompt":"x","max_tokens":2,"padding":"` + strings.Repeat("u", 60<<10) + `"}`)
-	const fit = 4
-	got := make(chan *answer, fit)
-	for range fit {
-		go func() {
-			a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", body)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- a
-		}()
-	}
-	for range fit {
+	body := `{"model":"sim","prompt":"x","max_tokens":2,"padding":"` + strings.Repeat("u", 60<<10) + `"}`
+	var fit []<-chan *answer
+	for range 4 {
+		got := r.ask(body)
 		select {
 		case <-reached:
 		case a := <-got:
 			t.Fatalf("not sent to an engine: %v", a)
 		}
+		fit = append(fit, got)
 	}
 	if used := r.metric("dynctl_body_memory_bytes"); used != 256<<10 {
 		t.Errorf("%v bytes are taken", used)
 	}
-	beyond := make(chan *answer, 1)
-	go func() {
-		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(1)))
-		if err != nil {
-			t.Error(err)
-		}
-		beyond <- a
-	}()
+	beyond := r.ask(quickBody(1))
 	var a *answer
 	select {
 	case a = <-beyond:
@@ -558,7 +539,7 @@ func bodyMemory(t *testing.T, r *rig, p *tap) {
 		t.Errorf("the status is %s: %q", st.State, st.Reasons)
 	}
 	release()
-	for range fit {
+	for _, got := range fit {
 		if a := <-got; a == nil || a.status != http.StatusOK {
 			t.Errorf("%v", a)
 		}
@@ -572,7 +553,7 @@ func bodyMemory(t *testing.T, r *rig, p *tap) {
 		}
 		return nil
 	})
-	if a := r.send(http.MethodPost, "/v1/completions", body); a.status != http.StatusOK {
+	if a := r.send(http.MethodPost, "/v1/completions", []byte(body)); a.status != http.StatusOK {
 		t.Errorf("%s", a)
 	}
 }
@@ -585,17 +566,8 @@ func foreignClientsThatLeave(t *testing.T, r *rig, p *tap) {
 		c.Limits.Inflight, c.Limits.Queue = 1, 2
 		c.Timeouts.Body = 300 * time.Millisecond
 	})
-	reached, release := p.blockEngines()
+	first, release := r.fillOnePlace(p)
 	defer release()
-	first := make(chan *answer, 1)
-	go func() {
-		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
-		if err != nil {
-			t.Error(err)
-		}
-		first <- a
-	}()
-	<-reached
 	const script = `
 import http.client, json, socket, sys
 host = sys.argv[1]

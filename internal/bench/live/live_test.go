@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/live"
@@ -73,8 +76,10 @@ func TestArmsAreForcedAndProven(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m.Requests != 8 || m.Failed != 0 || m.PathOK != 8 || m.ExactISL != 8 || m.ExactOSL != 8 {
-			t.Errorf("%s: %d requests, %d failed %v, path %d, isl %d, osl %d", arm, m.Requests, m.Failed, m.Errors, m.PathOK, m.ExactISL, m.ExactOSL)
+		want := *m
+		want.Requests, want.Failed, want.PathOK, want.ExactISL, want.ExactOSL = 8, 0, 8, 8, 8
+		if d := cmp.Diff(want, *m, cmpopts.EquateNaNs()); d != "" {
+			t.Errorf("%s, with errors %v (-want +got):\n%s", arm, m.Errors, d)
 		}
 		if m.HitShare == nil || *m.HitShare != 0 {
 			t.Errorf("%s: fresh prompts found a share cached: %v", arm, m.HitShare)

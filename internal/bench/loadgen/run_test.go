@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // few makes n requests in all.
@@ -51,8 +53,13 @@ func TestClosedLoop(t *testing.T) {
 		t.Errorf("ttft %+v itl %+v", sum.TTFT, sum.ITL)
 	}
 	r := sum.Kept[0]
-	if r.Decision != "d-1" || r.Path != "local" || r.CachedTokens != 2 || r.PromptTokens != 7 || r.OutputTokens != 8 || r.Sent < r.Intended || r.First <= r.Sent || r.Last < r.First {
-		t.Errorf("result %+v", r)
+	want := r
+	want.Decision, want.Path, want.CachedTokens, want.PromptTokens, want.OutputTokens = "d-1", "local", 2, 7, 8
+	if d := cmp.Diff(want, r, cmp.AllowUnexported(Result{})); d != "" {
+		t.Errorf("the first result (-want +got):\n%s", d)
+	}
+	if r.Sent < r.Intended || r.First <= r.Sent || r.Last < r.First {
+		t.Errorf("intended at %s, sent at %s, first token at %s, last at %s", r.Intended, r.Sent, r.First, r.Last)
 	}
 	for _, want := range []string{"POST /v1/completions HTTP/1.1\r\n", "X-Request-Id: r-", "\r\n\r\n{\"model\""} {
 		if !strings.Contains(s.seen[0], want) {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,18 +49,8 @@ func TestRunControl(t *testing.T) {
 	if !strings.HasPrefix(c.hint(), "PAUSED") {
 		t.Errorf("%q", c.hint())
 	}
-	entered := make(chan context.Context)
-	go func() {
-		cell, _ := c.enter(run)
-		entered <- cell
-	}()
-	select {
-	case <-entered:
-		t.Fatal("a paused run went on")
-	case <-time.After(20 * time.Millisecond):
-	}
 	c.press('p')
-	if cell = <-entered; cell.Err() != nil {
+	if cell, _ = c.enter(run); cell.Err() != nil {
 		t.Error(cell.Err())
 	}
 	// An interrupt ends a pause too, and is the same as q.
@@ -79,6 +70,30 @@ func TestRunControl(t *testing.T) {
 	if len(said) < 4 || !slices.Contains(said, "skip    nothing: no cell is under way") { // pausing, going on, pausing again
 		t.Errorf("%q", said)
 	}
+}
+
+// TestPause: a paused run begins no cell until it is resumed.
+func TestPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run, c, end := newRunControl(t.Context(), io.Discard)
+		defer end()
+		c.press('p')
+		entered := make(chan context.Context, 1)
+		go func() {
+			cell, _ := c.enter(run)
+			entered <- cell
+		}()
+		synctest.Wait()
+		select {
+		case <-entered:
+			t.Fatal("a paused run began a cell")
+		default:
+		}
+		c.press('p')
+		if cell := <-entered; cell.Err() != nil {
+			t.Error(cell.Err())
+		}
+	})
 }
 
 // pty is a terminal: what a program writes to it, and its settings.
@@ -120,25 +135,25 @@ func (s *pty) wait(t *testing.T, from int, want string) int {
 	}
 }
 
-// pressUntil presses a key, at most once in a second, until the screen shows a
-// text: a key can come between two cells, or as one of the warm-up ends.
-func (s *pty) pressUntil(t *testing.T, key string, from int, want string) int {
+// pressUntil presses a key until the screen shows a text: a key can come between two cells,
+// or when its cell has just ended. It presses again when the screen has shown the key's hint
+// since, or that the key had nothing to do.
+func (s *pty) pressUntil(t *testing.T, key, hint string, from int, want string) int {
 	t.Helper()
-	s.press(t, key)
-	pressed, deadline := time.Now(), time.After(30*time.Second)
+	pressed, deadline := -1, time.After(30*time.Second)
 	for {
 		s.mu.Lock()
-		i := strings.Index(s.text.String()[from:], want)
+		all := s.text.String()
 		s.mu.Unlock()
-		if i >= 0 {
+		if i := strings.Index(all[from:], want); i >= 0 {
 			return from + i + len(want)
+		}
+		if max(strings.LastIndex(all, hint), strings.LastIndex(all, "nothing: ")) >= pressed {
+			pressed = len(all)
+			s.press(t, key)
 		}
 		select {
 		case <-s.more:
-			if time.Since(pressed) > time.Second {
-				s.press(t, key)
-				pressed = time.Now()
-			}
 		case <-deadline:
 			t.Fatalf("no %q on the screen", want)
 		}
@@ -172,7 +187,7 @@ func TestKeysOfARun(t *testing.T) {
 	s.press(t, "p")
 	at = s.wait(t, at, "go on")
 	at = s.wait(t, at, "p pause")
-	at = s.pressUntil(t, "s", at, ": void, skipped by hand") // not "nothing", which is between two cells
+	at = s.pressUntil(t, "s", "s skip this cell", at, ": void, skipped by hand")
 	s.press(t, "q")
 	s.wait(t, at, "end     after")
 	if c := <-code; c != cli.ExitInterrupted {

@@ -32,8 +32,8 @@ sys.stdin.read()
 `
 
 // TestCausesOnSockets: one engine of eight with which something is wrong is named by
-// top, doctor, an event and a metric, by what is wrong with it, within ten seconds; and
-// nobody else is named.
+// top, doctor, an event and a metric, by what is wrong with it; and no other one is. That it
+// takes at most ten seconds is proved in virtual time, by the tests of watch and pace.
 func TestCausesOnSockets(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute of load")
@@ -305,8 +305,5 @@ func named(t *testing.T, g *loopback.Rig, cause, subject, words string) {
 	}
 	if !strings.Contains(string(page), want+"\n") {
 		t.Errorf("metrics do not say %s", want)
-	}
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("named in all four places after %s", took)
 	}
 }

@@ -2,7 +2,6 @@ package commands
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +24,99 @@ import (
 
 var routesOn = regexp.MustCompile(`routes on (http://[^\s,]+), admin API and /metrics on (http://[^\s",]+)`)
 
+// server is a serve command that runs in this process, on ports of its own.
+type server struct {
+	t              *testing.T
+	data, admin    string // URLs
+	stdout, stderr *clitest.Screen
+	code           chan int
+	ended          bool
+}
+
+// startServe runs serve and waits for its addresses. It ends with the test at the latest.
+func startServe(t *testing.T, args ...string) *server {
+	t.Helper()
+	s := &server{t: t, stdout: &clitest.Screen{}, stderr: &clitest.Screen{}, code: make(chan int, 1)}
+	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, args...)
+	go func() { s.code <- cli.Main(cli.Root(newServeCmd()), args, strings.NewReader(""), s.stdout, s.stderr) }()
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		if !s.ended {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+			<-s.code
+		}
+	})
+	clitest.Until(t, "the banner", func() error {
+		m := routesOn.FindStringSubmatch(s.stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", s.stderr)
+		}
+		s.data, s.admin = m[1], m[2]
+		return nil
+	})
+	return s
+}
+
+// ready waits until the router is.
+func (s *server) ready() {
+	s.t.Helper()
+	clitest.Until(s.t, "a worker", func() error {
+		resp, err := http.Get(s.data + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				err = errors.New(resp.Status)
+			}
+		}
+		return err
+	})
+}
+
+// terminate sends SIGTERM, to the whole process.
+func (s *server) terminate() {
+	s.t.Helper()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// ends waits for serve to end with an exit code.
+func (s *server) ends(want int) {
+	s.t.Helper()
+	select {
+	case c := <-s.code:
+		if s.ended = true; c != want {
+			s.t.Errorf("exit code %d, want %d: %s", c, want, s.stderr)
+		}
+	case <-time.After(20 * time.Second):
+		s.t.Fatalf("serve does not end: %s", s.stderr)
+	}
+}
+
+// drain is what the admin API shows of a router that drains.
+func (s *server) drain(c *admin.Client, reason string) *admin.DrainState {
+	s.t.Helper()
+	st, err := c.Status(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if st.State != "draining" || st.Drain == nil || !strings.Contains(strings.Join(st.Reasons, " "), reason) {
+		s.t.Fatalf("status %q, drain %+v, reasons %q, want one with %q", st.State, st.Drain, st.Reasons, reason)
+	}
+	return st.Drain
+}
+
+// client is a client of the admin API.
+func (s *server) client() *admin.Client {
+	s.t.Helper()
+	c, err := admin.NewClient(s.admin, admin.Options{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(c.Close)
+	return c
+}
+
 // TestServeFromSignalToSignal runs serve as a user does: it answers, is
 // reloaded by SIGHUP (wholly or, with a bad file, not at all), is asked by the
 // other commands, and ends well by SIGTERM. It is not parallel: signals go to
@@ -38,34 +130,8 @@ func TestServeFromSignalToSignal(t *testing.T) {
 		}
 	}
 	write("routing:\n  threshold: 100000\n")
-	var out bytes.Buffer
-	stderr := &clitest.Screen{}
-	code := make(chan int, 1)
-	go func() {
-		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--config", file, "--sim", "1p1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), &out, stderr)
-	}()
-	var data, ctrl string
-	clitest.Until(t, "the banner", func() error {
-		m := routesOn.FindStringSubmatch(stderr.String())
-		if m == nil {
-			return fmt.Errorf("%q", stderr)
-		}
-		data, ctrl = m[1], m[2]
-		return nil
-	})
-	ended := false
-	defer func() {
-		if !ended {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
-			<-code
-		}
-	}()
-	client, err := admin.NewClient(ctrl, admin.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	defer http.DefaultClient.CloseIdleConnections()
+	s := startServe(t, "--config", file, "--sim", "1p1d")
+	client, stderr := s.client(), s.stderr
 	clitest.Until(t, "the fleet", func() error {
 		s, err := client.Status(t.Context())
 		if err == nil && s.Workers.Usable != 2 {
@@ -75,7 +141,7 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	})
 	ask := func(words string) (path, decision string) {
 		t.Helper()
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, data+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":"sim","max_tokens":3,"prompt":%q}`, strings.Repeat(words+" ", 50))))
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.data+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":"sim","max_tokens":3,"prompt":%q}`, strings.Repeat(words+" ", 50))))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,53 +225,38 @@ func TestServeFromSignalToSignal(t *testing.T) {
 		{[]string{"workers", "add", "http://127.0.0.1:9,name=spare"}, cli.ExitOK, ""},
 		{[]string{"workers", "remove", "spare"}, cli.ExitOK, ""},
 	} {
-		got, stdout, errs := typed(append(c.args, "--router", ctrl)...)
+		got, stdout, errs := typed(append(c.args, "--router", s.admin)...)
 		if got != c.code || !strings.Contains(stdout, c.says) || got != cli.ExitOK && errs == "" {
 			t.Errorf("dynctl %s: exit %d\n%s%s", strings.Join(c.args, " "), got, stdout, errs)
 		}
 	}
-	if _, stdout, _ := typed("workers", "list", "-o", "json", "--router", ctrl); !json.Valid([]byte(stdout)) {
+	if _, stdout, _ := typed("workers", "list", "-o", "json", "--router", s.admin); !json.Valid([]byte(stdout)) {
 		t.Errorf("not JSON: %s", stdout)
 	}
-	if _, stdout, _ := typed("__complete", "workers", "--router", ctrl, "drain", ""); !strings.Contains(stdout, "decode-0") {
+	if _, stdout, _ := typed("__complete", "workers", "--router", s.admin, "drain", ""); !strings.Contains(stdout, "decode-0") {
 		t.Errorf("completion offers no workers: %s", stdout)
 	}
 
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	ended = true
-	select {
-	case c := <-code:
-		if c != cli.ExitOK {
-			t.Errorf("exit code %d after SIGTERM: %s", c, stderr)
-		}
-	case <-time.After(20 * time.Second):
-		t.Fatalf("serve does not end: %s", stderr)
-	}
-	if out.Len() != 0 {
-		t.Errorf("serve wrote to standard output: %q", &out)
+	s.terminate()
+	s.ends(cli.ExitOK)
+	if out := s.stdout.String(); out != "" {
+		t.Errorf("serve wrote to standard output: %q", out)
 	}
 }
 
 // TestServeIntroducesItsFleetInOneLine: twelve workers are one line, which says how to
 // watch them.
 func TestServeIntroducesItsFleetInOneLine(t *testing.T) {
-	stderr := &clitest.Screen{}
-	code := make(chan int, 1)
-	go func() {
-		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "4p8d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), io.Discard, stderr)
-	}()
+	s := startServe(t, "--sim", "4p8d")
+	stderr := s.stderr
 	clitest.Until(t, "the line of the fleet", func() error {
 		if !strings.Contains(stderr.String(), "12 of 12 workers ready (4 prefill, 8 decode; 12 ranks; models: sim); see them with dynctl top --router http://") {
 			return fmt.Errorf("%q", stderr)
 		}
 		return nil
 	})
-	_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
-	if c := <-code; c != 0 {
-		t.Errorf("exit code %d: %s", c, stderr)
-	}
+	s.terminate()
+	s.ends(cli.ExitOK)
 	for _, kind := range []string{"worker_added", "worker_changed", "health_changed", "feed_live"} {
 		if n := strings.Count(stderr.String(), kind); n > 0 {
 			t.Errorf("%d lines of %s", n, kind)
@@ -225,32 +276,12 @@ func TestByRole(t *testing.T) {
 // TestServeDrainTimeout: a drain through the admin API ends when its own time is
 // up, not the configured one, and the status says until when.
 func TestServeDrainTimeout(t *testing.T) {
-	stderr := &clitest.Screen{}
-	code := make(chan int, 1)
-	go func() {
-		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--drain-timeout", "10m"}, strings.NewReader(""), io.Discard, stderr)
-	}()
-	var data, ctrl string
-	clitest.Until(t, "a worker", func() error {
-		m := routesOn.FindStringSubmatch(stderr.String())
-		if m == nil {
-			return fmt.Errorf("%q", stderr)
-		}
-		data, ctrl = m[1], m[2]
-		resp, err := http.Get(data + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode != http.StatusOK {
-				err = errors.New(resp.Status)
-			}
-		}
-		return err
-	})
-	defer http.DefaultClient.CloseIdleConnections()
+	s := startServe(t, "--sim", "1d", "--drain-timeout", "10m")
+	s.ready()
 	// Well over the drain's own time, and well under the configured one.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, data+"/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.data+"/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,24 +290,16 @@ func TestServeDrainTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	c, err := admin.NewClient(ctrl, admin.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := s.client()
 	begun := time.Now()
 	if err := c.Drain(t.Context(), 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	s, err := c.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := s.Drain; s.State != "draining" || d == nil || d.Inflight != 1 || d.Until.Sub(d.Since) != 2*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "1 request(s) may finish until") {
-		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
+	if d := s.drain(c, "1 request(s) may finish until"); d.Inflight != 1 || d.Until.Sub(d.Since) != 2*time.Second {
+		t.Errorf("drain %+v", d)
 	}
 	clitest.Until(t, "an answer that ends its connection", func() error {
-		resp, err := http.Get(data + "/readyz")
+		resp, err := http.Get(s.data + "/readyz")
 		if err != nil {
 			return err
 		}
@@ -290,34 +313,14 @@ func TestServeDrainTimeout(t *testing.T) {
 	if took := time.Since(begun); err != nil || took < time.Second || !strings.Contains(string(body[max(0, len(body)-500):]), `"code":"draining"`) {
 		t.Errorf("the stream ended after %s: %v, %.300s", took, err, body[max(0, len(body)-300):])
 	}
-	select {
-	case c := <-code:
-		if c != cli.ExitRuntime {
-			t.Errorf("exit code %d: %s", c, stderr)
-		}
-	case <-time.After(20 * time.Second):
-		t.Fatalf("serve does not end: %s", stderr)
-	}
+	s.ends(cli.ExitRuntime)
 }
 
 // TestServeLeaves: after the signal the router is not ready, but for timeouts.leave it
 // serves what comes on connections that are there and on new ones, each answer as the
 // last of its connection; so nothing is lost of clients that send a request once.
 func TestServeLeaves(t *testing.T) {
-	stderr := &clitest.Screen{}
-	code := make(chan int, 1)
-	go func() {
-		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--leave-time", "1h"}, strings.NewReader(""), io.Discard, stderr)
-	}()
-	var data, ctrl string
-	clitest.Until(t, "the address", func() error {
-		m := routesOn.FindStringSubmatch(stderr.String())
-		if m == nil {
-			return fmt.Errorf("%q", stderr)
-		}
-		data, ctrl = m[1], m[2]
-		return nil
-	})
+	s := startServe(t, "--sim", "1d", "--leave-time", "1h")
 	ask := func(c net.Conn, in *bufio.Reader, method, path, body string) (*http.Response, error) {
 		if _, err := fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", method, path, len(body), body); err != nil {
 			return nil, err
@@ -331,7 +334,7 @@ func TestServeLeaves(t *testing.T) {
 	}
 	dial := func() (net.Conn, *bufio.Reader) {
 		t.Helper()
-		c, err := net.Dial("tcp", strings.TrimPrefix(data, "http://"))
+		c, err := net.Dial("tcp", strings.TrimPrefix(s.data, "http://"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,9 +362,7 @@ func TestServeLeaves(t *testing.T) {
 	if resp, err := ask(kept, keptIn, http.MethodPost, "/v1/completions", prompt); err != nil || resp.StatusCode != http.StatusOK || resp.Close {
 		t.Fatalf("%v, %v", resp, err)
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	s.terminate()
 	ready(http.StatusServiceUnavailable)
 	fresh, freshIn := dial()
 	for name, c := range map[string]struct {
@@ -376,55 +377,27 @@ func TestServeLeaves(t *testing.T) {
 			t.Errorf("the %s connection goes on: %v", name, err)
 		}
 	}
-	a, err := admin.NewClient(ctrl, admin.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	s, err := a.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := s.Drain; s.State != "draining" || d == nil || d.Closes.Sub(d.Since) != time.Hour || d.Until.Sub(d.Closes) != 30*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "new ones are served until") {
-		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
+	if d := s.drain(s.client(), "new ones are served until"); d.Closes.Sub(d.Since) != time.Hour || d.Until.Sub(d.Closes) != 30*time.Second {
+		t.Errorf("drain %+v", d)
 	}
 	// A second signal does not wait for the rest of the hour.
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if c := <-code; c != 0 {
-		t.Errorf("exit code %d: %s", c, stderr)
-	}
+	s.terminate()
+	s.ends(cli.ExitOK)
 }
 
 // TestServeLeavesThenDrains: when timeouts.leave is over, new requests are refused and
 // the stream that runs goes on.
 func TestServeLeavesThenDrains(t *testing.T) {
-	stderr := &clitest.Screen{}
-	code := make(chan int, 1)
-	go func() {
-		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--leave-time", "50ms", "--drain-timeout", "10m"}, strings.NewReader(""), io.Discard, stderr)
-	}()
-	var data string
-	clitest.Until(t, "a worker", func() error {
-		m := routesOn.FindStringSubmatch(stderr.String())
-		if m == nil || !strings.Contains(stderr.String(), "1 of 1 worker") {
-			return fmt.Errorf("%q", stderr)
-		}
-		data = m[1]
-		return nil
-	})
-	defer http.DefaultClient.CloseIdleConnections()
-	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	s := startServe(t, "--sim", "1d", "--leave-time", "50ms", "--drain-timeout", "10m")
+	s.ready()
+	resp, err := http.Post(s.data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	s.terminate()
 	clitest.Until(t, "a request that is refused", func() error {
-		resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":"go on"}`))
+		resp, err := http.Post(s.data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":"go on"}`))
 		if err != nil {
 			return err
 		}
@@ -438,47 +411,17 @@ func TestServeLeavesThenDrains(t *testing.T) {
 	if _, err := io.ReadFull(resp.Body, make([]byte, 2000)); err != nil {
 		t.Errorf("the stream does not go on: %v", err)
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if c := <-code; c != cli.ExitInterrupted {
-		t.Errorf("exit code %d: %s", c, stderr)
-	}
+	s.terminate()
+	s.ends(cli.ExitInterrupted)
 }
 
 // TestServeSecondSignal: the first signal lets streams finish, the second ends
 // them with an error event, never with a silent cut.
 func TestServeSecondSignal(t *testing.T) {
-	stderr := &clitest.Screen{}
-	code := make(chan int, 1)
-	go func() {
-		code <- cli.Main(cli.Root(newServeCmd()), []string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), io.Discard, stderr)
-	}()
-	var data string
-	clitest.Until(t, "a worker", func() error {
-		m := routesOn.FindStringSubmatch(stderr.String())
-		if m == nil {
-			return fmt.Errorf("%q", stderr)
-		}
-		data = m[1]
-		resp, err := http.Get(data + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode != http.StatusOK {
-				err = errors.New(resp.Status)
-			}
-		}
-		return err
-	})
-	defer http.DefaultClient.CloseIdleConnections()
-	signal := func() {
-		t.Helper()
-		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s := startServe(t, "--sim", "1d")
+	s.ready()
 	// At the simulator's own pace this takes minutes.
-	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	resp, err := http.Post(s.data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -495,30 +438,24 @@ func TestServeSecondSignal(t *testing.T) {
 		}
 		return nil
 	})
-	signal()
+	s.terminate()
 	clitest.Until(t, "the drain", func() error {
-		if !strings.Contains(stderr.String(), "the router drains: 1 request(s)") {
-			return fmt.Errorf("%s", stderr)
+		if !strings.Contains(s.stderr.String(), "the router drains: 1 request(s)") {
+			return fmt.Errorf("%s", s.stderr)
 		}
 		return nil
 	})
 	select {
 	case <-read:
 		t.Fatalf("the first signal ended the stream: %s", body)
-	case c := <-code:
+	case c := <-s.code:
+		s.ended = true
 		t.Fatalf("the first signal ended serve with %d", c)
 	default:
 	}
-	signal()
+	s.terminate()
 	if err := <-read; err != nil || !strings.Contains(body.String(), `"code":"draining"`) {
 		t.Errorf("the stream ended without a word: %v, %.300s", err, body.String()[max(0, len(body.String())-300):])
 	}
-	select {
-	case c := <-code:
-		if c != cli.ExitInterrupted {
-			t.Errorf("exit code %d: %s", c, stderr)
-		}
-	case <-time.After(20 * time.Second):
-		t.Fatalf("serve does not end: %s", stderr)
-	}
+	s.ends(cli.ExitInterrupted)
 }

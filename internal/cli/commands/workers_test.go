@@ -3,11 +3,13 @@ package commands
 import (
 	"encoding/csv"
 	"encoding/json"
-	"slices"
+	"fmt"
 	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/rig/clitest"
 	"github.com/dynctl/dynctl/internal/rig/hostile"
@@ -31,8 +33,16 @@ func TestListWorkers(t *testing.T) {
 		}
 		return b.String()
 	}
-	if got, want := clitest.Squeeze(out("markdown")), "| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live, no replay | 210.0 ms | 14.1 ms | 320 | ITL 9.2 times its peers' |\n"; !strings.Contains(got, want) || !strings.Contains(got, "| gap |") || !strings.Contains(got, "| none |") || !strings.Contains(got, "| gap, replay unknown |") || strings.Count(got, "\n") != 6 {
-		t.Errorf("markdown\n%s", got)
+	got := clitest.Squeeze(out("markdown"))
+	for _, want := range []string{
+		"| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live, no replay | 210.0 ms | 14.1 ms | 320 | ITL 9.2 times its peers' |\n", "| gap |", "| none |", "| gap, replay unknown |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("markdown lacks %q:\n%s", want, got)
+		}
+	}
+	if n := strings.Count(got, "\n"); n != 6 {
+		t.Errorf("markdown has %d lines, want 6:\n%s", n, got)
 	}
 	if got := out("table"); !strings.Contains(got, "RANK    ROLE") || !strings.Contains(got, "draining") || strings.Contains(got, "URL") {
 		t.Errorf("table\n%s", got)
@@ -41,8 +51,21 @@ func TestListWorkers(t *testing.T) {
 		t.Errorf("wide\n%s", got)
 	}
 	rows, err := csv.NewReader(strings.NewReader(out("csv"))).ReadAll()
-	if err != nil || len(rows) != 5 || len(rows[0]) != 26 || rows[1][14] != "a,b|c" || rows[1][9] != "3" || rows[2][9] != "-" || !slices.Equal(rows[1][19:22], []string{"3", "12", "7"}) || rows[2][19] != "-" || rows[1][17] != "pair/5d1c slice 1" || rows[1][18] != "dp: default; role: label a=b" {
-		t.Errorf("csv %q, %v", rows, err)
+	if err != nil || len(rows) != 5 || len(rows[0]) != 26 {
+		t.Fatalf("csv: want 5 rows of 26 cells, not %q, %v", rows, err)
+	}
+	cells := func(row int, columns ...int) (list []string) {
+		for _, i := range columns {
+			list = append(list, fmt.Sprintf("%s: %s", rows[0][i], rows[row][i]))
+		}
+		return list
+	}
+	first := []string{"RUNNING: 3", "MODELS: a,b|c", "REVISION: pair/5d1c slice 1", "FROM: dp: default; role: label a=b", "MOVED AWAY: 3", "MOVED HERE: 12", "WAIT TO MOVE: 7"}
+	if d := cmp.Diff(first, cells(1, 9, 14, 17, 18, 19, 20, 21)); d != "" {
+		t.Errorf("csv of the first rank (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]string{"RUNNING: -", "MOVED AWAY: -"}, cells(2, 9, 19)); d != "" {
+		t.Errorf("csv of the second rank (-want +got):\n%s", d)
 	}
 	lines := strings.Split(strings.TrimSpace(out("jsonl")), "\n")
 	var w admin.Worker

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/dynctl/dynctl/internal/rig/publictrace"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 )
@@ -105,8 +108,13 @@ func TestDescribe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Requests != 3 || s.Blocks != 9 || s.Distinct != 7 || s.Reused != 2 || s.Roots != 2 || s.Shared != 2 || s.BlockSize != 16 || s.ISL.Max != 64 || len(s.Rate) > maxBuckets {
-		t.Errorf("%+v", s)
+	want := *s
+	want.Requests, want.Blocks, want.Distinct, want.Reused, want.Roots, want.Shared, want.BlockSize, want.ISL.Max = 3, 9, 7, 2, 2, 2, 16, 64
+	if d := cmp.Diff(want, *s, cmpopts.EquateNaNs()); d != "" {
+		t.Errorf("the workload (-want +got):\n%s", d)
+	}
+	if len(s.Rate) > maxBuckets {
+		t.Errorf("the curve has %d buckets, more than %d", len(s.Rate), maxBuckets)
 	}
 	if len(s.Top) != 1 || s.Top[0].Blocks != 2 || s.Top[0].Requests != 2 || s.Top[0].Children != 2 {
 		t.Errorf("prefixes %+v", s.Top)

@@ -8,7 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/wait"
 )
@@ -44,8 +47,9 @@ func TestBegin(t *testing.T) {
 		<-d.Begun()
 		wait.For(t.Context(), time.Second)
 		d.Begin(time.Hour)
-		if s := d.State(); !d.On() || !s.Since.Equal(began) || !s.Closes.Equal(began.Add(5*time.Second)) || !s.Until.Equal(began.Add(15*time.Second)) || s.Inflight != 1 {
-			t.Errorf("%+v", s)
+		want := &admin.DrainState{Since: began, Closes: began.Add(5 * time.Second), Until: began.Add(15 * time.Second), Inflight: 1}
+		if diff := cmp.Diff(want, d.State()); diff != "" || !d.On() {
+			t.Errorf("it drains: %t (-want +got):\n%s", d.On(), diff)
 		}
 		if len(*events) != 1 || !strings.HasPrefix((*events)[0], "router_draining: the router drains: 1 request(s) in progress may finish within 10s, new ones are served for 5s before that") {
 			t.Errorf("%q", *events)

@@ -3,6 +3,9 @@ package control
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/workers/kube"
 )
@@ -14,15 +17,12 @@ func TestCosts(t *testing.T) {
 		"b": {Local: 3, Prefill: 2, Transfer: 1, Model: &cost.Model{Revision: 7}, Crossings: []cost.Crossing{{Running: 4, Low: 100, Tokens: 200, High: cost.Never}}},
 		"a": {Local: 5},
 	})
-	if len(list) != 2 || list[0].Model != "a" || list[0].LocalOutcomes != 5 || list[0].Revision != 0 || list[0].Crossings != nil {
-		t.Fatalf("%+v", list)
+	want := []admin.ModelCosts{
+		{Model: "a", LocalOutcomes: 5},
+		{Model: "b", Revision: 7, LocalOutcomes: 3, PrefillOutcomes: 2, TransferOutcomes: 1, Crossings: []admin.Crossing{{Running: 4, Low: new(100), Tokens: new(200)}}},
 	}
-	b := &list[1]
-	if b.Model != "b" || b.LocalOutcomes != 3 || b.PrefillOutcomes != 2 || b.TransferOutcomes != 1 || b.Revision != 7 || len(b.Crossings) != 1 {
-		t.Fatalf("%+v", b)
-	}
-	if x := b.Crossings[0]; x.Running != 4 || *x.Low != 100 || *x.Tokens != 200 || x.High != nil {
-		t.Errorf("%+v", x)
+	if d := cmp.Diff(want, list); d != "" {
+		t.Errorf("the costs (-want +got):\n%s", d)
 	}
 	if costsOf(nil) != nil {
 		t.Error("nothing is known of no model")
@@ -41,8 +41,10 @@ func TestKubernetes(t *testing.T) {
 		if k.Connected != c.connected || k.Failures != c.failures || len(k.Watches) != len(c.watches) {
 			t.Errorf("%+v: %+v", c, k)
 		}
-		if k.Server != "s" || k.Pods != 3 || k.Workers != 1 || k.Waiting != 1 || k.LeftOutCount != 1 || len(k.LeftOut) != 1 || k.LeftOut[0].Pod != "p" || k.LeftOut[0].Reason != "no port" {
-			t.Errorf("%+v", k)
+		want := *k
+		want.Server, want.Pods, want.Workers, want.Waiting, want.LeftOutCount, want.LeftOut = "s", 3, 1, 1, 1, []admin.LeftOutPod{{Pod: "p", Reason: "no port"}}
+		if d := cmp.Diff(want, *k); d != "" {
+			t.Errorf("what the cluster has (-want +got):\n%s", d)
 		}
 	}
 }

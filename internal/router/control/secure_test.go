@@ -93,8 +93,14 @@ func TestFilesThatDoNotLoad(t *testing.T) {
 // which there are, and how engines and it are spoken to.
 func TestWhatIsInForce(t *testing.T) {
 	s := made(t, options(func(*settings.Config) {}))
-	if data, admin := s.Schemes(); data != "http" || admin != "http" || s.Keys() != nil || s.KeyCount() != -1 || s.EngineTLS() != nil || len(s.Certificates()) != 0 || len(s.Troubles()) != 0 {
-		t.Errorf("%s %s, %d keys, certificates %v, troubles %q", data, admin, s.KeyCount(), s.Certificates(), s.Troubles())
+	if data, admin := s.Schemes(); data != "http" || admin != "http" {
+		t.Errorf("without certificates the router speaks %s and %s", data, admin)
+	}
+	if s.Keys() != nil || s.KeyCount() != -1 {
+		t.Errorf("without a file there are %d keys", s.KeyCount())
+	}
+	if s.EngineTLS() != nil || len(s.Certificates()) != 0 || len(s.Troubles()) != 0 {
+		t.Errorf("without files: certificates %v, troubles %q, TLS to engines: %t", s.Certificates(), s.Troubles(), s.EngineTLS() != nil)
 	}
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "router.test", time.Hour)

@@ -42,8 +42,17 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	}
 	second.ID = "second"
 	c.Release()
-	if !reflect.DeepEqual(c.Asked, Asked{}) || c.begun.Load() != mayBegin || c.decided || c.retry.budgeted || c.next != nil || c.Question.IDs != nil || c.Question.Run.Plan.DecodeIndex != -1 || second.ID != "" {
-		t.Errorf("%+v is left", c)
+	if !reflect.DeepEqual(c.Asked, Asked{}) {
+		t.Errorf("%+v is left", c.Asked)
+	}
+	if c.begun.Load() != mayBegin || c.decided || c.retry.budgeted || c.next != nil {
+		t.Errorf("of its attempts is left: begun %d, decided %t, retry %+v, next %v", c.begun.Load(), c.decided, c.retry, c.next)
+	}
+	if d := &c.Question; d.IDs != nil || d.Run.Plan.DecodeIndex != -1 {
+		t.Errorf("of the question is left: ids %v, plan %+v", d.IDs, d.Run.Plan)
+	}
+	if second.ID != "" {
+		t.Error("the call that it follows is not released")
 	}
 	if c.scratch != nil {
 		t.Error("the memory of its legs is not given back")

@@ -3,10 +3,13 @@ package effective
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -55,8 +58,16 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := f.Load()
-	if now.Revision != 8 || now.Limits.Queue != 7 || now.Origin["worker"] != "file" || first.Limits.Queue == 7 || first.Origin["worker"] != "" {
-		t.Errorf("%+v", now)
+	type of struct {
+		Revision uint64
+		Queue    int
+		Worker   string
+	}
+	if d := cmp.Diff(of{8, 7, "file"}, of{now.Revision, now.Limits.Queue, now.Origin["worker"]}); d != "" {
+		t.Errorf("in force now (-want +got):\n%s", d)
+	}
+	if first.Limits.Queue == 7 || first.Origin["worker"] != "" {
+		t.Errorf("what was in force before has changed: queue %d, origin %v", first.Limits.Queue, first.Origin)
 	}
 	want := []string{"prepare 8 of 7, 2 workers", "follow 8, in force true", "ok", fmt.Sprintf("%d requests instead of %[1]d", c.Receipts), "config_reloaded: configuration revision 8 is in force"}
 	if !slices.Equal(s.list, want) {
@@ -104,10 +115,15 @@ func TestPatch(t *testing.T) {
 	if err := f.Patch(map[string]any{"limits.queue": 7.0}, "somebody"); err != nil {
 		t.Fatal(err)
 	}
-	if now := f.Load(); now.Limits.Queue != 7 || now.Limits.Inflight != first.Limits.Inflight || now.Origin["limits.queue"] != "somebody" || now.Origin["routing.policy"] != "flag" || len(first.Origin) != 1 {
-		t.Errorf("%v, before %v", now.Origin, first.Origin)
-	}
 	now := f.Load()
+	limits, origin := first.Limits, maps.Clone(first.Origin)
+	limits.Queue, origin["limits.queue"], origin["routing.policy"] = 7, "somebody", "flag"
+	if d := cmp.Diff(limits, now.Limits); d != "" {
+		t.Errorf("limits (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(origin, now.Origin); d != "" || len(first.Origin) != 1 {
+		t.Errorf("where settings come from, %d before (-want +got):\n%s", len(first.Origin), d)
+	}
 	s.list = nil
 	if err := f.Patch(map[string]any{"nosuch": 1.0}, "somebody"); err == nil || f.Load() != now || len(s.list) != 0 {
 		t.Errorf("%v, %q", err, s.list)

@@ -188,8 +188,11 @@ func TestMonitorLife(t *testing.T) {
 		// The first probe comes at once, and with it all that the engine reports.
 		expect(t, w, workers.Healthy, "")
 		now := get(t, reg, "a")
-		if now.BlockSize != 16 || now.KVBlocks != 64 || !now.Serves("m") || len(now.Events) != 1 || now.Events[0].Endpoint != "tcp://a:5557" {
-			t.Errorf("learned %+v", now)
+		if now.BlockSize != 16 || now.KVBlocks != 64 || !now.Serves("m") {
+			t.Errorf("learned blocks of %d tokens, %d of them, models %q", now.BlockSize, now.KVBlocks, now.Models)
+		}
+		if len(now.Events) != 1 || now.Events[0].Endpoint != "tcp://a:5557" {
+			t.Errorf("learned event sources %+v", now.Events)
 		}
 		if l := now.Ranks[0].Load(); l == nil || l.Running != 2 || l.Waiting != -1 {
 			t.Errorf("load %+v", l)

@@ -24,9 +24,7 @@ func TestFeedJoinsLateAndReplays(t *testing.T) {
 		for range 30 {
 			p.step(false)
 		}
-		f := newFixture(t, nil)
-		f.add(p.source(true))
-		p.subscribed()
+		f := p.followed(true, nil)
 		p.steps(30)
 		s := f.caughtUp(p)
 		f.equals(p)
@@ -45,9 +43,7 @@ func TestFeedWithoutReplay(t *testing.T) {
 	for range 20 {
 		p.step(false)
 	}
-	f := newFixture(t, nil)
-	f.add(p.source(false))
-	p.subscribed()
+	f := p.followed(false, nil)
 	p.steps(20)
 	s := f.caughtUp(p)
 	f.within(p)
@@ -106,9 +102,7 @@ func TestFeedReasonIsOfNow(t *testing.T) {
 			for range c.missed {
 				p.step(false)
 			}
-			f := newFixture(t, func(o *Options) { o.VerifyAfter, o.VerifyEvery = 50*time.Millisecond, 50*time.Millisecond })
-			f.add(p.source(c.replay))
-			p.subscribed()
+			f := p.followed(c.replay, func(o *Options) { o.VerifyAfter, o.VerifyEvery = 50*time.Millisecond, 50*time.Millisecond })
 			f.until(func(s Status) bool { return s.State == Live })
 			c.do(f, p)
 			f.until(func(s Status) bool {
@@ -124,9 +118,7 @@ func TestFeedOutlivesSilence(t *testing.T) {
 	t.Parallel()
 	const beat = 500 * time.Millisecond // an answer must come within one
 	p := newPublisher(t, 47, 2)
-	f := newFixture(t, func(o *Options) { o.Heartbeat = beat })
-	f.add(p.source(false))
-	p.subscribed()
+	f := p.followed(false, func(o *Options) { o.Heartbeat = beat })
 	p.steps(20)
 	f.caughtUp(p)
 	silent := time.Now()
@@ -148,9 +140,7 @@ func TestFeedOutlivesSilence(t *testing.T) {
 func TestFeedClosesGap(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 2, 2)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	f.until(func(s Status) bool { return s.State == Live })
 	for range 10 {
 		p.steps(5)
@@ -169,9 +159,7 @@ func TestFeedClosesGap(t *testing.T) {
 func TestFeedGapBeyondTheReplay(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 3, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	p.steps(20)
 	f.caughtUp(p)
 	for range 10 {
@@ -197,9 +185,7 @@ func (p *publisher) damaged() {
 func TestFeedFetchesDamagedAgain(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 40, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	p.steps(20)
 	f.caughtUp(p)
 	p.damaged()
@@ -221,14 +207,12 @@ func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 41, 1)
-			f := newFixture(t, func(o *Options) {
+			f := p.followed(true, func(o *Options) {
 				o.ReplayBurst, o.ReplayEvery = 1, 20*time.Millisecond
 				if name == "silent" {
 					o.ReplayIdle = silence
 				}
 			})
-			f.add(p.source(true))
-			p.subscribed()
 			p.steps(30)
 			f.caughtUp(p)
 			asked := f.one().Replays
@@ -252,9 +236,7 @@ func TestFeedNoticesRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 4, 1)
-			f := newFixture(t, nil)
-			f.add(p.source(replay))
-			p.subscribed()
+			f := p.followed(replay, nil)
 			f.until(func(s Status) bool { return s.State == Live })
 			p.steps(20)
 			f.caughtUp(p)
@@ -292,9 +274,7 @@ func TestFeedNoticesRestart(t *testing.T) {
 func TestFeedReconnects(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 5, 2)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	f.until(func(s Status) bool { return s.State == Live })
 	p.steps(20)
 	f.caughtUp(p)
@@ -346,11 +326,9 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 			p := newPublisher(t, 40, 2)
 			var process atomic.Pointer[answer]
 			process.Store(&answer{c.before, time.Now()})
-			f := newFixture(t, func(o *Options) {
+			f := p.followed(false, func(o *Options) {
 				o.Process = func(string, int) (float64, time.Time) { a := process.Load(); return a.started, a.at }
 			})
-			f.add(p.source(false))
-			p.subscribed()
 			f.until(func(s Status) bool { return s.State == Live })
 			p.steps(20)
 			f.caughtUp(p)
@@ -423,9 +401,7 @@ func TestFeedWithoutEndMarker(t *testing.T) {
 func TestFeedReplayJoinsLive(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 16, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	f.until(func(s Status) bool { return s.State == Live })
 	p.set(func() { p.noEnd = true })
 	p.steps(5)
@@ -442,9 +418,7 @@ func TestFeedReplayJoinsLive(t *testing.T) {
 func TestFeedNoticesYoungerPublisher(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 17, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	p.steps(20)
 	f.caughtUp(p)
 	p.hangUp(func() {
@@ -465,9 +439,7 @@ func TestFeedNoticesYoungerPublisher(t *testing.T) {
 func TestFeedReconnectsTooLate(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 18, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	p.steps(20)
 	f.caughtUp(p)
 	p.hangUp(func() {
@@ -488,9 +460,7 @@ func TestFeedSilentReplay(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 7, 1)
 	p.set(func() { p.silent = true })
-	f := newFixture(t, func(o *Options) { o.ReplayIdle = silence })
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, func(o *Options) { o.ReplayIdle = silence })
 	p.steps(20)
 	s := f.caughtUp(p)
 	f.within(p)
@@ -508,9 +478,7 @@ func TestFeedSilentReplay(t *testing.T) {
 func TestFeedVerifiesQuietPublisher(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 8, 1)
-	f := newFixture(t, func(o *Options) { o.VerifyAfter, o.VerifyEvery = 20*time.Millisecond, 20*time.Millisecond })
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, func(o *Options) { o.VerifyAfter, o.VerifyEvery = 20*time.Millisecond, 20*time.Millisecond })
 	p.steps(10)
 	f.caughtUp(p)
 	for range 5 {
@@ -526,9 +494,7 @@ func TestFeedVerifiesQuietPublisher(t *testing.T) {
 func TestFeedGoesStale(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 9, 1)
-	f := newFixture(t, func(o *Options) { o.StaleAfter = 60 * time.Millisecond })
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, func(o *Options) { o.StaleAfter = 60 * time.Millisecond })
 	p.steps(5)
 	f.caughtUp(p)
 	before := f.emitted("feed_stale") // the first connection may have been late
@@ -603,9 +569,7 @@ func TestFeedResumes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 12, 1)
-			f := newFixture(t, nil)
-			f.add(p.source(true))
-			p.subscribed()
+			f := p.followed(true, nil)
 			p.steps(20)
 			f.caughtUp(p)
 			var pos kvstream.Position
@@ -638,9 +602,7 @@ func TestFeedResumes(t *testing.T) {
 func TestFeedBlockSizeMismatch(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 13, 1)
-	f := newFixture(t, func(o *Options) { o.BlockSize = 3; o.Observer = nil })
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, func(o *Options) { o.BlockSize = 3; o.Observer = nil })
 	p.steps(10)
 	s := f.until(func(s Status) bool { return s.State == Unknown && s.LastSeq == 9 })
 	if !strings.Contains(s.Reason, "4 tokens") || !strings.Contains(s.Reason, "3 tokens") || f.Trusted(0) || len(kvmodel.Holds(t, f.x)) != 0 {

@@ -14,9 +14,7 @@ import (
 func TestGroupsAreShown(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 22, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	p.steps(3)
 	if s := f.caughtUp(p); len(s.CacheGroups) != 0 {
 		t.Errorf("a plain rank has groups: %+v", s.CacheGroups)

@@ -13,9 +13,7 @@ import (
 func TestUnknownCacheKindIsReported(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 21, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	p.steps(5)
 	f.caughtUp(p)
 	p.set(func() {
@@ -52,9 +50,7 @@ func TestUnknownCacheKindIsReported(t *testing.T) {
 func TestDisbelievedCopiesAreReported(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 22, 1)
-	f := newFixture(t, nil)
-	f.add(p.source(true))
-	p.subscribed()
+	f := p.followed(true, nil)
 	f.until(func(s Status) bool { return s.State == Live })
 	send := func() Status {
 		p.set(func() {

@@ -215,6 +215,16 @@ type fixture struct {
 	events []eventlog.Event
 }
 
+// followed is a fixture whose feed is subscribed to the publisher, as rank 0, with or without
+// its replay.
+func (p *publisher) followed(replay bool, change func(*Options)) *fixture {
+	p.t.Helper()
+	f := newFixture(p.t, change)
+	f.add(p.source(replay))
+	p.subscribed()
+	return f
+}
+
 func newFixture(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	f := idleFixture(t, change)

@@ -63,6 +63,22 @@ func readHybrid(t testing.TB, file string) (lines []hybridLine) {
 	return lines
 }
 
+// eachRecording runs a test with each recording of testdata/hybrid whose name matches, at
+// least so many.
+func eachRecording(t *testing.T, glob string, atLeast int, test func(t *testing.T, lines []hybridLine)) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.FromSlash("../../../../testdata/hybrid/" + glob))
+	if err != nil || len(files) < atLeast {
+		t.Fatalf("recordings: %d, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
+			t.Parallel()
+			test(t, readHybrid(t, file))
+		})
+	}
+}
+
 // chunk is the size of a header's chunks of attention in tokens, 0 without.
 func (l *hybridLine) chunk() (n int) {
 	for _, g := range l.Groups {
@@ -188,169 +204,129 @@ func restarted(t *testing.T, x *kvindex.Index, s *Stream) (*kvindex.Index, *Stre
 // what the hashes stand for. Elsewhere it is never more.
 func TestHybridCachesOfVLLM(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../../testdata/hybrid/*.jsonl.gz")
-	if err != nil || len(files) < 20 {
-		t.Fatalf("recordings: %d, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
-			t.Parallel()
-			lines := readHybrid(t, file)
-			head := lines[0]
-			finest, full, chunked := head.Groups[0].Size, 0, false
-			for _, g := range head.Groups {
-				finest = min(finest, g.Size)
-				chunked = chunked || g.Chunk > 0
+	eachRecording(t, "*.jsonl.gz", 20, func(t *testing.T, lines []hybridLine) {
+		head := lines[0]
+		finest, full, chunked := head.Groups[0].Size, 0, false
+		for _, g := range head.Groups {
+			finest = min(finest, g.Size)
+			chunked = chunked || g.Chunk > 0
+		}
+		for _, g := range head.Groups {
+			if strings.Contains(g.Spec, "FullAttention") {
+				full = g.Size
 			}
-			for _, g := range head.Groups {
-				if strings.Contains(g.Spec, "FullAttention") {
-					full = g.Size
-				}
+		}
+		n, s := predict(t, lines, head.Unit, kvgroup.Traits{})
+		t.Logf("%+v", n)
+		if n.more > 0 {
+			t.Errorf("%d predictions of %d are more than vLLM's", n.more, n.equal+n.more+n.less)
+		}
+		if exact := full == finest && !chunked; exact && n.less > 0 {
+			t.Errorf("%d predictions are less than vLLM's", n.less)
+		}
+		if chunked {
+			n, _ := predict(t, lines, head.Unit, kvgroup.Traits{Chunk: head.chunk()})
+			t.Logf("with the chunk stated: %+v", n)
+			if n.more > 0 || full == finest && n.less > 0 {
+				t.Errorf("with the chunk stated %d predictions are more than vLLM's, %d less", n.more, n.less)
 			}
-			n, s := predict(t, lines, head.Unit, kvgroup.Traits{})
-			t.Logf("%+v", n)
-			if n.more > 0 {
-				t.Errorf("%d predictions of %d are more than vLLM's", n.more, n.equal+n.more+n.less)
-			}
-			if exact := full == finest && !chunked; exact && n.less > 0 {
-				t.Errorf("%d predictions are less than vLLM's", n.less)
-			}
-			if chunked {
-				n, _ := predict(t, lines, head.Unit, kvgroup.Traits{Chunk: head.chunk()})
-				t.Logf("with the chunk stated: %+v", n)
-				if n.more > 0 || full == finest && n.less > 0 {
-					t.Errorf("with the chunk stated %d predictions are more than vLLM's, %d less", n.more, n.less)
-				}
-			}
-			if full == 0 && (s.Mismatch() == "" || n.found > 0) {
-				t.Errorf("without a full group: mismatch %q, %d tokens", s.Mismatch(), n.found)
-			}
-			if n.warm < 10 {
-				t.Errorf("only %d requests met a warm cache", n.warm)
-			}
-			// In larger blocks less may be seen, never more.
-			if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{}); n.more > 0 {
-				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
-			}
-		})
-	}
+		}
+		if full == 0 && (s.Mismatch() == "" || n.found > 0) {
+			t.Errorf("without a full group: mismatch %q, %d tokens", s.Mismatch(), n.found)
+		}
+		if n.warm < 10 {
+			t.Errorf("only %d requests met a warm cache", n.warm)
+		}
+		// In larger blocks less may be seen, never more.
+		if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{}); n.more > 0 {
+			t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
+		}
+	})
 }
 
 // A router that restarts goes on with what a hybrid rank had, counts of copies included: it
 // predicts what it would have predicted without the restart.
 func TestHybridCachesOverRestarts(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../../testdata/hybrid/*.jsonl.gz")
-	if err != nil || len(files) < 20 {
-		t.Fatalf("recordings: %d, %v", len(files), err)
-	}
 	var went atomic.Int32
 	t.Cleanup(func() {
 		if went.Load() < 12 {
 			t.Errorf("only %d recordings were gone on with", went.Load())
 		}
 	})
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
-			t.Parallel()
-			lines := readHybrid(t, file)
-			want, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{Chunk: lines[0].chunk()})
-			got, _, restarts := predictOver(t, lines, lines[0].Unit, kvgroup.Traits{Chunk: lines[0].chunk()}, 5)
-			if got != want {
-				t.Errorf("after %d restarts %+v, without %+v", restarts, got, want)
-			}
-			if restarts > 3 && want.found > 0 {
-				went.Add(1)
-			}
-		})
-	}
+	eachRecording(t, "*.jsonl.gz", 20, func(t *testing.T, lines []hybridLine) {
+		want, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{Chunk: lines[0].chunk()})
+		got, _, restarts := predictOver(t, lines, lines[0].Unit, kvgroup.Traits{Chunk: lines[0].chunk()}, 5)
+		if got != want {
+			t.Errorf("after %d restarts %+v, without %+v", restarts, got, want)
+		}
+		if restarts > 3 && want.found > 0 {
+			went.Add(1)
+		}
+	})
 }
 
 // A router that joins an engine in the middle, without its earlier events, counts no
 // prefix that the engine would not reuse, wherever it begins.
 func TestHybridCachesJoinedLate(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../../testdata/hybrid/*full*.jsonl.gz")
-	if err != nil || len(files) < 10 {
-		t.Fatalf("recordings: %d, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
-			t.Parallel()
-			lines := readHybrid(t, file)
-			found := 0
-			for from := 1; from < len(lines); from += 7 {
-				n, _ := predict(t, lines[from:], lines[0].Unit, kvgroup.Traits{})
-				if found += n.found; n.more > 0 {
-					t.Fatalf("from line %d on: %d predictions are more than vLLM's", from+1, n.more)
-				}
+	eachRecording(t, "*full*.jsonl.gz", 10, func(t *testing.T, lines []hybridLine) {
+		found := 0
+		for from := 1; from < len(lines); from += 7 {
+			n, _ := predict(t, lines[from:], lines[0].Unit, kvgroup.Traits{})
+			if found += n.found; n.more > 0 {
+				t.Fatalf("from line %d on: %d predictions are more than vLLM's", from+1, n.more)
 			}
-			if found == 0 {
-				t.Error("nothing was found")
-			}
-		})
-	}
+		}
+		if found == 0 {
+			t.Error("nothing was found")
+		}
+	})
 }
 
 // As above, for engines that draft with EAGLE and so compute the last block of each
 // hit anew, which their events do not say.
 func TestLastBlockDroppedByVLLM(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../../testdata/hybrid/eagle/*.jsonl.gz")
-	if err != nil || len(files) < 10 {
-		t.Fatalf("recordings: %d, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
-			t.Parallel()
-			lines := readHybrid(t, file)
-			head := lines[0]
-			finest := head.Groups[0].Size
-			for _, g := range head.Groups {
-				finest = min(finest, g.Size)
-			}
-			exact := false
-			for _, g := range head.Groups {
-				exact = exact || strings.Contains(g.Spec, "FullAttention") && g.Size == finest
-			}
-			if n, _ := predict(t, lines, head.Unit, kvgroup.Traits{}); n.more == 0 {
-				t.Errorf("as a recording of dropped blocks it proves nothing: %+v", n)
-			}
-			n, _ := predict(t, lines, head.Unit, kvgroup.Traits{Drops: true})
-			t.Logf("%+v", n)
-			if n.more > 0 || exact && n.less > 0 {
-				t.Errorf("%d predictions are more than vLLM's, %d less", n.more, n.less)
-			}
-			if n.warm < 10 {
-				t.Errorf("only %d requests met a warm cache", n.warm)
-			}
-			if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{Drops: true}); n.more > 0 {
-				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
-			}
-		})
-	}
+	eachRecording(t, "eagle/*.jsonl.gz", 10, func(t *testing.T, lines []hybridLine) {
+		head := lines[0]
+		finest := head.Groups[0].Size
+		for _, g := range head.Groups {
+			finest = min(finest, g.Size)
+		}
+		exact := false
+		for _, g := range head.Groups {
+			exact = exact || strings.Contains(g.Spec, "FullAttention") && g.Size == finest
+		}
+		if n, _ := predict(t, lines, head.Unit, kvgroup.Traits{}); n.more == 0 {
+			t.Errorf("as a recording of dropped blocks it proves nothing: %+v", n)
+		}
+		n, _ := predict(t, lines, head.Unit, kvgroup.Traits{Drops: true})
+		t.Logf("%+v", n)
+		if n.more > 0 || exact && n.less > 0 {
+			t.Errorf("%d predictions are more than vLLM's, %d less", n.more, n.less)
+		}
+		if n.warm < 10 {
+			t.Errorf("only %d requests met a warm cache", n.warm)
+		}
+		if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{Drops: true}); n.more > 0 {
+			t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
+		}
+	})
 }
 
 // Some requests of the recording asked vLLM to report hits as stores. Copies are then
 // counted that are none, unless it is stated that they shall not be.
 func TestHitsReportedByVLLM(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../../testdata/hybrid/report/*.jsonl.gz")
-	if err != nil || len(files) < 3 {
-		t.Fatalf("recordings: %d, %v", len(files), err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
-			t.Parallel()
-			lines := readHybrid(t, file)
-			if n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{}); n.more == 0 {
-				t.Errorf("as a recording of hits that count as copies it proves nothing: %+v", n)
-			}
-			n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{IgnoreCopies: true, Chunk: lines[0].chunk()})
-			t.Logf("%+v", n)
-			if n.more > 0 || n.equal < n.warm/2 {
-				t.Errorf("with single copies: %+v", n)
-			}
-		})
-	}
+	eachRecording(t, "report/*.jsonl.gz", 3, func(t *testing.T, lines []hybridLine) {
+		if n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{}); n.more == 0 {
+			t.Errorf("as a recording of hits that count as copies it proves nothing: %+v", n)
+		}
+		n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{IgnoreCopies: true, Chunk: lines[0].chunk()})
+		t.Logf("%+v", n)
+		if n.more > 0 || n.equal < n.warm/2 {
+			t.Errorf("with single copies: %+v", n)
+		}
+	})
 }

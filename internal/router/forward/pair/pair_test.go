@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 )
 
@@ -96,8 +98,12 @@ func TestRun(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c.legs.start = time.Now()
 			got := runPair(t.Context(), &c.legs)
-			if took := time.Since(c.legs.start); !errors.Is(got.Err, c.want.Err) || got.Cancelled != c.want.Cancelled || got.Waiting != c.want.Waiting || !errors.Is(got.Other, c.want.Other) || took != c.took || c.legs.prefilled != c.prefilled {
-				t.Errorf("%s: %+v after %v, prefill ended after %v", c.name, got, took, c.legs.prefilled)
+			took := time.Since(c.legs.start)
+			if d := cmp.Diff(c.want, got, cmpopts.EquateErrors()); d != "" {
+				t.Errorf("%s: the ending (-want +got):\n%s", c.name, d)
+			}
+			if took != c.took || c.legs.prefilled != c.prefilled {
+				t.Errorf("%s: it ended after %v, want %v, and the prefill after %v, want %v", c.name, took, c.took, c.legs.prefilled, c.prefilled)
 			}
 		})
 	}

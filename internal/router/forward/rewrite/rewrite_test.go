@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -128,8 +131,11 @@ func TestLeg(t *testing.T) {
 	var m Scratch
 	p := peerOf(workers.VLLM, 2)
 	l := m.Leg(s, p, "/v1/completions?a=b", "id-1", [][]byte{s.Body}, time.Second)
-	if l.Base != p.Worker.URL || l.Path != "/v1/completions?a=b" || l.Method != http.MethodPost || l.APIKey != "key" || l.HeadTimeout != time.Second || l.IdleTimeout != s.IdleTimeout {
-		t.Errorf("%+v", l)
+	want := upstream.Leg{
+		Base: p.Worker.URL, Path: "/v1/completions?a=b", Method: http.MethodPost, APIKey: "key", HeadTimeout: time.Second, IdleTimeout: s.IdleTimeout,
+	}
+	if d := cmp.Diff(want, *l, cmpopts.IgnoreFields(upstream.Leg{}, "Header", "Set", "Body", "Resend")); d != "" || l.Base != p.Worker.URL {
+		t.Errorf("the leg to %s (-want +got):\n%s", l.Base, d)
 	}
 	if id, rank := valueOf(l.Set, api.HeaderRequestID), valueOf(l.Set, "X-Data-Parallel-Rank"); id != "id-1" || rank != "1" {
 		t.Errorf("%+v", l.Set)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // proxy is a server that forwards every request to engine over a client, the
@@ -382,7 +384,11 @@ func TestKeptAnswer(t *testing.T) {
 	w.Header().Set("X-Request-Id", "id")
 	a := &Answer{Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}, Body: []byte("busy")}
 	a.Send(w)
-	if h := w.Header(); w.Code != http.StatusTooManyRequests || w.Body.String() != "busy" || h.Get("Retry-After") != "1" || h.Get("X-Request-Id") != "id" || h.Get("Content-Length") != "4" {
-		t.Errorf("%d %q %v", w.Code, w.Body, h)
+	want := http.Header{"Retry-After": {"1"}, "X-Request-Id": {"id"}, "Content-Length": {"4"}}
+	if d := cmp.Diff(want, w.Header()); d != "" {
+		t.Errorf("headers (-want +got):\n%s", d)
+	}
+	if w.Code != http.StatusTooManyRequests || w.Body.String() != "busy" {
+		t.Errorf("%d %q", w.Code, w.Body)
 	}
 }

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
@@ -200,11 +203,18 @@ func TestDecided(t *testing.T) {
 		Recording(func(_ time.Time, d *trace.Decision) { got = *d }, nil))
 	s.Key, s.Tenant = "k", "t"
 	s.Decided()
-	if c := s.receipt(t); c.RequestID != "id" || c.Model != "m" || c.ConfigRevision != 7 || c.Key != "k" || c.Tenant != "t" || c.Path != "remote" || c.Attempt != 1 {
-		t.Errorf("%+v", c)
+	c := s.receipt(t)
+	want := *c
+	want.RequestID, want.Model, want.ConfigRevision, want.Key, want.Tenant, want.Path, want.Attempt = "id", "m", 7, "k", "t", "remote", 1
+	if d := cmp.Diff(want, *c, cmpopts.IgnoreUnexported(receipt.Receipt{})); d != "" {
+		t.Errorf("the receipt (-want +got):\n%s", d)
 	}
-	if got.ID != s.Live.ID() || got.RequestID != "id" || got.Path != "remote" || got.Revision != 7 || s.traffic.Remote.Load() != 1 {
-		t.Errorf("recorded %+v; %d remote", got, s.traffic.Remote.Load())
+	type recorded struct {
+		id, request, path string
+		revision, remote  uint64
+	}
+	if d := cmp.Diff(recorded{s.Live.ID(), "id", "remote", 7, 1}, recorded{got.ID, got.RequestID, got.Path, got.Revision, s.traffic.Remote.Load()}, cmp.AllowUnexported(recorded{})); d != "" {
+		t.Errorf("the recording (-want +got):\n%s", d)
 	}
 	s = newStand(t, decide.Plan{})
 	s.Undecided()
@@ -221,11 +231,20 @@ func TestContinuedAndNot(t *testing.T) {
 	s.Continued(&attempt.Failure{Name: "a", Reason: attempt.Reset}, s.peer.Rank, 5, 2)
 	s.NotContinued("policy", "enough is enough")
 	c := s.receipt(t)
-	if len(c.Continued) != 1 || c.Continued[0].From != "a" || c.Continued[0].Tokens != 5 || c.Continued[0].Dropped != 2 || c.Outcome.NotContinued != "enough is enough" {
-		t.Errorf("%+v, %+v", c.Continued, c.Outcome)
+	if len(c.Continued) != 1 || len(s.events) != 2 {
+		t.Fatalf("want one continuation and two events: %+v, %+v", c.Continued, s.events)
 	}
-	if len(s.events) != 2 || s.events[0].Kind != "stream_continued" || s.events[1].Kind != "stream_not_continued" || s.events[0].Request != s.Live.ID() || s.ranks.calls[0] != "left a/dp0" {
-		t.Errorf("%+v, %v", s.events, s.ranks.calls)
+	want := c.Continued[0]
+	want.From, want.Tokens, want.Dropped = "a", 5, 2
+	if d := cmp.Diff(want, c.Continued[0]); d != "" {
+		t.Errorf("the receipt (-want +got):\n%s", d)
+	}
+	if c.Outcome.NotContinued != "enough is enough" {
+		t.Errorf("%+v", c.Outcome)
+	}
+	said := []string{s.events[0].Kind, s.events[0].Request, s.events[1].Kind, s.ranks.calls[0]}
+	if d := cmp.Diff([]string{"stream_continued", s.Live.ID(), "stream_not_continued", "left a/dp0"}, said); d != "" {
+		t.Errorf("the events and the first call for a rank (-want +got):\n%s", d)
 	}
 	s.Blamed("the request is at fault")
 	if len(s.events) != 3 || s.events[2].Kind != "request_blamed" || s.events[2].Request != s.Live.ID() || len(s.receipt(t).Notes) != 1 {

@@ -189,8 +189,12 @@ func TestEveryAttemptStays(t *testing.T) {
 		})
 	}
 	r, ok := l.ring.Find(l.ID())
-	if !ok || r.Attempt != attempts || len(r.Decode.Candidates) != ranks || len(r.Earlier) != maxEarlier || r.EarlierOmitted != attempts-1-maxEarlier {
-		t.Fatalf("attempt %d with %d candidates after %d earlier ones, %d omitted", r.Attempt, len(r.Decode.Candidates), len(r.Earlier), r.EarlierOmitted)
+	if !ok {
+		t.Fatal("the receipt is gone")
+	}
+	type kept struct{ Attempt, Candidates, Earlier, EarlierOmitted int }
+	if d := cmp.Diff(kept{attempts, ranks, maxEarlier, attempts - 1 - maxEarlier}, kept{r.Attempt, len(r.Decode.Candidates), len(r.Earlier), r.EarlierOmitted}); d != "" {
+		t.Fatalf("what is kept (-want +got):\n%s", d)
 	}
 	for n, d := range r.Earlier {
 		for _, p := range []*decision.Phase{&d.Decode, &d.Prefill} {
@@ -397,8 +401,9 @@ func TestBounds(t *testing.T) {
 		r.Outcome.Error = strings.Repeat("e", 5000)
 	})
 	r, _ := ring.Find(l.ID())
-	if len(r.Decode.Candidates) != 3 || r.Decode.Omitted != 7 || len(r.Legs) != maxLegs || r.LegsOmitted != 4 || len(r.Notes) != maxNotes {
-		t.Errorf("%d+%d candidates, %d+%d legs, %d notes", len(r.Decode.Candidates), r.Decode.Omitted, len(r.Legs), r.LegsOmitted, len(r.Notes))
+	type kept struct{ Candidates, CandidatesOmitted, Legs, LegsOmitted, Notes int }
+	if d := cmp.Diff(kept{3, 7, maxLegs, 4, maxNotes}, kept{len(r.Decode.Candidates), r.Decode.Omitted, len(r.Legs), r.LegsOmitted, len(r.Notes)}); d != "" {
+		t.Errorf("what is kept (-want +got):\n%s", d)
 	}
 	if len(r.Legs[0].Error) != maxText || len(r.Notes[0]) != maxText || len(r.Outcome.Error) != maxText {
 		t.Error("a text is too long")

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestWindowQuantilesAreWithinNinePercent(t *testing.T) {
@@ -72,8 +74,14 @@ func TestFigures(t *testing.T) {
 	c.Predicted.Add(25)
 	c.Planned.Add(100)
 	c.Overhead.Add(20 * time.Microsecond)
-	if f := c.Figures(); f.Requests != 3 || f.PredictedTokens != 25 || c.HitShare() == nil || *c.HitShare() != .25 || f.Overhead.Max != 20 {
-		t.Errorf("%+v, hit share %v", f, c.HitShare())
+	f := c.Figures()
+	want := f
+	want.Requests, want.PredictedTokens = 3, 25
+	if d := cmp.Diff(want, f); d != "" || f.Overhead.Max != 20 {
+		t.Errorf("figures with an overhead of at most %v (-want +got):\n%s", f.Overhead.Max, d)
+	}
+	if d := cmp.Diff(new(.25), c.HitShare()); d != "" {
+		t.Errorf("the share of hits (-want +got):\n%s", d)
 	}
 }
 
@@ -87,8 +95,14 @@ func TestEnded(t *testing.T) {
 	}{{200, false, false}, {499, true, true}, {200, true, false}, {502, false, false}, {429, false, false}, {301, false, false}} {
 		f.Ended(c.status, c.cut, c.gone, time.Second)
 	}
-	if a := f.Figures(); a.Completed != 2 || a.Cancelled != 1 || a.Failed != 2 || a.Rejected != 1 || a.E2E == nil || a.E2E.Count != 2 {
-		t.Errorf("%+v", a)
+	a := f.Figures()
+	want := a
+	want.Completed, want.Cancelled, want.Failed, want.Rejected = 2, 1, 2, 1
+	if d := cmp.Diff(want, a); d != "" {
+		t.Errorf("the figures (-want +got):\n%s", d)
+	}
+	if a.E2E == nil || a.E2E.Count != 2 {
+		t.Errorf("times of requests: %+v", a.E2E)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -310,7 +312,15 @@ func TestSlowPrefillRank(t *testing.T) {
 	var p, like Plan
 	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
 	Choose(priced(), &like)
-	if p.Path != route.Remote || like.Path != route.Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote != like.Costs.Remote || p.Asked.Local.Times != 2 || p.Asked.Transfer != like.Asked.Transfer {
-		t.Errorf("slow decode rank: %s, %+v by %+v; like the others %s, %+v by %+v", p.Path, p.Costs, p.Asked, like.Path, like.Costs, like.Asked)
+	costs, asked := like.Costs, like.Asked
+	costs.Local, asked.Local.Times = 2*costs.Local, 2
+	if d := cmp.Diff(costs, p.Costs); d != "" {
+		t.Errorf("the costs with a slow decode rank (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(asked, p.Asked); d != "" {
+		t.Errorf("what is asked of a slow decode rank (-want +got):\n%s", d)
+	}
+	if p.Path != route.Remote || like.Path != route.Local {
+		t.Errorf("with a slow decode rank the path is %s, with one like the others %s", p.Path, like.Path)
 	}
 }

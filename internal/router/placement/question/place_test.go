@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -81,8 +83,11 @@ func TestClaim(t *testing.T) {
 		want          string
 	}{{"", "", v, "key"}, {"", "user", v, "body"}, {"X-Team", "user", v, "header"}, {"X-Other", "user", &api.View{}, "key"}} {
 		s.Limits.TenantHeader, s.Limits.TenantField = c.header, c.field
-		if got, err := d.Claim(key, h, c.v, 7); err != nil || got.Tenant != c.want || got.Weight != 3 || got.Band != admission.Low || got.Tokens != 7+int(max(0, c.v.MaxTokens)) {
-			t.Errorf("%q %q: %+v, %v", c.header, c.field, got, err)
+		got, err := d.Claim(key, h, c.v, 7)
+		want := got
+		want.Tenant, want.Weight, want.Band, want.Tokens = c.want, 3, admission.Low, 7+int(max(0, c.v.MaxTokens))
+		if d := cmp.Diff(want, got); d != "" || err != nil {
+			t.Errorf("%q %q: %v (-want +got):\n%s", c.header, c.field, err, d)
 		}
 	}
 	h.Set("X-Dynctl-Priority", "urgent")

@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -164,13 +166,18 @@ func TestRead(t *testing.T) {
 		return d, &d.Run.Request.Facts
 	}
 	d, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1,2,3],"max_tokens":7,"n":2,"echo":true,"logprobs":1}`))
-	if f.Kind != api.Completion || !f.Splittable || f.ISL != 3 || f.Source != route.FromIDs || len(d.IDs) != 3 || f.N != 2 || f.MaxTokens != 7 || !f.PromptLogprobs {
-		t.Errorf("ids: %+v", f)
+	want := *f
+	want.Kind, want.Splittable, want.ISL, want.Source, want.N, want.MaxTokens, want.PromptLogprobs = api.Completion, true, 3, route.FromIDs, 2, 7, true
+	if diff := cmp.Diff(want, *f); diff != "" || len(d.IDs) != 3 {
+		t.Errorf("%d ids (-want +got):\n%s", len(d.IDs), diff)
 	}
 	if _, f = read("/v1/chat/completions", api.Completion, parse(t, api.Chat, `{"model":"m","messages":[{"role":"user","content":"eight letters"}]}`)); f.Kind != api.Completion || f.Source != route.FromEstimate || f.ISL == 0 || f.N != 1 {
 		t.Errorf("a chat as a completion: %+v", f)
 	}
-	if d, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{}); f.Splittable || f.Source != route.FromNothing || f.MaxTokens != -1 || f.MinTokens != -1 || d.IDs != nil {
-		t.Errorf("a form: %+v", f)
+	d, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{})
+	want = *f
+	want.Splittable, want.Source, want.MaxTokens, want.MinTokens = false, route.FromNothing, -1, -1
+	if diff := cmp.Diff(want, *f); diff != "" || d.IDs != nil {
+		t.Errorf("a form with ids %v (-want +got):\n%s", d.IDs, diff)
 	}
 }
