@@ -296,7 +296,7 @@ func TestNoAllocations(t *testing.T) {
 
 func readCapture(t testing.TB, name string) []captured {
 	t.Helper()
-	f, err := os.Open(filepath.Join("..", "..", "..", "..", "testdata", "captures", name))
+	f, err := os.Open(filepath.Join("..", "..", "testdata", "captures", name))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -130,7 +130,7 @@ func unknownFiguresAreNull(t *testing.T, r *rig, _ *tap) {
 		for path, key := range figures {
 			raw, err := r.adminPage(t.Context(), path)
 			if got := rawjson.Value(raw).Get(key); err != nil || !got.Exists() || rawjson.IsNull(got) != null {
-				return fmt.Errorf("%s of %s is %q, want null: %v (%v)", key, path, []byte(got), null, err)
+				return fmt.Errorf("%s of %s is %q, want null: %v (%w)", key, path, []byte(got), null, err)
 			}
 		}
 		return nil

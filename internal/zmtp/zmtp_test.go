@@ -155,7 +155,7 @@ func TestLibzmqBytes(t *testing.T) {
 // TestCapturedLink replays a ZMTP 3.0 link of another implementation, whose PUB
 // dials.
 func TestCapturedLink(t *testing.T) {
-	f, err := os.Open(filepath.Join("..", "..", "..", "..", "testdata", "captures", "zmtp-link-raw.txt.gz"))
+	f, err := os.Open(filepath.Join("..", "..", "testdata", "captures", "zmtp-link-raw.txt.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}

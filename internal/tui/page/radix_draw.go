@@ -93,7 +93,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	h := c.H - p.Len() - detail
 	from, to := x.cursor.Window(len(x.rows), p.Len(), h)
 	for i := from; i < to; i++ {
-		x.drawRow(p, i, name, bar, block, show, ranks, int64(ix.Blocks))
+		x.drawRow(p, i, name, bar, block, show, ranks, ix.Blocks)
 	}
 	if len(x.rows) == 0 {
 		text := "loading"

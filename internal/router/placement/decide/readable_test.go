@@ -182,7 +182,7 @@ func everything(t *testing.T) (list []string) {
 	for _, code := range []string{selector.ExcludedDecodeBlocks, selector.ExcludedPrefillTokens, selector.ExcludedWaiting, selector.ExcludedKVUsage, selector.ExcludedRequests} {
 		list = append(list, "excluded: "+code)
 	}
-	f, err := parser.ParseFile(token.NewFileSet(), filepath.FromSlash("../decision/reason.go"), nil, 0)
+	f, err := parser.ParseFile(token.NewFileSet(), filepath.FromSlash("../../route/reason.go"), nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
