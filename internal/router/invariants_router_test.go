@@ -357,7 +357,7 @@ func TestInvariant07NothingIsUnbounded(t *testing.T) {
 
 // TestInvariant10ConfigChangesAreAtomic: a reload is wholly in force or not at
 // all, and there is an event of it; requests see one revision each. SIGHUP takes the same way
-// (TestServeFromSignalToSignal in internal/cli/servecmd).
+// (TestServeFromSignalToSignal in internal/cli/commands).
 func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	t.Parallel()
 	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 1000; c.Routing.ThresholdOn = "isl" })

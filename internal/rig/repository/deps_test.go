@@ -174,7 +174,7 @@ func TestImportDirections(t *testing.T) {
 // TestRules: each of the rules finds what breaks it, and a package of no layer is found.
 func TestRules(t *testing.T) {
 	for _, c := range []struct{ from, to, rule string }{
-		{"internal/cli/servecmd", "internal/rig/soak", "rule 5"},
+		{"internal/cli/commands", "internal/rig/soak", "rule 5"},
 		{"internal/router/placement/decide", "internal/router/observe/receipt", "rule 2"},
 		{"internal/router/forward/rewrite", "internal/settings", "rule 2"},
 		{"internal/router/serving", "internal/workers/sim", "rule 2"},
@@ -189,7 +189,7 @@ func TestRules(t *testing.T) {
 		{"internal/router/new", "internal/eventlog", "no layer"},
 		{"internal/new", "internal/eventlog", "no layer"},
 
-		{"internal/cli/servecmd", "internal/router", ""},
+		{"internal/cli/commands", "internal/router", ""},
 		{"internal/router", "internal/router/serving/resumed", ""},
 		{"internal/router/placement/question", "internal/settings/effective", ""},
 		{"internal/settings", "internal/router/placement/selector", ""},

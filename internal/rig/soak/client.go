@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -241,8 +242,9 @@ func (s *soak) marked(ctx context.Context, model, text string, no int) (status i
 }
 
 // tooManyBroke reports whether a request was given up because two engines died or hung, or
-// three broke on it, with something done to an engine of each attempt at the time: that is a rule,
-// and so many faults can meet one request. Which of a pair's two engines was at fault
+// three broke on it, with something done to an engine of each attempt at the time, or a prefill
+// engine full of what faults left behind: that is a rule, and so many faults can meet one
+// request. Which of a pair's two engines was at fault
 // the legs do not always say: a decode that waits for its prefill's KV fails by time.
 func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -256,7 +258,7 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 	explained := map[string]bool{}
 	for l := range rawjson.Value(raw).Get("legs").Elements() {
 		if n := l.Get("attempt").String(); l.Get("error").String() != "" {
-			explained[n] = explained[n] || s.chaos.faulty(l.Get("worker").String(), t.from, t.to)
+			explained[n] = explained[n] || s.chaos.faulty(l.Get("worker").String(), t.from, t.to) || full(rawjson.Value(raw), n, l.Get("rank").String())
 		}
 	}
 	for _, ok := range explained {
@@ -265,6 +267,29 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 		}
 	}
 	return true
+}
+
+// full reports whether a prefill rank had no room for the prompt of a receipt's attempt:
+// KV whose decode was hit by a fault waits there until its lease ends, and the prompt
+// behind it, longer than the router waits.
+func full(receipt rawjson.Value, attempt, rank string) bool {
+	for _, d := range append(slices.Collect(receipt.Get("earlier_decisions").Elements()), receipt) {
+		if d.Get("attempt").String() != attempt {
+			continue
+		}
+		tokens, _ := d.Get("inputs.isl_tokens").Int()
+		size, _ := d.Get("inputs.block_size_tokens").Int()
+		for c := range d.Get("prefill.candidates").Elements() {
+			if c.Get("rank").String() != rank || size == 0 {
+				continue
+			}
+			cached, _ := c.Get("overlap_blocks").Int()
+			blocks, _ := c.Get("kv_blocks").Int()
+			used, err := strconv.ParseFloat(c.Get("kv_usage_ratio").String(), 64)
+			return err == nil && used*float64(blocks)+float64(tokens/size-cached) > float64(blocks)
+		}
+	}
+	return false
 }
 
 // compare holds an answer against the reference engine's. part allows it to be

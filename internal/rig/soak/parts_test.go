@@ -191,3 +191,25 @@ func TestUnexplained(t *testing.T) {
 		}
 	}
 }
+
+// TestFullPrefill: a prompt that had no room beside the KV that waits explains that a
+// prefill took too long, in the attempt and on the rank that it was about.
+func TestFullPrefill(t *testing.T) {
+	receipt := rawjson.Value(`{"attempt":2,"inputs":{"isl_tokens":44333,"block_size_tokens":16},
+		"earlier_decisions":[{"attempt":1,"inputs":{"isl_tokens":44333,"block_size_tokens":16},"prefill":{"candidates":[
+			{"rank":"full/dp0","overlap_blocks":3,"kv_blocks":6000,"kv_usage_ratio":0.727},
+			{"rank":"cached/dp0","overlap_blocks":1500,"kv_blocks":6000,"kv_usage_ratio":0.727},
+			{"rank":"empty/dp0","overlap_blocks":0,"kv_blocks":6000,"kv_usage_ratio":0.2}]}}],
+		"prefill":{"candidates":[{"rank":"full/dp0","overlap_blocks":0,"kv_blocks":6000,"kv_usage_ratio":0.1}]}}`)
+	for _, c := range []struct {
+		attempt, rank string
+		want          bool
+	}{
+		{"1", "full/dp0", true}, {"1", "cached/dp0", false}, {"1", "empty/dp0", false},
+		{"2", "full/dp0", false}, {"1", "other/dp0", false}, {"3", "full/dp0", false},
+	} {
+		if got := full(receipt, c.attempt, c.rank); got != c.want {
+			t.Errorf("attempt %s on %s: %v, want %v", c.attempt, c.rank, got, c.want)
+		}
+	}
+}

@@ -158,7 +158,8 @@ func Figure[T int | float64](n *T) Num {
 	return Num(*n)
 }
 
-// Derived is what two and more answers of a router make known of it.
+// Derived is what top makes of the answers of a router: rates from two and more of them,
+// and what one of them shows in another form.
 type Derived struct {
 	UptimeSeconds Num `json:"uptime_seconds"`
 	// RateWindow is the time that rates and shares are taken over,
@@ -281,7 +282,8 @@ type Rank struct {
 	Of     int `json:"-"`
 }
 
-// RankDerived is what two and more answers make known of a rank.
+// RankDerived is what top makes of the answers about a rank: rates from two and more of
+// them, and what one of them shows in another form.
 type RankDerived struct {
 	Status   string   `json:"status"` // one word, see attention.go
 	Severity Severity `json:"severity"`

@@ -66,8 +66,8 @@ const (
 	// has it. The state is Replaying. Live batches wait.
 	wantSame
 	// wantMissed: the batches that are missing, from the replay. The state is Replaying, and
-	// before the replay is asked InGap, Unknown, or still Live without a batch. Live
-	// batches wait.
+	// before the replay is asked InGap, Unknown, Mute or still Live.
+	// Live batches wait.
 	wantMissed
 	// wantMore: older batches than those that the entries come from, if the replay has
 	// them. The state stays as it was. Live batches wait.
@@ -90,8 +90,8 @@ func (w want) fetches() bool { return w == wantSame || w == wantMissed || w == w
 // holds reports whether live batches wait for it.
 func (w want) holds() bool { return w.fetches() || w == wantProof }
 
-// standing is how a rank stands. Only set changes it, but for until, which also moves
-// with each look at the replay.
+// standing is how a rank stands. Only set changes it, but for until: goLive, Mute, the end
+// of a replay and each look at the replay move it, too.
 type standing struct {
 	state  State
 	want   want

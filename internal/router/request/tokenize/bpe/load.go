@@ -135,6 +135,15 @@ func unknown(part string, v rawjson.Value) error {
 
 func absent(v rawjson.Value) bool { return !v.Exists() || rawjson.IsNull(v) }
 
+// elements returns those of an array, none where there is no value. Anything else is
+// malformed: a list that is passed over gives other ids.
+func elements(part string, v rawjson.Value) ([]rawjson.Value, error) {
+	if !absent(v) && !rawjson.IsArray(v) {
+		return nil, fmt.Errorf("%s: no list: %w", part, ErrMalformed)
+	}
+	return slices.Collect(v.Elements()), nil
+}
+
 func parseNormalizer(v rawjson.Value) (form norm.Form, ok bool, err error) {
 	if absent(v) {
 		return 0, false, nil
@@ -145,7 +154,10 @@ func parseNormalizer(v rawjson.Value) (form norm.Form, ok bool, err error) {
 	case "NFKC":
 		return norm.NFKC, true, nil
 	case "Sequence":
-		list := slices.Collect(v.Get("normalizers").Elements())
+		list, err := elements("normalizer: normalizers", v.Get("normalizers"))
+		if err != nil || !v.Get("normalizers").Exists() {
+			return 0, false, cmp.Or(err, unknown("normalizer", v))
+		}
 		switch len(list) {
 		case 0:
 			return 0, false, nil
@@ -162,7 +174,10 @@ func parsePreTokenizer(v rawjson.Value) (family, error) {
 	}
 	list := []rawjson.Value{v}
 	if v.Get("type").String() == "Sequence" {
-		list = slices.Collect(v.Get("pretokenizers").Elements())
+		var err error
+		if list, err = elements("pre_tokenizer: pretokenizers", v.Get("pretokenizers")); err != nil {
+			return "", err
+		}
 	}
 	var patterns []string
 	for i, p := range list {
@@ -226,7 +241,7 @@ func (t *Tokenizer) parseModel(m rawjson.Value) (map[string]uint32, error) {
 		id, ok := rawjson.Uint32(v)
 		switch {
 		case !ok || id >= maxID:
-			return nil, fmt.Errorf("model: vocab: id %s of %q: %w", v, k, ErrMalformed)
+			return nil, fmt.Errorf("model: vocab: id %s of %q: %w", string(v), k, ErrMalformed)
 		case len(vocab) >= maxVocab || len(k) > maxTokLen:
 			return nil, fmt.Errorf("model: vocab: %w", ErrTooLarge)
 		}
@@ -296,6 +311,9 @@ func (t *Tokenizer) parseMerges(v rawjson.Value, vocab map[string]uint32) error 
 	for b, id := range t.byteID {
 		byteOf[id] = byte(b)
 	}
+	if !rawjson.IsArray(v) {
+		return fmt.Errorf("model: merges: no list: %w", ErrMalformed)
+	}
 	t.merges = newMergeTable(bytes.Count(v, []byte(",")) + 1)
 	for e := range v.Elements() {
 		var pair [2]string
@@ -343,14 +361,18 @@ func (t *Tokenizer) parseAdded(v rawjson.Value, vocab map[string]uint32) error {
 	known := make(map[string]bool)
 	t.texts = make(map[uint32]addedText)
 	byID := make(map[uint32]string)
-	for a := range v.Elements() {
+	list, err := elements("added_tokens", v)
+	if err != nil {
+		return err
+	}
+	for _, a := range list {
 		content := a.Get("content").String()
 		id, ok := rawjson.Uint32(a.Get("id"))
 		if len(known) >= maxAdded || len(content) > maxTokLen || id >= maxID {
 			return fmt.Errorf("added_tokens: %w", ErrTooLarge)
 		}
 		if !ok {
-			return fmt.Errorf("added_tokens: id %s: %w", a.Get("id"), ErrMalformed)
+			return fmt.Errorf("added_tokens: id %s: %w", string(a.Get("id")), ErrMalformed)
 		}
 		if content == "" {
 			continue // the reference ignores them
@@ -405,7 +427,11 @@ func (t *Tokenizer) parsePost(v rawjson.Value) error {
 		return nil
 	case "Sequence":
 		templates := 0
-		for p := range v.Get("processors").Elements() {
+		list, err := elements("post_processor: processors", v.Get("processors"))
+		if err != nil || !v.Get("processors").Exists() {
+			return cmp.Or(err, unknown("post_processor", v))
+		}
+		for _, p := range list {
 			if p.Get("type").String() == "TemplateProcessing" {
 				if templates++; templates > 1 {
 					return unknown("post_processor", v)
@@ -452,7 +478,11 @@ func specialIDs(v rawjson.Value, name string) (ids []uint32, err error) {
 		if string(k) != name {
 			continue
 		}
-		for n := range e.Get("ids").Elements() {
+		list, broken := elements("post_processor: ids of "+name, e.Get("ids"))
+		if broken != nil || len(list) == 0 {
+			return nil, cmp.Or(broken, err)
+		}
+		for _, n := range list {
 			id, ok := rawjson.Uint32(n)
 			if !ok || id >= maxID {
 				return nil, err
