@@ -269,3 +269,30 @@ func TestSizesWhoseProductOverflows(t *testing.T) {
 		t.Errorf("%d blocks are said to be usable", n)
 	}
 }
+
+// TestOrderOfReports: an engine looks its groups up in the order of their numbers, whichever
+// of them reported first. Here the second group has a block up to 16 tokens, of which the
+// first one holds 12: the second is looked up within 12, where it has 8, and no state is there.
+func TestOrderOfReports(t *testing.T) {
+	t.Parallel()
+	p := make([]uint32, 17)
+	seq := blockhash.Chain(nil, blockhash.Locals(nil, p, routerBlock, blockhash.Key{}))
+	const first, second, state = int32(0), int32(1), int32(2)
+	for _, reported := range [][]int32{{first, second, state}, {second, first, state}, {state, second, first}} {
+		g := New(routerBlock)
+		for _, i := range reported {
+			switch i {
+			case first:
+				g.Store(&Store{Group: first, Kind: kvevent.FullAttention, Block: routerBlock, Whole: true, Names: []uint64{4, 8, 12}, Locals: blockhash.Locals(nil, p[:12], routerBlock, blockhash.Key{})})
+			case second:
+				g.Store(&Store{Group: second, Kind: kvevent.FullAttention, Block: 2 * routerBlock, Whole: true, Names: []uint64{8, 16}, Locals: blockhash.Locals(nil, p[:16], routerBlock, blockhash.Key{})})
+			case state:
+				g.Store(&Store{Group: state, Kind: kvevent.Mamba, Block: 2 * routerBlock})
+				g.Store(&Store{Group: state, Kind: kvevent.Mamba, Block: routerBlock, Names: []uint64{12}})
+			}
+		}
+		if got := g.Usable(Prompt{Seq: seq, Tokens: len(p)}, 0) * routerBlock; got != 0 {
+			t.Errorf("reported in the order %v: %d tokens usable, want none", reported, got)
+		}
+	}
+}

@@ -48,7 +48,7 @@ func (l *look) usable(p *Prompt, overlap int) int {
 	if g.Drops {
 		return l.dropped(overlap, limit, unit, parts)
 	}
-	for i := range g.groups {
+	for _, i := range g.order { // as the engine does: each no further than those before
 		if k := &g.groups[i]; k.kind == kvevent.FullAttention {
 			held := 0
 			if k.id == g.First {
@@ -59,7 +59,7 @@ func (l *look) usable(p *Prompt, overlap int) int {
 	}
 	n := limit / unit * unit
 	for agreed := 0; n > 0 && agreed < len(g.groups); {
-		for i := range g.groups {
+		for _, i := range g.order {
 			was := n
 			if n = l.goesOn(i, n, unit); n == was {
 				agreed++
