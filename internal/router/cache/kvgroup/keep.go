@@ -96,7 +96,7 @@ func Read(size int, p []byte) (*Groups, error) {
 		if k.tokens%size == 0 {
 			k.blocks = k.tokens / size
 		}
-		g.groups = append(g.groups, k)
+		g.add(k)
 	}
 	n := uv(maxBlocks)
 	if cut || n > uint64(len(p)/keptBlock) {

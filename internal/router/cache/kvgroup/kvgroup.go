@@ -317,10 +317,7 @@ func (g *Groups) meet(e *Store) int {
 			g.crowd = true
 			return -1
 		}
-		i = len(g.groups)
-		g.groups = append(g.groups, group{id: e.Group, kind: kind, window: e.Window})
-		at, _ := slices.BinarySearchFunc(g.order, e.Group, func(i int, id int32) int { return cmp.Compare(g.groups[i].id, id) })
-		g.order = slices.Insert(g.order, at, i)
+		i = g.add(group{id: e.Group, kind: kind, window: e.Window})
 	}
 	k := &g.groups[i]
 	if k.kind != kind || k.window != e.Window {
@@ -341,6 +338,15 @@ func (g *Groups) meet(e *Store) int {
 			g.finest = gcd(g.finest, n)
 		}
 	}
+	return i
+}
+
+// add adds a group and returns its place.
+func (g *Groups) add(k group) int {
+	g.groups = append(g.groups, k)
+	i := len(g.groups) - 1
+	at, _ := slices.BinarySearchFunc(g.order, k.id, func(i int, id int32) int { return cmp.Compare(g.groups[i].id, id) })
+	g.order = slices.Insert(g.order, at, i)
 	return i
 }
 
