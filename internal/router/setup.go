@@ -258,19 +258,14 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 type served struct{ answers serving.Engine }
 
 func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked func(*serving.Call, any)) *served {
-	legs := &serving.Legs{
-		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
-		Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
-	}
-	planner := &serving.Decider{Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs}
-	retried := &serving.Retried{Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures}
-	type next struct {
-		*serving.Retried
-		*serving.Decider
-	}
-	return &served{&resumed.Engine{
-		Next: next{retried, planner}, Asker: a.asker, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves,
-	}}
+	return &served{resumed.New(resumed.Parts{
+		Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(),
+		Legs: &serving.Legs{
+			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
+			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
+		},
+		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,
+	})}
 }
 
 // sources are where workers come from, other than the settings.
