@@ -19,7 +19,6 @@ import (
 	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -271,7 +270,7 @@ func TestCut(t *testing.T) {
 	}
 	for _, name := range []string{"t.jsonl", "t.jsonl.gz", "t.jsonl.zst"} {
 		var file bytes.Buffer
-		z, err := tracefile.Compress(&file, name)
+		z, err := Compress(&file, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -479,7 +478,7 @@ func TestParts(t *testing.T) {
 	for i, name := range []string{"a.jsonl.gz", "b.jsonl.zst", "c.jsonl"} {
 		p, _ := AppendHeader(nil, Header{Start: start.Add(time.Duration(i) * time.Second), Part: i})
 		p, _ = AppendRecord(p, &Record{Kind: KindDropped, Time: 5 * time.Millisecond, Dropped: uint64(i)})
-		w, err := tracefile.Create(filepath.Join(dir, name), nil)
+		w, err := Create(filepath.Join(dir, name), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
