@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
-	"github.com/dynctl/dynctl/internal/rig/publictrace"
+	"github.com/dynctl/dynctl/internal/rig/external"
 )
 
 type body struct {
@@ -194,7 +194,7 @@ func TestTrace(t *testing.T) {
 }
 
 func TestConversationTrace(t *testing.T) {
-	items, info, err := ReadTrace(publictrace.Conversation(t), nil, TraceOptions{})
+	items, info, err := ReadTrace(external.Conversation(t), nil, TraceOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,14 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/dynctl/dynctl/internal/rig/publictrace"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 )
 
 // TestConversationFacts checks the reader and the figures against what is known
 // of the conversation trace.
 func TestConversationFacts(t *testing.T) {
-	path := publictrace.Conversation(t)
+	path := external.Conversation(t)
 	if testing.Short() {
 		t.Skip("145 million tokens, twice")
 	}
