@@ -24,7 +24,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
@@ -288,7 +287,7 @@ func newSources(o *Options, b *base) (*sources, error) {
 
 // applied is what describes the other parts, and changes their settings.
 type applied struct {
-	state  *state.State
+	state  *control.State
 	reload *effective.Reloader
 }
 
@@ -297,8 +296,8 @@ func newApplied(r *Router) *applied {
 		reload: effective.NewReloader(r.settings, effective.Options{
 			Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
 		}),
-		state: &state.State{
-			Router: &control.Facts{
+		state: &control.State{
+			Stages: &control.Facts{
 				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
 				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
 			},
