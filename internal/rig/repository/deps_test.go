@@ -59,6 +59,9 @@ var strict = map[string][]string{
 	"internal/router/placement/decision": {"internal/router/route"},
 	"internal/router/placement/selector": {"internal/router/placement/decision", "internal/router/route"},
 	"internal/router/placement/cost":     {},
+	"internal/router/forward/pair":       {},
+	"internal/router/observe/cause":      {},
+	"internal/router/observe/pace":       {"internal/router/observe/traffic"},
 	"internal/router/route":              {},
 }
 
