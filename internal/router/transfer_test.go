@@ -199,8 +199,11 @@ func prefillThatEndsTheAnswer(t *testing.T, r *rig, _ *tap) {
 				t.Errorf("%s: %q, want %q", reason, got, want)
 			}
 			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-			if a.header.Get("X-Dynctl-Path") != "local" || c.Reason != "prefill_ended" || len(c.Legs) != 2 || c.Legs[0].Error != "" || len(c.Notes) == 0 {
-				t.Errorf("%s: path %s, receipt %+v", reason, a.header.Get("X-Dynctl-Path"), c)
+			if path := a.header.Get("X-Dynctl-Path"); path != "local" || c.Reason != "prefill_ended" {
+				t.Errorf("%s: %s because %s", reason, path, c.Reason)
+			}
+			if len(c.Legs) != 2 || c.Legs[0].Error != "" || len(c.Notes) == 0 {
+				t.Errorf("%s: legs %+v, notes %q", reason, c.Legs, c.Notes)
 			}
 		}
 	}
