@@ -82,8 +82,14 @@ func TestRedecide(t *testing.T) {
 		t.Errorf("%+v, %v", d, err)
 	}
 	d, err = Redecide(t.Context(), open(t, raw), change("routing.policy=round_robin"))
-	if err != nil || d.Ranks < 100 || d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 || len(d.Examples) != 5 {
-		t.Errorf("%+v, %v", d, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Ranks < 100 || len(d.Examples) != 5 {
+		t.Errorf("%d other ranks, want 100 or more; %d examples, want 5", d.Ranks, len(d.Examples))
+	}
+	if d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 {
+		t.Errorf("hits %v, recorded %v, regret %v", d.WhatIfHit, d.RecordedHit, d.Regret)
 	}
 	// Whether cached blocks on a decode rank save computing or a transfer
 	// follows the threshold that is asked about.

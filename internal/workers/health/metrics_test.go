@@ -181,8 +181,14 @@ func TestWholeCapturedPages(t *testing.T) {
 				t.Errorf("%d ranks, want %d; sleep known %v, asleep %v", n, ranks, p.sleepKnown, p.asleep)
 			}
 			for i, l := range p.loads(ranks, time.Now(), time.Now()) {
-				if l == nil || ranks == 1 && !(l.Process > 1e9) || l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
-					t.Errorf("rank %d: %+v", i, l)
+				if l == nil {
+					t.Fatalf("rank %d has no load", i)
+				}
+				if l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
+					t.Errorf("rank %d: %d running, %d waiting, KV usage %v, %v queries", i, l.Running, l.Waiting, l.KVUsage, l.PrefixQueries)
+				}
+				if ranks == 1 && !(l.Process > 1e9) {
+					t.Errorf("rank %d: its process began at %v", i, l.Process)
 				}
 			}
 		})
