@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dynctl/dynctl/internal/rig/certtest"
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 )
 
 // TestKubernetesTLS: pods that speak https, in uvicorn with OpenSSL, and ask for a
 // certificate. Theirs has a name and no address, as those of a fleet have.
 func TestKubernetesTLS(t *testing.T) {
 	c := newCluster(t, 106)
-	interpreter := python.With(t, "uvicorn")
+	interpreter := external.Python(t, "uvicorn")
 	authority := certtest.NewAuthority(t, "of the fleet")
 	cert, key := authority.Pair(t, "engines.example", time.Hour)
 	own, ownKey := authority.Pair(t, "router.example", time.Hour)

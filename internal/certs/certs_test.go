@@ -22,7 +22,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/rig/certtest"
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -131,7 +131,7 @@ type client struct{ ca, version, ciphers, cert, key string }
 
 func (c client) ask(t *testing.T, to net.Addr) string {
 	t.Helper()
-	p := python.With(t, "ssl")
+	p := external.Python(t, "ssl")
 	out, err := exec.CommandContext(t.Context(), p, "-c", openssl, fmt.Sprint(to.(*net.TCPAddr).Port), c.ca, c.version, c.ciphers, c.cert, c.key).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)

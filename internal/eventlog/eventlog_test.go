@@ -15,8 +15,11 @@ func TestLogKeepsTheNewestAndCountsTheLost(t *testing.T) {
 		}
 	}
 	got, newest, lost := l.Since(2, 100)
-	if newest != 10 || lost != 4 || len(got) != 4 || got[0].Seq != 7 || got[3].Text != "10" {
-		t.Fatalf("Since(2) = %v newest %d lost %d", got, newest, lost)
+	if newest != 10 || lost != 4 {
+		t.Fatalf("Since(2): newest %d, want 10; %d lost, want 4", newest, lost)
+	}
+	if len(got) != 4 || got[0].Seq != 7 || got[3].Text != "10" {
+		t.Fatalf("Since(2) = %v, want those from 7 to 10", got)
 	}
 	if got, _, lost := l.Since(8, 1); len(got) != 1 || got[0].Seq != 9 || lost != 0 {
 		t.Fatalf("Since(8, 1) = %v lost %d", got, lost)

@@ -24,7 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // Options make a Rig.
@@ -184,7 +184,7 @@ func (s *Served) Close() error {
 
 func listen(ctx context.Context, url string) (net.Listener, error) {
 	_, addr, _ := strings.Cut(url, "://")
-	return port.Listen(ctx, cmp.Or(addr, "127.0.0.1:0"))
+	return sockets.Listen(ctx, cmp.Or(addr, "127.0.0.1:0"))
 }
 
 // StopRouter drains the router for as long as ctx lasts, stops it as serve

@@ -82,8 +82,14 @@ func TestRedecide(t *testing.T) {
 		t.Errorf("%+v, %v", d, err)
 	}
 	d, err = Redecide(t.Context(), open(t, raw), change("routing.policy=round_robin"))
-	if err != nil || d.Ranks < 100 || d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 || len(d.Examples) != 5 {
-		t.Errorf("%+v, %v", d, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Ranks < 100 || len(d.Examples) != 5 {
+		t.Errorf("%d other ranks, want 100 or more; %d examples, want 5", d.Ranks, len(d.Examples))
+	}
+	if d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 {
+		t.Errorf("hits %v, recorded %v, regret %v", d.WhatIfHit, d.RecordedHit, d.Regret)
 	}
 	// Whether cached blocks on a decode rank save computing or a transfer
 	// follows the threshold that is asked about.
@@ -228,8 +234,11 @@ func TestRecordingInTheMiddle(t *testing.T) {
 	cut := *rec
 	cut.recs = append(slices.Clone(rec.recs[:2*testRanks]), rec.recs[len(rec.recs)/2:]...)
 	v := play(t, cut.file(), Options{Verify: true}).Verify
-	if v.Divergent() != 0 || v.InputsDiffer != 0 || v.Unknown == 0 || v.OnTrust == 0 || v.Equal != v.Decisions {
-		t.Errorf("%+v, first %+v", v, v.FirstInput)
+	if v.Divergent() != 0 || v.Equal != v.Decisions {
+		t.Errorf("%d of %d decisions are equal, %d divergent", v.Equal, v.Decisions, v.Divergent())
+	}
+	if v.InputsDiffer != 0 || v.Unknown == 0 || v.OnTrust == 0 {
+		t.Errorf("inputs: %d differ, %d are unknown, %d taken on trust; first %+v", v.InputsDiffer, v.Unknown, v.OnTrust, v.FirstInput)
 	}
 	// What was taken as it was recorded is no reason for another choice.
 	for i := range cut.recs {
@@ -240,8 +249,14 @@ func TestRecordingInTheMiddle(t *testing.T) {
 		}
 	}
 	v = play(t, cut.file(), Options{Verify: true}).Verify
-	if v.Real != v.Decisions || v.Unknown == 0 || v.First == nil || !strings.Contains(v.First.Because[0], "the inputs are the same") || v.FirstTaken == nil || !strings.Contains(v.FirstTaken.Because[0], "from before the recording is not known") {
-		t.Errorf("%+v, first %+v, first with recorded figures %+v", v, v.First, v.FirstTaken)
+	if v.Real != v.Decisions || v.Unknown == 0 {
+		t.Errorf("%d of %d decisions differ, %d inputs are unknown", v.Real, v.Decisions, v.Unknown)
+	}
+	if v.First == nil || !strings.Contains(v.First.Because[0], "the inputs are the same") {
+		t.Errorf("first %+v", v.First)
+	}
+	if v.FirstTaken == nil || !strings.Contains(v.FirstTaken.Because[0], "from before the recording is not known") {
+		t.Errorf("first with recorded figures %+v", v.FirstTaken)
 	}
 }
 

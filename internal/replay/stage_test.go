@@ -14,6 +14,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
@@ -60,8 +62,14 @@ func TestStage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Status.Workers.Ranks != testRanks || len(first.Decisions) != 5 || len(first.Events) == 0 || first.Status.Index.Memberships == 0 || !first.Status.Now.After(first.Status.Started) {
-		t.Errorf("snapshot %+v", first.Status)
+	if ranks, decisions := first.Status.Workers.Ranks, len(first.Decisions); ranks != testRanks || decisions != 5 {
+		t.Errorf("%d ranks, want %d; %d decisions, want 5", ranks, testRanks, decisions)
+	}
+	if events, held := len(first.Events), first.Status.Index.Memberships; events == 0 || held == 0 {
+		t.Errorf("%d events, %d memberships in the index", events, held)
+	}
+	if now, started := first.Status.Now, first.Status.Started; !now.After(started) {
+		t.Errorf("it is %v, and the router was started %v", now, started)
 	}
 	sum := stage.p.index.Checksum()
 	do("step&n=20")
@@ -274,9 +282,27 @@ func TestStageOfRetries(t *testing.T) {
 		t.Fatalf("%d receipts, %v", len(list), err)
 	}
 	r := list[0]
-	if r.ID != d.ID || r.Attempt != 2 || len(r.Earlier) != 1 || r.Earlier[0].Attempt != 1 || len(r.Earlier[0].Decode.Candidates) == 0 || len(r.Decode.Candidates) != testRanks ||
-		len(r.Legs) != 1 || r.Legs[0].Worker != "w-1" || r.Outcome.CompletionTokens != 7 || !r.Stream || r.Live || len(r.Notes) != 1 || r.ConfigRevision != 1 || !r.Time.Equal(stage.start.Add(5*time.Microsecond)) {
-		t.Errorf("receipt %+v", r)
+	if len(r.Earlier) != 1 || len(r.Legs) != 1 {
+		t.Fatalf("%d earlier decisions and %d legs, want one of each", len(r.Earlier), len(r.Legs))
+	}
+	type facts struct {
+		ID                        string
+		Attempt, Earlier          int
+		Candidates, Tokens, Notes int
+		Worker                    string
+		Stream, Live              bool
+		Revision                  uint64
+		After                     time.Duration
+	}
+	got := facts{
+		r.ID, r.Attempt, r.Earlier[0].Attempt, len(r.Decode.Candidates), r.Outcome.CompletionTokens, len(r.Notes),
+		r.Legs[0].Worker, r.Stream, r.Live, r.ConfigRevision, r.Time.Sub(stage.start),
+	}
+	if d := cmp.Diff(facts{d.ID, 2, 1, testRanks, 7, 1, "w-1", true, false, 1, 5 * time.Microsecond}, got); d != "" {
+		t.Errorf("receipt (-want +got):\n%s", d)
+	}
+	if len(r.Earlier[0].Decode.Candidates) == 0 {
+		t.Error("the earlier decision has no candidates")
 	}
 	if st := stage.Status(); st.Traffic.Requests != 1 || st.Traffic.Retries != 1 || st.Traffic.Completed != 1 || st.Workers.Aggregated != testRanks {
 		t.Errorf("status %+v", st.Traffic)

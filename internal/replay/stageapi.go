@@ -13,7 +13,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -130,7 +129,7 @@ func (s *Stage) IndexStats() admin.IndexStats {
 	defer s.mu.Unlock()
 	out := admin.IndexStats{Schema: admin.Schema, Now: s.at(), Totals: s.totals(), Ranks: []admin.IndexRank{}}
 	for _, k := range s.p.index.Ranks() {
-		out.Ranks = append(out.Ranks, state.IndexRank(&k))
+		out.Ranks = append(out.Ranks, adminserver.IndexRank(&k))
 	}
 	return out
 }
@@ -151,7 +150,7 @@ func (s *Stage) IndexChildren(q adminserver.IndexQuery) (admin.IndexChildren, er
 func (s *Stage) at() time.Time { return s.start.Add(s.now) }
 
 func (s *Stage) totals() admin.IndexTotals {
-	t := state.IndexTotals(s.p.index)
+	t := adminserver.IndexTotals(s.p.index)
 	t.Lookups = s.traffic.Requests
 	for _, r := range s.p.list {
 		if r.fed && !r.trusted() {
@@ -201,7 +200,7 @@ func (s *Stage) workers() []admin.Worker {
 				Blocks: stats.Stored + stats.Removed, Orphans: stats.Orphaned, Restarts: k.clears,
 			}
 			if st := pr.stream; st != nil {
-				r.Feed.CacheGroups, r.Feed.UnknownKinds = state.CacheGroups(st.CacheGroups()), slices.Clone(st.UnknownKinds())
+				r.Feed.CacheGroups, r.Feed.UnknownKinds = adminserver.CacheGroups(st.CacheGroups()), slices.Clone(st.UnknownKinds())
 				r.Feed.HashDiffers = st.HashDiffers()
 				r.Feed.TiersReported, r.Feed.Tiers, r.Feed.CopiesDisbelieved = st.TiersReported(), st.Tiers(), st.CopiesDisbelieved()
 			}

@@ -23,7 +23,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -561,7 +561,7 @@ func bodyMemory(t *testing.T, r *rig, p *tap) {
 // foreignClientsThatLeave: clients that other people wrote hang up while they
 // wait in the queue, and give up on a body.
 func foreignClientsThatLeave(t *testing.T, r *rig, p *tap) {
-	interpreter := python.With(t, "http.client")
+	interpreter := external.Python(t, "http.client")
 	r.set(func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue = 1, 2
 		c.Timeouts.Body = 300 * time.Millisecond

@@ -17,7 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rawjson"
-	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/rig/soak"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -118,7 +118,7 @@ func TestChaos(t *testing.T) {
 			// as that of the block (vLLM 0.32 does), and of copies at a prompt's
 			// beginning the index knows nothing. Blocks of a transfer that were
 			// not fetched keep their place until its lease ends.
-			for i := 0; i < 3 && indexcheck.Differ(r.Rig) != nil; i++ {
+			for i := 0; i < 3 && soak.IndexDiffers(r.Rig) != nil; i++ {
 				r.eventually("the end of all transfers", r.unpinned)
 				for _, e := range r.Sim.Engines() {
 					for range 12 {
@@ -128,7 +128,7 @@ func TestChaos(t *testing.T) {
 					}
 				}
 			}
-			if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
+			if err := soak.IndexSynced(r.wait(), r.Rig); err != nil {
 				t.Error(err)
 				for _, e := range r.allEvents() {
 					if strings.HasPrefix(e.Kind, "feed") {

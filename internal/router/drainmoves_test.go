@@ -75,8 +75,17 @@ func TestDrainMoves(t *testing.T) {
 		if got.text != want.text || len(got.ids) != 1 || c.Outcome.Error != "" {
 			t.Errorf("seed %v: %q, want %q (%v)", seed, got.text, want.text, c.Outcome)
 		}
-		if moved := len(c.Continued); seed == nil && (moved != 1 || c.Continued[0].Reason != "moved" || c.Continued[0].Dropped != 0) || seed != nil && moved != 0 {
-			t.Errorf("seed %v: %+v", seed, c.Continued)
+		moves := 0
+		if seed == nil {
+			moves = 1
+		}
+		if len(c.Continued) != moves {
+			t.Errorf("seed %v: moved %d times, want %d", seed, len(c.Continued), moves)
+		}
+		for _, m := range c.Continued {
+			if m.Reason != "moved" || m.Dropped != 0 {
+				t.Errorf("seed %v: because %q, %d dropped", seed, m.Reason, m.Dropped)
+			}
 		}
 		if _, err := r.Admin.ResumeWorker(t.Context(), name); err != nil {
 			t.Fatal(err)
@@ -150,8 +159,14 @@ func drainMovesWhatHasAPlace(t *testing.T, r *rig) {
 	}
 	s := read(t, append(got, rest...))
 	c := r.receipt(decision)
-	if s.text != want.text || s.finish != want.finish || len(s.ids) != 1 || len(c.Continued) != 1 || c.Continued[0].Reason != "moved" || c.Continued[0].Tokens < 23 || c.Continued[0].Dropped != 0 || c.Outcome.Error != "" {
-		t.Errorf("%q %s\nwant %q %s\n%+v %+v", s.text, s.finish, want.text, want.finish, c.Continued, c.Outcome)
+	if s.text != want.text || s.finish != want.finish || len(s.ids) != 1 {
+		t.Errorf("%q %s with the ids %v\nwant %q %s", s.text, s.finish, s.ids, want.text, want.finish)
+	}
+	if len(c.Continued) != 1 || c.Outcome.Error != "" {
+		t.Fatalf("moved %d times, error %q", len(c.Continued), c.Outcome.Error)
+	}
+	if m := c.Continued[0]; m.Reason != "moved" || m.Tokens < 23 || m.Dropped != 0 {
+		t.Errorf("because %q after %d tokens, %d dropped", m.Reason, m.Tokens, m.Dropped)
 	}
 	if c.Outcome.Status != http.StatusOK || len(c.Legs) != 2 || !strings.HasPrefix(c.Legs[1].Rank, to.Name()) {
 		t.Errorf("%+v %+v", c.Outcome, c.Legs)

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/control"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
@@ -49,7 +49,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
 		for _, q := range r.ranks.States() {
 			if q.Queue == x.call.Model {
-				v := state.Queue(q, time.Now())
+				v := control.Queue(q, time.Now())
 				text += "; there " + v.Text()
 			}
 		}

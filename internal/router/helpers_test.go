@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dynctl/dynctl/internal/loopback"
-	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/rig/soak"
 	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
@@ -386,7 +386,7 @@ func (r *rig) touched(name string) (n uint64) {
 // synced waits until the index equals the engines' caches.
 func (r *rig) synced() {
 	r.t.Helper()
-	if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
+	if err := soak.IndexSynced(r.wait(), r.Rig); err != nil {
 		r.t.Fatal(err)
 	}
 }

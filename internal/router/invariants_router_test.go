@@ -17,7 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rawjson"
-	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/rig/soak"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -221,7 +221,7 @@ func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
 		for i := range 8 {
 			r.complete(ids(64, 7000+round*10+i))
 		}
-		if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
+		if err := soak.IndexSynced(r.wait(), r.Rig); err != nil {
 			for _, e := range r.allEvents() {
 				t.Log(e.Kind, e.Text)
 			}

@@ -211,7 +211,11 @@ func requestsWaitForARank(t *testing.T, r *rig, p *tap) {
 			t.Fatalf("request %d got %v", i, a)
 		}
 		c := h.receipt(a.header.Get("X-Dynctl-Decision"))
-		if i == 0 && c.QueuedFor != "" || i > 0 && (c.QueuedMS <= 0 || c.QueuedBehind != i-1 || !strings.Contains(c.QueuedFor, "1 requests in progress, limit 1")) {
+		if i == 0 {
+			if c.QueuedFor != "" {
+				t.Errorf("the first request waited for %q", c.QueuedFor)
+			}
+		} else if c.QueuedMS <= 0 || c.QueuedBehind != i-1 || !strings.Contains(c.QueuedFor, "1 requests in progress, limit 1") {
 			t.Errorf("request %d waited %v ms behind %d for %q", i, c.QueuedMS, c.QueuedBehind, c.QueuedFor)
 		}
 		if c.Attempt != 1 || len(c.Earlier) != 0 {

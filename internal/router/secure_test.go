@@ -19,7 +19,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/certtest"
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -67,7 +67,7 @@ print("end", *counts, flush=True)
 // connections, certificates are replaced by others, one of them by an expired one:
 // no request fails, and new connections see each good one.
 func TestReplacedCertificateUnderLoad(t *testing.T) {
-	p := python.With(t, "ssl", "http.client")
+	p := external.Python(t, "ssl", "http.client")
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "router-0.test", 90*24*time.Hour)
 	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}}, func(c *settings.Config) {
@@ -167,7 +167,7 @@ except (ssl.SSLError, OSError) as e:
 // tls.client_ca_file open no further connection, those of the one in its place do, and
 // failed handshakes are counted.
 func TestAuthorityThatIsTakenOut(t *testing.T) {
-	p := python.With(t, "ssl", "http.client")
+	p := external.Python(t, "ssl", "http.client")
 	server, old, renewed := certtest.NewAuthority(t, "servers"), certtest.NewAuthority(t, "old"), certtest.NewAuthority(t, "renewed")
 	cert, key := server.Pair(t, "router.test", time.Hour)
 	theirs, theirKey := old.Pair(t, "client.test", time.Hour)

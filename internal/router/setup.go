@@ -24,7 +24,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
@@ -258,19 +257,14 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 type served struct{ answers serving.Engine }
 
 func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked func(*serving.Call, any)) *served {
-	legs := &serving.Legs{
-		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
-		Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
-	}
-	planner := &serving.Decider{Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs}
-	retried := &serving.Retried{Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures}
-	type next struct {
-		*serving.Retried
-		*serving.Decider
-	}
-	return &served{&resumed.Engine{
-		Next: next{retried, planner}, Asker: a.asker, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves,
-	}}
+	return &served{resumed.New(resumed.Parts{
+		Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(),
+		Legs: &serving.Legs{
+			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
+			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
+		},
+		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,
+	})}
 }
 
 // sources are where workers come from, other than the settings.
@@ -293,7 +287,7 @@ func newSources(o *Options, b *base) (*sources, error) {
 
 // applied is what describes the other parts, and changes their settings.
 type applied struct {
-	state  *state.State
+	state  *control.State
 	reload *effective.Reloader
 }
 
@@ -302,8 +296,8 @@ func newApplied(r *Router) *applied {
 		reload: effective.NewReloader(r.settings, effective.Options{
 			Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
 		}),
-		state: &state.State{
-			Router: &control.Facts{
+		state: &control.State{
+			Stages: &control.Facts{
 				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
 				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
 			},

@@ -199,8 +199,11 @@ func prefillThatEndsTheAnswer(t *testing.T, r *rig, _ *tap) {
 				t.Errorf("%s: %q, want %q", reason, got, want)
 			}
 			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-			if a.header.Get("X-Dynctl-Path") != "local" || c.Reason != "prefill_ended" || len(c.Legs) != 2 || c.Legs[0].Error != "" || len(c.Notes) == 0 {
-				t.Errorf("%s: path %s, receipt %+v", reason, a.header.Get("X-Dynctl-Path"), c)
+			if path := a.header.Get("X-Dynctl-Path"); path != "local" || c.Reason != "prefill_ended" {
+				t.Errorf("%s: %s because %s", reason, path, c.Reason)
+			}
+			if len(c.Legs) != 2 || c.Legs[0].Error != "" || len(c.Notes) == 0 {
+				t.Errorf("%s: legs %+v, notes %q", reason, c.Legs, c.Notes)
 			}
 		}
 	}
@@ -307,8 +310,11 @@ func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
 			c.body["model"] = "sim"
 			a := r.post(c.path, c.body)
 			rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
-			if rec.Path != "remote" || rec.Inputs.ISLSource != "engine" || len(rec.Legs) != 2 || rec.Legs[0].PromptTokens != rec.Inputs.ISL || rec.Legs[0].Blocks == 0 {
-				t.Fatalf("%s (%s): isl %d by %s, notes %q, legs %+v", rec.Path, rec.ReasonText, rec.Inputs.ISL, rec.Inputs.ISLSource, rec.Notes, rec.Legs)
+			if rec.Path != "remote" || rec.Inputs.ISLSource != "engine" || len(rec.Legs) != 2 {
+				t.Fatalf("%s (%s), length by %s, %d legs, notes %q", rec.Path, rec.ReasonText, rec.Inputs.ISLSource, len(rec.Legs), rec.Notes)
+			}
+			if l := rec.Legs[0]; l.PromptTokens != rec.Inputs.ISL || l.Blocks == 0 {
+				t.Fatalf("the prefill has %d tokens of %d, and %d blocks", l.PromptTokens, rec.Inputs.ISL, l.Blocks)
 			}
 			if rec.Outcome.PromptTokens != rec.Inputs.ISL {
 				t.Errorf("the answer counts %d tokens of %d", rec.Outcome.PromptTokens, rec.Inputs.ISL)
@@ -455,8 +461,17 @@ func TestTransferCheck(t *testing.T) {
 				}
 			}
 			events, n := r.events("prefill_odd_params")[before:], max(0, r.metric(series))-counted
-			if c.used && (len(events) != 1 || n != 3 || events[0].Worker != c.worker || !strings.Contains(events[0].Text, "remote_num_tokens")) || !c.used && (len(events) != 0 || n != 0) {
-				t.Errorf("events %+v, %v counted", events, n)
+			wantEvents, wantCounted := 0, 0.
+			if c.used {
+				wantEvents, wantCounted = 1, 3
+			}
+			if len(events) != wantEvents || n != wantCounted {
+				t.Errorf("%d events, want %d; %v counted, want %v", len(events), wantEvents, n, wantCounted)
+			}
+			for _, e := range events {
+				if e.Worker != c.worker || !strings.Contains(e.Text, "remote_num_tokens") {
+					t.Errorf("of %s: %s", e.Worker, e.Text)
+				}
 			}
 		})
 	}

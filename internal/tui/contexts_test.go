@@ -77,8 +77,11 @@ func TestContexts(t *testing.T) {
 	}
 	for name, why := range map[string]string{"gone": "no router answers at " + gone.URL, "moon": "token file: it is not there"} {
 		run(a.command("ctx " + name))
-		if !a.fault || !strings.Contains(a.message, "context "+name+": ") || !strings.Contains(a.message, why) || !strings.HasPrefix(a.message, "prod stays") || a.replicas[0] != old || a.opts.Context != "prod" {
-			t.Errorf("%s: said %q, now on %s", name, a.message, a.opts.Context)
+		if !a.fault || !strings.HasPrefix(a.message, "prod stays") || !strings.Contains(a.message, "context "+name+": ") || !strings.Contains(a.message, why) {
+			t.Errorf("%s: said %q, a fault %v", name, a.message, a.fault)
+		}
+		if a.replicas[0] != old || a.opts.Context != "prod" {
+			t.Errorf("%s: now on %s, the same routers %v", name, a.opts.Context, a.replicas[0] == old)
 		}
 	}
 	if cmd := a.command("ctx prod"); cmd != nil || a.message != "this is context prod" {

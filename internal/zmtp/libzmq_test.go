@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 )
 
 // peer is a libzmq socket in a Python process; see testdata/peer.py.
@@ -30,7 +30,7 @@ type peer struct {
 
 func startPeer(t testing.TB, args ...string) *peer {
 	t.Helper()
-	cmd := exec.Command(python.With(t, "zmq"), append([]string{filepath.Join("testdata", "peer.py")}, args...)...)
+	cmd := exec.Command(external.Python(t, "zmq"), append([]string{filepath.Join("testdata", "peer.py")}, args...)...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
@@ -561,8 +563,12 @@ func TestSkippedCells(t *testing.T) {
 		if second {
 			want++
 		}
-		if err != nil || skips != 1 || res.Skipped != 1 || len(res.Cells) != want || last.Done != last.Total || !res.Valid || res.Recommend == nil {
-			t.Errorf("second=%v: %v, %d skipped, %d cells, want %d, done %d of %d, valid %v: %s", second, err, res.Skipped, len(res.Cells), want, last.Done, last.Total, res.Valid, res.Sentence)
+		if err != nil || !res.Valid || res.Recommend == nil {
+			t.Errorf("second=%v: %v, valid %v: %s", second, err, res.Valid, res.Sentence)
+		}
+		type counts struct{ Events, Skipped, Cells, Done int }
+		if d := cmp.Diff(counts{1, 1, want, last.Total}, counts{skips, res.Skipped, len(res.Cells), last.Done}); d != "" {
+			t.Errorf("second=%v (-want +got):\n%s", second, d)
 		}
 		n := 0
 		for _, p := range res.Groups[0].Points {
@@ -616,8 +622,11 @@ func TestSkippedWarmUp(t *testing.T) {
 		return cell, cancel
 	}
 	res, err := r.Run(t.Context())
-	if err != nil || res.Warmup.Cells != 0 || res.Warmup.Steady || res.Skipped != 0 || len(res.Cells) == 0 {
-		t.Errorf("%v, warm-up %+v, %d cells", err, res.Warmup, len(res.Cells))
+	if err != nil || res.Skipped != 0 || len(res.Cells) == 0 {
+		t.Errorf("%v, %d cells, %d skipped", err, len(res.Cells), res.Skipped)
+	}
+	if res.Warmup.Cells != 0 || res.Warmup.Steady {
+		t.Errorf("warm-up of %d cells, steady %v", res.Warmup.Cells, res.Warmup.Steady)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,7 +51,7 @@ func TestThresholdsAreSetOnce(t *testing.T) {
 			return measure(1, float64(c.Threshold)), nil
 		},
 	})
-	if err != nil || len(sets) != 3 || sets[0] != 512 || sets[1] != 1024 || sets[2] != 512 {
+	if err != nil || !slices.Equal(sets, []int{512, 1024, 512}) {
 		t.Errorf("%v %v", sets, err)
 	}
 	if best := Best(r); !strings.Contains(best, "threshold 512") {

@@ -12,8 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
-	"github.com/dynctl/dynctl/internal/rig/publictrace"
+	"github.com/dynctl/dynctl/internal/rig/external"
 )
 
 type body struct {
@@ -35,8 +37,12 @@ func fill(t *testing.T, s loadgen.Source, slot int) (body, *loadgen.Request) {
 	if err := json.Unmarshal(q.Body, &b); err != nil {
 		t.Fatalf("%v in %s", err, q.Body)
 	}
-	if len(b.Prompt) != q.ISL || b.MaxTokens != q.OSL || b.MinTokens != q.OSL || !b.Stream || !b.IgnoreEOS {
-		t.Fatalf("body %+v of a request with isl %d and osl %d", b, q.ISL, q.OSL)
+	if n := len(b.Prompt); n != q.ISL {
+		t.Fatalf("a prompt of %d tokens, want %d", n, q.ISL)
+	}
+	want := body{Model: b.Model, Prompt: b.Prompt, MaxTokens: q.OSL, MinTokens: q.OSL, IgnoreEOS: true, Stream: true}
+	if d := cmp.Diff(want, b); d != "" {
+		t.Fatalf("body (-want +got):\n%s", d)
 	}
 	return b, q
 }
@@ -176,8 +182,11 @@ func TestTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(items) != 2 || info.TooLong != 1 || info.Cut != 1 || items[0].At != 0 || items[1].At != time.Second || items[1].OSL != 8 {
-		t.Fatalf("%+v %+v", items, info)
+	if len(items) != 2 || info.TooLong != 1 || info.Cut != 1 {
+		t.Fatalf("%d items, want 2; %d too long and %d cut, want one each", len(items), info.TooLong, info.Cut)
+	}
+	if items[0].At != 0 || items[1].At != time.Second || items[1].OSL != 8 {
+		t.Fatalf("at %v and %v, want 0 s and 1 s; %d tokens in the second, want 8", items[0].At, items[1].At, items[1].OSL)
 	}
 	src := &Trace{Series: Series{Pool: DefaultPool(), Name: "n", Salt: "s"}, Items: items}
 	a, _ := fill(t, src, 0)
@@ -194,7 +203,7 @@ func TestTrace(t *testing.T) {
 }
 
 func TestConversationTrace(t *testing.T) {
-	items, info, err := ReadTrace(publictrace.Conversation(t), nil, TraceOptions{})
+	items, info, err := ReadTrace(external.Conversation(t), nil, TraceOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -74,7 +74,7 @@ func TestCausesOnSockets(t *testing.T) {
 		named(t, g, "small_cache", victim, "as its metrics say")
 	})
 	t.Run("events of libzmq that do not come", func(t *testing.T) {
-		cmd := exec.Command(python.With(t, "zmq"), "-c", silentPublisher)
+		cmd := exec.Command(external.Python(t, "zmq"), "-c", silentPublisher)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			t.Fatal(err)

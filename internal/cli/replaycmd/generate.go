@@ -9,7 +9,6 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 )
 
 func newGenerate() *cobra.Command {
@@ -39,7 +38,7 @@ that policy session finds them. The same arguments give the same trace.`,
 			if err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}
-			w, err := tracefile.Create(path, cmd.OutOrStdout())
+			w, err := trace.Create(path, cmd.OutOrStdout())
 			if err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}

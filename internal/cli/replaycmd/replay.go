@@ -21,7 +21,6 @@ import (
 	"github.com/dynctl/dynctl/internal/replay"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -433,7 +432,7 @@ file appears under its name when it is whole, or not at all.`,
 					return err
 				}
 			}
-			w, err := tracefile.Create(path, cmd.OutOrStdout())
+			w, err := trace.Create(path, cmd.OutOrStdout())
 			if err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}

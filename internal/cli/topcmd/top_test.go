@@ -24,7 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
-	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/rig/soak"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -223,7 +223,7 @@ func TestTopEqualsTheEngines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := indexcheck.Synced(ctx, s.Rig); err != nil {
+	if err := soak.IndexSynced(ctx, s.Rig); err != nil {
 		t.Fatal(err)
 	}
 	err := loopback.Wait(ctx, "equal figures", func() error {

@@ -36,8 +36,11 @@ func TestGenerate(t *testing.T) {
 		}
 		for i := range all {
 			q := &all[i]
-			if q.Number != i || i > 0 && q.At < all[i-1].At || q.OSL < 1 || q.ISL < 1 || len(q.Blocks) != (q.ISL+generated-1)/generated {
-				t.Fatalf("%s: request %d: %+v", shape, i, q)
+			if q.Number != i || i > 0 && q.At < all[i-1].At {
+				t.Fatalf("%s: request %d has the number %d and comes at %v, before the last", shape, i, q.Number, q.At)
+			}
+			if blocks := (q.ISL + generated - 1) / generated; q.OSL < 1 || q.ISL < 1 || len(q.Blocks) != blocks {
+				t.Fatalf("%s: request %d of %d tokens asks for %d and has %d blocks, want %d", shape, i, q.ISL, q.OSL, len(q.Blocks), blocks)
 			}
 		}
 		bound, err := Bound(FromSlice(all), generated, 0)

@@ -33,7 +33,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
@@ -278,7 +278,7 @@ func (r *run) publish(k *simRank, events []cache.Event) {
 		if e.Kind == cache.Removed && e.Tier == cache.Device {
 			r.res.Evictions += uint64(len(e.Names))
 		}
-		b.Events = append(b.Events, publish.Convert(e, r.block))
+		b.Events = append(b.Events, sockets.Convert(e, r.block))
 	}
 	k.stream.ApplyUnnumbered(b)
 }

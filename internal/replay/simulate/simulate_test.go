@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
-	"github.com/dynctl/dynctl/internal/rig/publictrace"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -388,7 +388,7 @@ func TestConversation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("an hour of requests, twice")
 	}
-	path := publictrace.Conversation(t)
+	path := external.Conversation(t)
 	src, err := arrivals.FromTrace(func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) })
 	if err != nil {
 		t.Fatal(err)

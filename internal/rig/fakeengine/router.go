@@ -208,21 +208,16 @@ func (r *Router) build() {
 		account.Costs(costs),
 		account.Progress(),
 	)
-	repeats := new(attempt.Repeats)
-	legs := &serving.Legs{
-		Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: repeats, Stored: r.Stored,
-		Answers:  func(_ context.Context, w *workers.Worker) bool { return r.Alive(w) },
-		Panicked: func(_ *serving.Call, p any) { r.event(eventlog.Event{Kind: "panic", Text: fmt.Sprint(p)}) },
-	}
-	planner := &serving.Decider{Asker: r.asker, Fleet: r.Registry.Snapshot, Line: r.Line, Gate: admission.NewLine(0, 0, 0), Legs: legs}
-	retried := &serving.Retried{Planner: decided{planner, r}, Budget: &r.Budget, Repeats: repeats, Outliers: r.Outliers, Failures: failures}
-	r.Engine = &resumed.Engine{
-		Next: struct {
-			*serving.Retried
-			*serving.Decider
-		}{retried, planner},
-		Asker: r.asker, Tokens: tokens, Fleet: r.Registry.Snapshot, Bodies: r.Bodies, Moves: &r.Moves,
-	}
+	r.Engine = resumed.New(resumed.Parts{
+		Asker: r.asker, Fleet: r.Registry.Snapshot, Line: r.Line, Gate: admission.NewLine(0, 0, 0),
+		Watched: func(p serving.Planner) serving.Planner { return decided{p, r} },
+		Legs: &serving.Legs{
+			Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: new(attempt.Repeats), Stored: r.Stored,
+			Answers:  func(_ context.Context, w *workers.Worker) bool { return r.Alive(w) },
+			Panicked: func(_ *serving.Call, p any) { r.event(eventlog.Event{Kind: "panic", Text: fmt.Sprint(p)}) },
+		},
+		Budget: &r.Budget, Outliers: r.Outliers, Failures: failures, Tokens: tokens, Bodies: r.Bodies, Moves: &r.Moves,
+	})
 }
 
 // decided calls Router.Decided.

@@ -37,7 +37,7 @@ var outside = []string{"internal/bench", "internal/doctor", "internal/replay", "
 // reached is what they may import of the router: its admin API (also served of a recording),
 // receipts, recordings, and the pure stages with their data.
 var reached = []string{
-	"observe/admin", "observe/adminserver", "observe/pace", "observe/receipt", "observe/state", "observe/trace", "observe/traffic",
+	"observe/admin", "observe/adminserver", "observe/pace", "observe/receipt", "observe/trace", "observe/traffic",
 	"placement/attempt", "placement/cost", "placement/decide", "placement/decision", "placement/ledger", "placement/selector",
 	"forward/disagg", "forward/sse",
 	"cache/kvgroup", "cache/kvindex", "cache/kvstream", "cache/kvtier",
@@ -59,6 +59,9 @@ var strict = map[string][]string{
 	"internal/router/placement/decision": {"internal/router/route"},
 	"internal/router/placement/selector": {"internal/router/placement/decision", "internal/router/route"},
 	"internal/router/placement/cost":     {},
+	"internal/router/forward/pair":       {},
+	"internal/router/observe/cause":      {},
+	"internal/router/observe/pace":       {"internal/router/observe/traffic"},
 	"internal/router/route":              {},
 }
 

@@ -47,7 +47,7 @@ func TestDocumentMetrics(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("\n| metric | labels | meaning |\n|---|---|---|\n")
 	rows := []string{"| `dynctl_build_info` | `version`, `revision`, `go` | The version that runs; the value is 1. |\n"}
-	for _, file := range []string{"observe/telemetry/metrics.go", "observe/state/collector.go"} {
+	for _, file := range []string{"observe/telemetry/metrics.go", "control/collector.go"} {
 		for _, m := range declared.FindAllStringSubmatch(source(t, file), -1) {
 			var labels []string
 			for _, l := range label.FindAllString(m[4], -1) {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
-	"github.com/dynctl/dynctl/internal/rig/indexcheck"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -65,13 +64,13 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	// again. Fill the caches once with other blocks, and all must be known. Blocks
 	// of a transfer that nobody fetched are pinned until its lease ends, and no
 	// other block takes their place before.
-	for i := 0; i < 3 && indexcheck.Differ(s.rig) != nil; i++ {
+	for i := 0; i < 3 && IndexDiffers(s.rig) != nil; i++ {
 		wrong("pinned blocks", loopback.Wait(ctx, "the end of all transfers", s.unpinned))
 		c.Refilled++
 		wrong("pinned request", s.visit(ctx, 80_000, 1))
 	}
 	synced, stop := context.WithTimeout(ctx, 20*time.Second)
-	wrong("index", indexcheck.Synced(synced, s.rig))
+	wrong("index", IndexSynced(synced, s.rig))
 	stop()
 	if when == atTheEnd {
 		wrong("clients that left the queue", s.leaveQueue(ctx))

@@ -17,7 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/workers/sim"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // Options shape an endurance run. Zero values stand for the defaults.
@@ -207,7 +207,7 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 
 // freeEndpoint is an endpoint that a router can listen on, again after every restart.
 func freeEndpoint(ctx context.Context) (string, error) {
-	ln, err := port.Listen(ctx, "127.0.0.1:0")
+	ln, err := sockets.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return "", fmt.Errorf("soak: no port to listen on: %w", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
@@ -207,7 +207,7 @@ func (n *node) publish(_ engine.Time, events []cache.Event) {
 	s := n.s
 	b := kvevent.Batch{TS: float64(s.w.Now()) / 1e9, Events: make([]kvevent.Event, len(events))}
 	for i, e := range events {
-		b.Events[i] = publish.Convert(e, s.group.BlockSize)
+		b.Events[i] = sockets.Convert(e, s.group.BlockSize)
 	}
 	n.emit(batch{uint64(len(n.log)), kvevent.AppendBatch(nil, &b, n.form), events})
 }

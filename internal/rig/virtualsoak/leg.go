@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
-	"github.com/dynctl/dynctl/internal/rig/virtualsoak/voice"
+	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -60,7 +60,7 @@ type leg struct {
 	// cutShort says that the router closed it before its end.
 	cutShort bool
 	said     []uint32
-	voice    *voice.Voice
+	voice    *reference.Voice
 	usage    bool
 
 	// The answer, as far as it has come.
@@ -177,11 +177,11 @@ func (l *leg) read(path string, body []byte) engine.Request {
 		l.plantSeam(&r)
 	}
 	if q.stream != nil {
-		l.voice = voice.New(tokenizer(), kind, l.tokens, rawjson.Value(body).Get("return_token_ids").Bool(), q.stream.stops)
+		l.voice = reference.NewVoice(tokenizer(), kind, l.tokens, rawjson.Value(body).Get("return_token_ids").Bool(), q.stream.stops)
 		q.stream.voice = l.voice
 		l.usage = rawjson.Value(body).Get("stream_options.include_usage").Bool()
 	} else {
-		l.voice = voice.New(tokenizer(), kind, l.tokens, false, nil)
+		l.voice = reference.NewVoice(tokenizer(), kind, l.tokens, false, nil)
 	}
 	if params := rawjson.Value(body).Get("kv_transfer_params"); params.Exists() {
 		if run.Plan.Path != route.Local {
@@ -220,7 +220,7 @@ func (l *leg) plantSeam(r *engine.Request) {
 func (l *leg) fetch(r *engine.Request, params string) {
 	s, q := l.s, l.q
 	var err error
-	if r.Pull, err = voice.Pull([]api.Edit{{Key: "kv_transfer_params", Value: []byte(params)}}); err != nil {
+	if r.Pull, err = reference.Pull([]api.Edit{{Key: "kv_transfer_params", Value: []byte(params)}}); err != nil {
 		s.violate("%s: %v", q.id, err)
 		return
 	}
@@ -511,7 +511,7 @@ func (l *leg) right() {
 // prefilled is the answer to a prefill.
 func (l *leg) prefilled(o engine.Output) {
 	s := l.s
-	l.whole(http.StatusOK, voice.PrefillAnswer(l.id, l.id, l.life, len(l.tokens), l.push != "", o))
+	l.whole(http.StatusOK, reference.PrefillAnswer(l.id, l.id, l.life, len(l.tokens), l.push != "", o))
 	if s.doomed > 0 && l.n.up && l.n.well() {
 		s.w.At(s.w.Now(), func() {
 			if s.doomed > 0 && l.n.up && l.n.well() {

@@ -45,14 +45,13 @@ var metrics = sync.OnceValue(func() *telemetry.Metrics {
 type router struct {
 	answers  serving.Engine
 	asker    *question.Asker
-	legs     *serving.Legs
+	legs     *admission.Memory // in progress
 	stream   *account.Stream
 	receipts *receipt.Ring
 	traffic  traffic.Traffic
 	failures watch.Failures
 	bodies   *admission.Memory
 	outliers *health.Outliers
-	repeats  attempt.Repeats
 }
 
 // drawSettings draws what an operator has set.
@@ -143,17 +142,20 @@ func (s *stage) openRouter() {
 	if s.plant == blameEngines { // what is taken back is taken back elsewhere
 		excused = health.NewOutliers(s.registry, s.limits, func(eventlog.Event) {})
 	}
-	r.legs = &serving.Legs{
-		Transport: engines{s}, Beside: beside{s}, Open: admission.NewMemory(1000, nil), Ledger: s.ledger, Outliers: r.outliers,
-		Answers: func(_ context.Context, w *workers.Worker) bool { n := s.nodeOf(w); return n.up && !n.hang },
-		Repeats: &r.repeats, Stored: stored.New(1),
-		Panicked: func(_ *serving.Call, p any) { s.violate("a leg panics: %v", p) },
-	}
-	planner := &serving.Decider{Asker: r.asker, Fleet: s.registry.Snapshot, Line: &s.line, Gate: admission.NewLine(0, 0, 0), Legs: r.legs}
-	retried := &serving.Retried{Planner: watched{s, planner}, Budget: &s.budget, Repeats: &r.repeats, Outliers: excused, Failures: &r.failures}
-	r.answers = &resumed.Engine{
-		Next: moving{retried, planner, s}, Asker: r.asker, Tokens: tokens{s}, Fleet: s.registry.Snapshot, Bodies: r.bodies, Moves: &s.moves,
-	}
+	r.legs = admission.NewMemory(1000, nil)
+	answers := resumed.New(resumed.Parts{
+		Asker: r.asker, Fleet: s.registry.Snapshot, Line: &s.line, Gate: admission.NewLine(0, 0, 0),
+		Watched: func(p serving.Planner) serving.Planner { return watched{s, p} },
+		Legs: &serving.Legs{
+			Transport: engines{s}, Beside: beside{s}, Open: r.legs, Ledger: s.ledger, Outliers: r.outliers,
+			Answers: func(_ context.Context, w *workers.Worker) bool { n := s.nodeOf(w); return n.up && !n.hang },
+			Repeats: new(attempt.Repeats), Stored: stored.New(1),
+			Panicked: func(_ *serving.Call, p any) { s.violate("a leg panics: %v", p) },
+		},
+		Budget: &s.budget, Outliers: excused, Failures: &r.failures, Tokens: tokens{s}, Bodies: r.bodies, Moves: &s.moves,
+	})
+	answers.Next = moving{answers.Next, s}
+	r.answers = answers
 }
 
 // closeRouter ends what it knows.
@@ -239,7 +241,7 @@ func (c counts) Took(*workers.Rank)   { c.s.running.q.took++ }
 // watched looks at what the router decides, and at what comes of it.
 type watched struct {
 	s    *stage
-	next *serving.Decider
+	next serving.Planner
 }
 
 // Plan is for serving.Planner.
@@ -270,14 +272,13 @@ func (p watched) Plan(ctx context.Context, c *serving.Call) (serving.Engine, err
 
 // moving is what serves the parts of streams.
 type moving struct {
-	*serving.Retried
-	*serving.Decider
+	resumed.Next
 	s *stage
 }
 
 // Hold is for resumed.Next.
 func (m moving) Hold(c *serving.Call, take func(*decide.Run) bool) bool {
-	ok := m.Decider.Hold(c, take)
+	ok := m.Next.Hold(c, take)
 	m.s.running.q.ahead = ok
 	return ok
 }
@@ -403,7 +404,7 @@ func (s *stage) accounts() {
 			legs++
 		}
 	}
-	if n := s.router.legs.Open.Used(); n != legs {
+	if n := s.router.legs.Used(); n != legs {
 		s.violate("%d legs count as in progress, there are %d", n, legs)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
-	"github.com/dynctl/dynctl/internal/rig/virtualsoak/voice"
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -24,7 +23,7 @@ type stream struct {
 	stops  []string // stop strings
 	member string   // of the body, for which it is to be refused as why says
 	why    resume.Refusal
-	voice  *voice.Voice // of the newest leg
+	voice  *reference.Voice // of the newest leg
 }
 
 // script is one stream of a kind whose first engine breaks off after so many tokens.
@@ -157,8 +156,8 @@ func decodeToken(dst []byte, id uint32) ([]byte, bool) {
 }
 
 // alone is the voice of an engine that does all of the answer.
-func (t *stream) alone(prompt []uint32) *voice.Voice {
-	return voice.New(tokenizer(), t.kind, prompt, t.ids, t.stops)
+func (t *stream) alone(prompt []uint32) *reference.Voice {
+	return reference.NewVoice(tokenizer(), t.kind, prompt, t.ids, t.stops)
 }
 
 // heard wants what the client has of a stream to be the answer of one engine, or its
@@ -173,7 +172,7 @@ func (q *request) heard(whole bool) {
 		}
 		alone.Text(token, finish)
 	}
-	got, err := voice.Read(string(q.client), t.kind, len(q.whole), t.ids || strings.Contains(t.member, "return_token_ids"))
+	got, err := reference.Read(string(q.client), t.kind, len(q.whole), t.ids || strings.Contains(t.member, "return_token_ids"))
 	if err != nil {
 		s.violate("%s: %v", q.id, err)
 		return
@@ -195,7 +194,7 @@ func (q *request) heard(whole bool) {
 
 // readWhole wants an answer that is no stream to be that of one engine.
 func (q *request) readWhole() {
-	alone := voice.New(tokenizer(), api.Completion, q.whole, false, nil)
+	alone := reference.NewVoice(tokenizer(), api.Completion, q.whole, false, nil)
 	for i, token := range q.want.Tokens {
 		finish := engine.Running
 		if i == len(q.want.Tokens)-1 {

@@ -1,5 +1,5 @@
-// Package control is a running router as those who run it see and change it: what the admin
-// API shows and does, the facts that its state is described by, its drain, and its
+// Package control is a running router as those who run it see and change it: its state, as
+// the admin API and Prometheus show it, what the admin API does, its drain, and its
 // certificates, API keys and listeners.
 package control
 
@@ -36,8 +36,8 @@ type Options struct {
 	Stream http.Handler
 }
 
-// State describes the router at a time.
-type State interface {
+// Description is the router at a time: a State, or a test's.
+type Description interface {
 	Status(time.Time) admin.Status
 	Workers(time.Time) admin.WorkerList
 	IndexStats(time.Time) admin.IndexStats
@@ -45,7 +45,7 @@ type State interface {
 
 // Router is what the admin API reaches of a router.
 type Router struct {
-	State    State
+	State    Description
 	InForce  *effective.Reloader
 	Registry *workers.Registry
 	Index    *kvindex.Index

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -179,8 +181,12 @@ func TestRoute(t *testing.T) {
 	} {
 		q.in.Endpoint = "/v1/completions"
 		receipt, err := c.Route(t.Context(), q.in)
-		if err != nil || string(got.Body) != q.body || got.Session != q.in.Session || got.Path != q.in.Path || receipt.Endpoint != api.Completion.String() {
-			t.Errorf("%+v: %s, %v", q.in, got.Body, err)
+		if err != nil {
+			t.Fatalf("%+v: %v", q.in, err)
+		}
+		type facts struct{ Body, Session, Path, Endpoint string }
+		if d := cmp.Diff(facts{q.body, q.in.Session, q.in.Path, api.Completion.String()}, facts{string(got.Body), got.Session, got.Path, receipt.Endpoint}); d != "" {
+			t.Errorf("%+v (-want +got):\n%s", q.in, d)
 		}
 	}
 	_, err := c.Route(t.Context(), admin.RouteRequest{Prompt: "x", Endpoint: "/v1/audio/transcriptions"})

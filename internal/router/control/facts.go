@@ -5,7 +5,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/cause"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
@@ -15,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
-// Facts answers what the router's state asks of its stages.
+// Facts answers what State asks of the stages.
 type Facts struct {
 	InForce  *effective.InForce
 	Fleet    *follower.Follower
@@ -34,42 +33,42 @@ type Facts struct {
 	Recording watch.Recording
 }
 
-var _ state.Router = (*Facts)(nil)
+var _ Stages = (*Facts)(nil)
 
-// Settings is for state.Router.
-func (f *Facts) Settings() state.Settings {
+// Settings is for Stages.
+func (f *Facts) Settings() Settings {
 	s := f.InForce.Load()
-	return state.Settings{
+	return Settings{
 		Revision: s.Revision, Policy: s.Routing.Policy, Prefill: string(s.Decisions.Prefill), Decode: string(s.Decisions.Decode),
 		Threshold: s.Routing.Threshold.Tokens, Auto: s.Routing.Threshold.Auto, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}
 }
 
-// BlockOf is for state.Router.
+// BlockOf is for Stages.
 func (f *Facts) BlockOf(w *workers.Worker) int { return f.InForce.Load().BlockOf(w) }
 
-// Counts is for state.Router.
+// Counts is for Stages.
 func (f *Facts) Counts(k *workers.Rank) (requests, failures uint64) { return f.Fleet.Counts(k) }
 
-// Moves is for state.Router.
+// Moves is for Stages.
 func (f *Facts) Moves(k *workers.Rank) admin.Moves {
 	away, onto := f.Fleet.Moved(k)
 	return admin.Moves{Away: away, Onto: onto, Waiting: new(f.Rests.Waiting(k.Slot))}
 }
 
-// Speed is for state.Router.
+// Speed is for Stages.
 func (f *Facts) Speed(k *workers.Rank) pace.Speed { return f.Slow.Speed(k) }
 
-// Wrong is for state.Router.
+// Wrong is for Stages.
 func (f *Facts) Wrong(worker string) []cause.Finding { return f.Causes.Findings(worker) }
 
-// Certificates is for state.Router.
-func (f *Facts) Certificates() []state.Certificate { return f.Secure.Certificates() }
+// Certificates is for Stages.
+func (f *Facts) Certificates() []Certificate { return f.Secure.Certificates() }
 
-// Keys is for state.Router.
+// Keys is for Stages.
 func (f *Facts) Keys() int { return f.Secure.KeyCount() }
 
-// Costs is for state.Router.
+// Costs is for Stages.
 func (f *Facts) Costs() []admin.ModelCosts {
 	if !f.InForce.Load().Routing.Threshold.Auto {
 		return nil
@@ -77,10 +76,10 @@ func (f *Facts) Costs() []admin.ModelCosts {
 	return costsOf(f.Learners.Known())
 }
 
-// CostsRefused is for state.Router.
+// CostsRefused is for Stages.
 func (f *Facts) CostsRefused() uint64 { return f.Learners.Refused() }
 
-// Troubles is for state.Router.
+// Troubles is for Stages.
 func (f *Facts) Troubles() []string {
 	out := f.Tokens.Troubles()
 	for _, label := range f.Compute.Alarms() {
@@ -102,7 +101,7 @@ func (f *Facts) Troubles() []string {
 	return out
 }
 
-// Kubernetes is for state.Router.
+// Kubernetes is for Stages.
 func (f *Facts) Kubernetes() *admin.Kubernetes {
 	if f.Pods == nil {
 		return nil
@@ -110,7 +109,7 @@ func (f *Facts) Kubernetes() *admin.Kubernetes {
 	return kubernetesOf(f.Pods.Status())
 }
 
-// Recorder is for state.Router.
+// Recorder is for Stages.
 func (f *Facts) Recorder() *admin.Recorder {
 	if f.Recording == nil {
 		return nil
@@ -118,8 +117,8 @@ func (f *Facts) Recorder() *admin.Recorder {
 	return f.Recording.State()
 }
 
-// TokenizerRests is for state.Router.
+// TokenizerRests is for Stages.
 func (f *Facts) TokenizerRests(worker string) bool { return f.Tokens.AtRest(worker) }
 
-// Drain is for state.Router.
+// Drain is for Stages.
 func (f *Facts) Drain() *admin.DrainState { return f.Ending.State() }

@@ -15,7 +15,6 @@ import (
 	"github.com/dynctl/dynctl/internal/certs"
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/quicksock"
-	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
@@ -139,10 +138,10 @@ func (s *Secure) certs() (list []*certs.Store) {
 }
 
 // Certificates are those in force.
-func (s *Secure) Certificates() (list []state.Certificate) {
+func (s *Secure) Certificates() (list []Certificate) {
 	for _, c := range s.certs() {
 		if at, ok := c.Expires(); ok {
-			list = append(list, state.Certificate{Of: c.Name(), Expires: at})
+			list = append(list, Certificate{Of: c.Name(), Expires: at})
 		}
 	}
 	return list

@@ -2,10 +2,12 @@ package feed
 
 import (
 	"fmt"
-	"math"
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
@@ -28,17 +30,38 @@ func TestFold(t *testing.T) {
 	*a.Moves, *b.Moves = admin.Moves{Away: 7, Onto: 1, Waiting: new(0)}, admin.Moves{Away: 2, Onto: 3, Waiting: new(0)}
 	b.Slow, b.Engine.KVUsage, b.HitShare, b.PromptRate, b.ITL, b.FeedFor = &admin.Slow{Figure: "ITL", Times: 4}, new(.9), .75, 300, new(50.0), 2
 	v := Fold([]*Rank{a, b})
-	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt() != "ITL" || v.Slow.Times != 4 {
-		t.Errorf("state %+v", v)
+	type state struct {
+		Label, Status, Reason, SlowAt string
+		Severity                      Severity
+		Folded                        int
+		Times                         float64
 	}
-	if v.Running() != 6 || v.Waiting() != 2 || v.PromptRate != 400 || Figure(v.OutputRate) != 14 || v.ActiveRequests != 8 || v.Requests != 200 || v.IndexBlocks != 20 || v.CapacityBlock != 200 || v.Room() != 300 || v.EventRate != 4 || v.Feed.Gaps != 2 {
-		t.Errorf("sums %+v", v)
+	if d := cmp.Diff(state{"d", "SLOW", "ITL", "ITL", Warn, 2, 4}, state{v.Label, v.Status, v.Reason, v.SlowAt(), v.Severity, v.Folded, v.Slow.Times}); d != "" {
+		t.Errorf("state (-want +got):\n%s", d)
+	}
+	type sums struct {
+		Running, Waiting, PromptRate, OutputRate, EventRate Num
+		ActiveRequests                                      int
+		IndexBlocks, CapacityBlock, Room                    int64
+		Requests, Gaps                                      uint64
+	}
+	got := sums{
+		v.Running(), v.Waiting(), v.PromptRate, Figure(v.OutputRate), v.EventRate, v.ActiveRequests,
+		v.IndexBlocks, v.CapacityBlock, v.Room(), v.Requests, v.Feed.Gaps,
+	}
+	if d := cmp.Diff(sums{6, 2, 400, 14, 4, 8, 20, 200, 300, 200, 2}, got); d != "" {
+		t.Errorf("sums (-want +got):\n%s", d)
 	}
 	if m := v.Streams(); (m != Moves{Away: 9, Onto: 4}) {
 		t.Errorf("streams that moved: %+v", m)
 	}
-	if v.KVUsage() != .9 || Figure(v.ITL) != 50 || Figure(v.TTFT) != 20 || v.FeedFor != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
-		t.Errorf("the rest %+v", v)
+	type rest struct {
+		KVUsage, ITL, TTFT, FeedFor, HitShare Num
+		Feed                                  string
+		Trusted                               bool
+	}
+	if d := cmp.Diff(rest{.9, 50, 20, 2, .625, "live", true}, rest{v.KVUsage(), Figure(v.ITL), Figure(v.TTFT), v.FeedFor, v.HitShare, v.Feed.State, v.Feed.Trusted}, cmpopts.EquateApprox(0, 1e-9)); d != "" {
+		t.Errorf("the rest (-want +got):\n%s", d)
 	}
 	b.PromptRate, b.HitShare = 0, Unknown // it is idle
 	if v = Fold([]*Rank{a, b}); v.HitShare != .25 || Fold([]*Rank{b, a}).HitShare != .25 {
@@ -51,8 +74,18 @@ func TestFold(t *testing.T) {
 	b.Engine, b.TTFT, b.PromptRate, b.CapacityBlock, b.IndexRoom, b.Feed.State, b.Feed.Trusted, b.Usable = nil, nil, Unknown, 0, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
 	m := v.Streams()
-	if v.Running().Known() || v.KVUsage().Known() || v.TTFT != nil || v.PromptRate.Known() || v.HitShare.Known() || m.Away.Known() || m.None() || v.CapacityBlock != 0 || v.Room() != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
-		t.Errorf("what is not known of one is shown for all: %+v", v)
+	for name, n := range map[string]Num{
+		"running": v.Running(), "KV usage": v.KVUsage(), "TTFT": Figure(v.TTFT), "prompt rate": v.PromptRate, "hit share": v.HitShare, "streams that moved away": m.Away,
+	} {
+		if n.Known() {
+			t.Errorf("%s of all is %v, and one has none", name, n)
+		}
+	}
+	if v.CapacityBlock != 0 || v.Room() != 0 || m.None() {
+		t.Errorf("capacity %d, room %d, streams %+v where one reports none", v.CapacityBlock, v.Room(), m)
+	}
+	if v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
+		t.Errorf("feed %s, trusted %v, usable %v where one is not", v.Feed.State, v.Feed.Trusted, v.Usable)
 	}
 	if a.Running() != 3 || a.Label != "d/dp" || a.Moves.Away != 7 || a.Feed.Gaps != 1 {
 		t.Error("the rank itself was changed")

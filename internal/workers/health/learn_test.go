@@ -66,8 +66,11 @@ func TestLearnVLLM(t *testing.T) {
 	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
 		t.Errorf("learned (-want +got):\n%s", diff)
 	}
-	if ans.notes != nil || ans.retry || ans.asleep || ans.sleepPath || ans.loads[0] == nil {
-		t.Errorf("answer %+v", ans)
+	if ans.notes != nil || ans.retry || ans.loads[0] == nil {
+		t.Errorf("notes %q, retry %v, load %+v", ans.notes, ans.retry, ans.loads[0])
+	}
+	if ans.asleep || ans.sleepPath {
+		t.Errorf("asleep %v, known by its path %v", ans.asleep, ans.sleepPath)
 	}
 	from := map[workers.Field]string{
 		workers.FieldBlockSize: "vllm:cache_config_info", workers.FieldModels: "/v1/models", workers.FieldEvents: "/kv_event_sources",

@@ -134,8 +134,16 @@ vllm:num_requests_running{engine="1"} 1e99
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := parsePage([]byte(tt.text))
-			if p.engine != tt.engine || p.blockSize != tt.block || p.kvBlocks() != tt.blocks || p.gpuBlocks > 0 && p.poolBlocks() < tt.blocks || p.asleep != tt.asleep || p.nixl != tt.nixl {
-				t.Errorf("engine %q, block %d, blocks %d, asleep %v, nixl %v", p.engine, p.blockSize, p.kvBlocks(), p.asleep, p.nixl)
+			type facts struct {
+				Engine        workers.Engine
+				Block, Blocks int
+				Asleep, NIXL  bool
+			}
+			if diff := cmp.Diff(facts{tt.engine, tt.block, tt.blocks, tt.asleep, tt.nixl}, facts{p.engine, p.blockSize, p.kvBlocks(), p.asleep, p.nixl}); diff != "" {
+				t.Errorf("page (-want +got):\n%s", diff)
+			}
+			if p.gpuBlocks > 0 && p.poolBlocks() < tt.blocks {
+				t.Errorf("%d blocks in the pool, fewer than the rank's %d", p.poolBlocks(), tt.blocks)
 			}
 			if diff := cmp.Diff(tt.labels, p.rankLabels()); diff != "" {
 				t.Errorf("rank labels (-want +got):\n%s", diff)
@@ -166,12 +174,21 @@ func TestWholeCapturedPages(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := parsePage(b)
-			if p.engine != workers.VLLM || p.blockSize != 32 || p.kvBlocks() == 0 || len(p.rankLabels()) != ranks || !p.sleepKnown || p.asleep {
-				t.Errorf("page %+v", p)
+			if p.engine != workers.VLLM || p.blockSize != 32 || p.kvBlocks() == 0 {
+				t.Errorf("engine %q, %d blocks of %d tokens", p.engine, p.kvBlocks(), p.blockSize)
+			}
+			if n := len(p.rankLabels()); n != ranks || !p.sleepKnown || p.asleep {
+				t.Errorf("%d ranks, want %d; sleep known %v, asleep %v", n, ranks, p.sleepKnown, p.asleep)
 			}
 			for i, l := range p.loads(ranks, time.Now(), time.Now()) {
-				if l == nil || ranks == 1 && !(l.Process > 1e9) || l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
-					t.Errorf("rank %d: %+v", i, l)
+				if l == nil {
+					t.Fatalf("rank %d has no load", i)
+				}
+				if l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
+					t.Errorf("rank %d: %d running, %d waiting, KV usage %v, %v queries", i, l.Running, l.Waiting, l.KVUsage, l.PrefixQueries)
+				}
+				if ranks == 1 && !(l.Process > 1e9) {
+					t.Errorf("rank %d: its process began at %v", i, l.Process)
 				}
 			}
 		})

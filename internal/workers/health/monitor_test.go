@@ -428,8 +428,15 @@ func TestMonitorSGLangLoads(t *testing.T) {
 		if len(w.Ranks) != 2 || w.Engine != workers.SGLang || w.Role != workers.Prefill {
 			t.Fatalf("worker %+v", w)
 		}
-		if a, b := w.Ranks[0].Load(), w.Ranks[1].Load(); a == nil || b == nil || a.Running != 3 || a.Waiting != 1 || b.Running != 4 || b.Waiting != -1 {
-			t.Errorf("loads %+v %+v", a, b)
+		type load struct{ Running, Waiting int }
+		for i, want := range []load{{3, 1}, {4, -1}} {
+			l := w.Ranks[i].Load()
+			if l == nil {
+				t.Fatalf("rank %d has no load", i)
+			}
+			if d := cmp.Diff(want, load{l.Running, l.Waiting}); d != "" {
+				t.Errorf("load of rank %d (-want +got):\n%s", i, d)
+			}
 		}
 		stop()
 	})

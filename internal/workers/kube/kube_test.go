@@ -212,9 +212,17 @@ func TestOwnLabels(t *testing.T) {
 	}, map[string]string{"dynctl.io/bootstrap": "10.0.0.9:8998", "dynctl.io/kv-hash-seed": "7", "dynctl.io/role": "decode"})
 	s.wait(t, "engine-0 prefill vllm 127.0.2.1:8000 rev=b7 bootstrap=10.0.0.9:8998")
 	w := s.reg.Snapshot().Workers[0]
-	if w.Connector != workers.ConnectorNIXLPush || w.LB != workers.LBHybrid || w.DPStart != 2 || len(w.Ranks) != 2 ||
-		w.LastBlock != workers.LastBlockDropped || w.AttentionChunk != 8192 || w.KVHash != "xxhash" || w.KVHashSeed != "7" || w.KVCopies != workers.CopiesSingle || w.BlockSize != 32 {
-		t.Errorf("the worker is %+v", w)
+	type stated struct {
+		Connector                             workers.Connector
+		LB                                    workers.LB
+		LastBlock                             workers.LastBlock
+		Hash, Seed                            string
+		Copies                                workers.KVCopies
+		DPStart, Ranks, AttentionChunk, Block int
+	}
+	want := stated{workers.ConnectorNIXLPush, workers.LBHybrid, workers.LastBlockDropped, "xxhash", "7", workers.CopiesSingle, 2, 2, 8192, 32}
+	if d := cmp.Diff(want, stated{w.Connector, w.LB, w.LastBlock, w.KVHash, w.KVHashSeed, w.KVCopies, w.DPStart, len(w.Ranks), w.AttentionChunk, w.BlockSize}); d != "" {
+		t.Errorf("the worker (-want +got):\n%s", d)
 	}
 	for field, from := range map[workers.Field]string{
 		workers.FieldRole: "label dynctl.io/role=prefill", workers.FieldConnector: "label dynctl.io/connector=nixl-push",

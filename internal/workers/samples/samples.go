@@ -1,4 +1,5 @@
-// Package samples reads the pages on which engines report their metrics.
+// Package samples reads the pages on which engines report their metrics: for probes,
+// benchmarks and the conformance suite, which share no more of workers than this.
 package samples
 
 import (

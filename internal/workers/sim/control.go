@@ -8,7 +8,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // Control is the admin API of the whole fleet. It answers also for engines that
@@ -58,7 +58,7 @@ func (r *Running) Control() http.Handler {
 			return
 		case errors.Is(err, ErrDown):
 			status = http.StatusConflict
-		case port.InUse(err):
+		case sockets.PortInUse(err):
 			status = http.StatusInternalServerError
 		}
 		front.WriteJSON(w, status, map[string]string{"error": err.Error()})

@@ -19,7 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
-	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // network moves KV for one rank of a process, over real sockets.
@@ -49,13 +49,13 @@ func (n *network) Note(_ engine.Time, p engine.Pull, note engine.Note) {
 	if n.p.ctx.Err() != nil {
 		return
 	}
-	op := sidechannel.OpBeat
+	op := sockets.OpBeat
 	if note == engine.NoteDone {
-		op = sidechannel.OpDone
+		op = sockets.OpDone
 	}
 	n.p.wg.Go(func() {
 		// Best effort: a prefill that cannot be reached has nothing to keep.
-		_, _ = n.p.links.Call(n.p.ctx, target(p), sidechannel.Request{Op: op, RequestID: p.RequestID})
+		_, _ = n.p.links.Call(n.p.ctx, target(p), sockets.Request{Op: op, RequestID: p.RequestID})
 	})
 }
 
@@ -65,23 +65,23 @@ func (n *network) register(q engine.PullRequest) error {
 	if err != nil {
 		return err
 	}
-	_, err = n.p.links.Call(n.p.ctx, target(q.Pull), sidechannel.Request{
-		Op: sidechannel.OpRegister, RequestID: q.Request, Want: q.Want,
-		From: &sidechannel.Target{EngineID: n.p.ids[n.rank], Host: at.IP.String(), Port: at.Port},
+	_, err = n.p.links.Call(n.p.ctx, target(q.Pull), sockets.Request{
+		Op: sockets.OpRegister, RequestID: q.Request, Want: q.Want,
+		From: &sockets.Target{EngineID: n.p.ids[n.rank], Host: at.IP.String(), Port: at.Port},
 	})
 	return err
 }
 
 // write sends the KV of a prompt to the decode rank that has made room for it.
-func (p *process) write(to sidechannel.Target, request string, contents []cache.Content) {
+func (p *process) write(to sockets.Target, request string, contents []cache.Content) {
 	p.wg.Go(func() {
 		// A decode that is gone has nothing to wait for.
-		_, _ = p.links.Call(p.ctx, to, sidechannel.Request{Op: sidechannel.OpWrite, RequestID: request, Contents: contents})
+		_, _ = p.links.Call(p.ctx, to, sockets.Request{Op: sockets.OpWrite, RequestID: request, Contents: contents})
 	})
 }
 
-func target(p engine.Pull) sidechannel.Target {
-	return sidechannel.Target{EngineID: p.EngineID, Host: p.Host, Port: p.Port, TPSize: p.TPSize}
+func target(p engine.Pull) sockets.Target {
+	return sockets.Target{EngineID: p.EngineID, Host: p.Host, Port: p.Port, TPSize: p.TPSize}
 }
 
 func (p *process) pull(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
@@ -96,7 +96,7 @@ func (p *process) pull(ctx context.Context, q engine.PullRequest) ([]cache.Conte
 			return nil, fmt.Errorf("remote block %d does not exist", id)
 		}
 	}
-	a, err := p.links.Call(ctx, target(q.Pull), sidechannel.Request{Op: sidechannel.OpRead, RequestID: q.Pull.RequestID, Blocks: q.Blocks})
+	a, err := p.links.Call(ctx, target(q.Pull), sockets.Request{Op: sockets.OpRead, RequestID: q.Pull.RequestID, Blocks: q.Blocks})
 	return a.Contents, err
 }
 
@@ -110,13 +110,13 @@ func (p *process) take(ctx context.Context, q engine.PullRequest) ([]cache.Conte
 	wait := 6 * cmp.Or(max(p.e.group.Patience, 0), 5*time.Second)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New("the peer gave no blocks in time"))
 	defer cancel()
-	links := sidechannel.Links{Patience: wait}
+	links := sockets.Links{Patience: wait}
 	defer links.Close()
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
 	for {
-		a, err := links.Call(ctx, sidechannel.Target{EngineID: tierID, Host: q.Pull.Host, Port: q.Pull.Port},
-			sidechannel.Request{Op: sidechannel.OpTake, RequestID: q.Pull.RequestID, Seqs: q.Seqs})
+		a, err := links.Call(ctx, sockets.Target{EngineID: tierID, Host: q.Pull.Host, Port: q.Pull.Port},
+			sockets.Request{Op: sockets.OpTake, RequestID: q.Pull.RequestID, Seqs: q.Seqs})
 		if err == nil || !strings.Contains(err.Error(), engine.ErrNoOffer.Error()) {
 			return a.Contents, err
 		}
@@ -148,7 +148,7 @@ func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Cont
 	}
 	defer resp.Body.Close()
 	var a front.KVAnswer
-	if err := json.NewDecoder(io.LimitReader(resp.Body, sidechannel.MaxFrame)).Decode(&a); err != nil {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, sockets.MaxFrame)).Decode(&a); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
 	if a.Error != "" {
@@ -166,11 +166,11 @@ func (p *process) receiver() error {
 	if g.Connector != workers.ConnectorLMCache || g.Role == workers.Prefill {
 		return nil
 	}
-	s, err := sidechannel.Listen(p.ctx, p.e.ports.recv, func(q sidechannel.Request) (a sidechannel.Response) {
+	s, err := sockets.Serve(p.ctx, p.e.ports.recv, func(q sockets.Request) (a sockets.Response) {
 		switch q.Op {
-		case sidechannel.OpHello:
+		case sockets.OpHello:
 			a.EngineID, a.TPSize, a.BlockSize = receiverID, 1, g.BlockSize
-		case sidechannel.OpPut:
+		case sockets.OpPut:
 			if len(q.Seqs) != len(q.Contents) {
 				a.Error = "as many names as blocks are needed"
 				break
@@ -204,10 +204,10 @@ func (p *process) push(ctx context.Context, host string, port, rank int, key blo
 		return err
 	}
 	locals := blockhash.Locals(nil, prompt, bs, key)
-	links := sidechannel.Links{Patience: p.e.group.Patience}
+	links := sockets.Links{Patience: p.e.group.Patience}
 	defer links.Close()
-	_, err = links.Call(ctx, sidechannel.Target{EngineID: receiverID, Host: host, Port: port}, sidechannel.Request{
-		Op: sidechannel.OpPut, Seqs: blockhash.Chain(nil, locals)[:full], Contents: contents,
+	_, err = links.Call(ctx, sockets.Target{EngineID: receiverID, Host: host, Port: port}, sockets.Request{
+		Op: sockets.OpPut, Seqs: blockhash.Chain(nil, locals)[:full], Contents: contents,
 	})
 	return err
 }

@@ -8,14 +8,14 @@ import (
 
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // TestPortsCountUp: the port of a part is that of its first engine, whatever
 // roles follow, and parts without one go on counting.
 func TestPortsCountUp(t *testing.T) {
 	t.Parallel()
-	base := port.Below(4)
+	base := sockets.PortsBelow(4)
 	if base == 0 {
 		t.Skip("the ports that the system keeps free are not known here")
 	}

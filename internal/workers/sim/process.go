@@ -16,9 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
-	"github.com/dynctl/dynctl/internal/workers/sim/publish"
-	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // process is one incarnation of an engine: everything that dies with it.
@@ -32,11 +30,11 @@ type process struct {
 
 	ranks []*front.Rank
 	ids   []string // engine id of each rank
-	pubs  []*publish.Publisher
-	side  []*sidechannel.Server
-	links sidechannel.Links
+	pubs  []*sockets.Publisher
+	side  []*sockets.Server
+	links sockets.Links
 	boot  *web
-	recv  *sidechannel.Server // LMCache receiver
+	recv  *sockets.Server // LMCache receiver
 	store engine.Store
 	web   *web
 	wg    sync.WaitGroup
@@ -52,7 +50,7 @@ type ports struct {
 // boot starts an incarnation. number is 0 for the first one.
 func (e *Engine) boot(number uint64) (*process, error) {
 	g := &e.group
-	p := &process{e: e, started: time.Now(), links: sidechannel.Links{Patience: g.Patience}}
+	p := &process{e: e, started: time.Now(), links: sockets.Links{Patience: g.Patience}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.dead, p.die = context.WithCancelCause(p.ctx)
 	ok := false
@@ -195,9 +193,9 @@ func (p *process) publishers(first bool) error {
 		return err
 	}
 	if !first {
-		return port.Again(p.ctx, open)
+		return sockets.BindAgain(p.ctx, open)
 	}
-	return port.Free(2*g.DP, func(base int) error { // events, then replay
+	return sockets.FreePorts(2*g.DP, func(base int) error { // events, then replay
 		p.e.ports.events, p.e.ports.rep = slices.Clone(was.events), slices.Clone(was.rep)
 		if base != 0 {
 			p.e.ports.events[0], p.e.ports.rep[0] = local(base), local(base+g.DP)
@@ -217,7 +215,7 @@ func (p *process) openPublishers() error {
 	}
 	ports.events, ports.rep = slices.Clone(ports.events), slices.Clone(ports.rep) // the caller may try again
 	for i := range g.DP {
-		cfg := publish.Config{
+		cfg := sockets.PublisherConfig{
 			Endpoint: "tcp://" + after(ports.events, i), Topic: g.Topic, Rank: p.e.start + i, BlockSize: g.BlockSize, Steps: g.Steps,
 			Encoding: kvevent.Encoding{Form: form, BinHash: g.BinHash}, Faults: p.e.faults,
 		}
@@ -231,7 +229,7 @@ func (p *process) openPublishers() error {
 		if !g.NoReplay {
 			cfg.Replay = "tcp://" + after(ports.rep, i)
 		}
-		pub, err := publish.Open(p.ctx, cfg)
+		pub, err := sockets.OpenPublisher(p.ctx, cfg)
 		if err != nil {
 			return err
 		}
@@ -259,12 +257,12 @@ func after(addrs []string, i int) string {
 // sideChannel serves the blocks of rank i to other engines.
 func (p *process) sideChannel(i int) error {
 	r := p.ranks[i]
-	s, err := sidechannel.Listen(p.ctx, p.e.ports.side[i], func(q sidechannel.Request) (a sidechannel.Response) {
+	s, err := sockets.Serve(p.ctx, p.e.ports.side[i], func(q sockets.Request) (a sockets.Response) {
 		r.Do(func(core *engine.Rank, now engine.Time) {
 			switch q.Op {
-			case sidechannel.OpHello:
+			case sockets.OpHello:
 				a.EngineID, a.TPSize, a.BlockSize = p.ids[i], 1, p.e.group.BlockSize
-			case sidechannel.OpRead:
+			case sockets.OpRead:
 				contents, err := core.Read(now, q.Blocks)
 				if err != nil {
 					a.Error = err.Error()
@@ -272,13 +270,13 @@ func (p *process) sideChannel(i int) error {
 				}
 				a.Contents = contents
 				core.Noted(now, q.RequestID, engine.NoteDone)
-			case sidechannel.OpBeat:
+			case sockets.OpBeat:
 				core.Noted(now, q.RequestID, engine.NoteBeat)
-			case sidechannel.OpDone:
+			case sockets.OpDone:
 				core.Noted(now, q.RequestID, engine.NoteDone)
-			case sidechannel.OpWrite:
+			case sockets.OpWrite:
 				core.PullDone(now, q.RequestID, q.Contents, nil)
-			case sidechannel.OpRegister:
+			case sockets.OpRegister:
 				if q.From == nil || q.Want < 0 {
 					a.Error = "a registration says who wants how many blocks"
 					return
@@ -303,11 +301,11 @@ func (p *process) sideChannel(i int) error {
 
 // offers serves the host's memory of the only rank to other engines.
 func (p *process) offers() error {
-	s, err := sidechannel.Listen(p.ctx, p.e.ports.recv, func(q sidechannel.Request) (a sidechannel.Response) {
+	s, err := sockets.Serve(p.ctx, p.e.ports.recv, func(q sockets.Request) (a sockets.Response) {
 		switch q.Op {
-		case sidechannel.OpHello:
+		case sockets.OpHello:
 			a.EngineID, a.TPSize, a.BlockSize = tierID, 1, p.e.group.BlockSize
-		case sidechannel.OpTake:
+		case sockets.OpTake:
 			p.ranks[0].Do(func(core *engine.Rank, now engine.Time) {
 				var err error
 				if a.Contents, err = core.TakeOffer(now, q.RequestID, q.Seqs); err != nil {

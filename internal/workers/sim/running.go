@@ -17,7 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -424,7 +424,7 @@ func (e *Engine) Cached(rank int) ([]uint64, error) {
 }
 
 // Publisher is the event publisher of a rank, nil without events.
-func (e *Engine) Publisher(rank int) (*publish.Publisher, error) {
+func (e *Engine) Publisher(rank int) (*sockets.Publisher, error) {
 	p, err := e.up()
 	if err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
 // keepAlive is how long a connection may be without a request: vLLM's
@@ -112,7 +112,7 @@ func (w *web) idle() <-chan struct{} {
 
 // listen binds addr and serves it.
 func (w *web) listen(addr string) error {
-	ln, err := port.Listen(w.ctx, addr)
+	ln, err := sockets.Listen(w.ctx, addr)
 	if err != nil {
 		return fmt.Errorf("http: %w", err)
 	}

@@ -1,4 +1,7 @@
-// Package reference is an engine that nothing is done to: what it answers is right.
+// Package reference says what is right: an engine that nothing is done to has the answers.
+// How engines send tokens to clients, and how clients read them, is made independently of the
+// simulator's front and of the router: what a stream that several engines had a part in is
+// compared with.
 package reference
 
 import (

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
-	"github.com/dynctl/dynctl/internal/rig/python"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -27,7 +27,7 @@ type zmqPublisher struct {
 
 func newZMQPublisher(t *testing.T, args ...string) *zmqPublisher {
 	t.Helper()
-	return startPublisher(t, exec.Command(python.With(t, "zmq"), append([]string{filepath.Join("testdata", "publisher.py")}, args...)...))
+	return startPublisher(t, exec.Command(external.Python(t, "zmq"), append([]string{filepath.Join("testdata", "publisher.py")}, args...)...))
 }
 
 // startPublisher starts a publisher that takes the commands of testdata/publisher.py.

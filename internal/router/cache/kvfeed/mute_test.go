@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 )
 
@@ -49,8 +51,15 @@ func TestMuteRankIsNotTrusted(t *testing.T) {
 			t.Parallel()
 			f, p := muted(t, false, nil)
 			s := f.one()
-			if s.State != Mute || s.Trusted || s.Reason != "it computes" || f.Trusted(0) || !f.Untrusted(0) || f.Usable(0, 4, nil, nil) != 0 || f.emitted("feed_mute") != 1 {
-				t.Fatalf("mute: %+v", s)
+			type facts struct {
+				State                      State
+				Reason                     string
+				Status, Trusted, Untrusted bool
+				Usable, Events             int
+			}
+			got := facts{s.State, s.Reason, s.Trusted, f.Trusted(0), f.Untrusted(0), f.Usable(0, 4, nil, nil), f.emitted("feed_mute")}
+			if d := cmp.Diff(facts{Mute, "it computes", false, false, true, 0, 1}, got); d != "" {
+				t.Fatalf("mute (-want +got):\n%s", d)
 			}
 			f.Freeze(0, func(_ kvstream.Position, ok bool) {
 				if ok {
@@ -66,8 +75,11 @@ func TestMuteRankIsNotTrusted(t *testing.T) {
 			p.set(func() { p.e.Skew = skew })
 			p.steps(1)
 			s = f.caughtUp(p)
-			if !f.Trusted(0) || f.Untrusted(0) || s.Complete != late || (s.Dropped == 0) != late || late == strings.HasPrefix(s.Reason, "rebuilding: ") || f.emitted("feed_live") != 2 {
-				t.Errorf("it speaks again: %+v, %d times live", s, f.emitted("feed_live"))
+			if n := f.emitted("feed_live"); !f.Trusted(0) || f.Untrusted(0) || n != 2 {
+				t.Errorf("it speaks again: trusted %v, untrusted %v, %d times live", f.Trusted(0), f.Untrusted(0), n)
+			}
+			if s.Complete != late || (s.Dropped == 0) != late || late == strings.HasPrefix(s.Reason, "rebuilding: ") {
+				t.Errorf("it speaks again: complete %v, dropped %d times, %q", s.Complete, s.Dropped, s.Reason)
 			}
 			if late {
 				f.equals(p)

@@ -17,7 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
@@ -69,9 +69,9 @@ func (p *publisher) openPub() {
 	}
 	var err error
 	if p.pubAt != "" {
-		err = port.Again(p.t.Context(), open)
+		err = sockets.BindAgain(p.t.Context(), open)
 	} else {
-		err = port.Free(1, func(n int) error {
+		err = sockets.FreePorts(1, func(n int) error {
 			p.pubAt = fmt.Sprintf("tcp://127.0.0.1:%d", n)
 			return open()
 		})

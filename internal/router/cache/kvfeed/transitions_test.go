@@ -337,8 +337,13 @@ func TestTransitionsWithoutAnAnswer(t *testing.T) {
 	s.is(Replaying, 1, reasonAsking)
 	s.fetch()
 	begins(Live, 0, given)
-	if got := f.one(); got.Replays != 3 || got.ReplayErrors != 3 || got.Lost != 1 || got.Dropped != 2 || got.LastSeq != 6 {
-		t.Errorf("status %+v", got)
+	type counts struct {
+		Replays, ReplayErrors, Lost, Dropped uint64
+		LastSeq                              int64
+	}
+	got := f.one()
+	if d := cmp.Diff(counts{3, 3, 1, 2, 6}, counts{got.Replays, got.ReplayErrors, got.Lost, got.Dropped, got.LastSeq}); d != "" {
+		t.Errorf("counts (-want +got):\n%s", d)
 	}
 }
 

@@ -261,8 +261,12 @@ func TestHottest(t *testing.T) {
 	last := uint64(math.MaxUint64)
 	for _, c := range got.Children {
 		w := want[c.ID]
-		if w.Exact && (c.Hits != w.Hits || c.HitsExact != w.HitsExact) || c.Hits < w.Hits || c.Depth != w.Depth || c.Length != w.Length || c.Children != w.Children || c.Local != w.Local || c.Ranks != w.Ranks {
-			t.Errorf("run %+v, in the tree %+v", c, w)
+		if w.Exact && (c.Hits != w.Hits || c.HitsExact != w.HitsExact) || c.Hits < w.Hits {
+			t.Errorf("run %v has %d hits, exact %v; in the tree %d, %v", c.ID, c.Hits, c.HitsExact, w.Hits, w.HitsExact)
+		}
+		type shape struct{ Depth, Length, Children, Local, Ranks any }
+		if d := cmp.Diff(shape{w.Depth, w.Length, w.Children, w.Local, w.Ranks}, shape{c.Depth, c.Length, c.Children, c.Local, c.Ranks}); d != "" {
+			t.Errorf("run %v (-tree +got):\n%s", c.ID, d)
 		}
 		if c.Hits > last {
 			t.Errorf("%d hits stand below %d", c.Hits, last)

@@ -142,8 +142,12 @@ func TestStreamDistrusts(t *testing.T) {
 			}
 			held := len(kvmodel.Holds(t, x))
 			fault := s.TakeFault()
-			if tt.drops && (held != 0 || fault == "" || s.Complete()) || !tt.drops && (held != 2 || fault != "" || !s.Complete()) {
-				t.Fatalf("holds %d blocks, fault %q, complete %v", held, fault, s.Complete())
+			want := 2
+			if tt.drops {
+				want = 0
+			}
+			if held != want || (fault != "") != tt.drops || s.Complete() == tt.drops {
+				t.Fatalf("holds %d blocks, want %d; fault %q, complete %v", held, want, fault, s.Complete())
 			}
 		})
 	}

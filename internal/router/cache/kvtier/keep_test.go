@@ -3,6 +3,8 @@ package kvtier
 import (
 	"bytes"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // kept is an account with blocks in several tiers, of two widths, one of them unresolved,
@@ -27,8 +29,14 @@ func TestKeep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(again.Append(nil), raw) || again.Blocks() != kept().Blocks() || again.widest != 2 || again.unresolved != 1 || again.Seq(2) != 12 {
-		t.Errorf("read as %+v", again)
+	if p := again.Append(nil); !bytes.Equal(p, raw) {
+		t.Errorf("written again it is %x, not %x", p, raw)
+	}
+	if d := cmp.Diff(kept().Blocks(), again.Blocks()); d != "" {
+		t.Errorf("blocks (-want +got):\n%s", d)
+	}
+	if again.widest != 2 || again.unresolved != 1 || again.Seq(2) != 12 {
+		t.Errorf("widest %d, want 2; %d unresolved, want 1; block 2 stands for %d, want 12", again.widest, again.unresolved, again.Seq(2))
 	}
 	again.Learn(4, 14)
 	if again.AnyUnresolved() || again.Seq(4) != 14 {

@@ -1,4 +1,6 @@
-// Package pair carries out the two legs of a request that are sent at once.
+// Package pair carries out the two legs of a request that are sent at once: which ends which,
+// and when. It imports nothing of the router, so that its tests have neither requests nor
+// workers.
 package pair
 
 import (

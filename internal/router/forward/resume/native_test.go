@@ -156,9 +156,14 @@ func checkNative(t *testing.T, got string) {
 			t.Fatalf("%v: %q", err, e)
 		}
 		m := &last.Meta
-		if m.ID != "one" || m.Prompt != len(prompt) || m.Completion != len(last.IDs) || len(last.IDs) <= was || m.Cached > len(prompt) ||
-			!strings.HasPrefix(bytesOf(last.IDs), last.Text) || !strings.HasPrefix(answer, last.Text) {
-			t.Fatalf("%q after %d ids", e, was)
+		if m.ID != "one" || m.Prompt != len(prompt) || m.Cached > len(prompt) {
+			t.Fatalf("answer %q to %d tokens, %d of them cached, of a prompt of %d: %q", m.ID, m.Prompt, m.Cached, len(prompt), e)
+		}
+		if m.Completion != len(last.IDs) || len(last.IDs) <= was {
+			t.Fatalf("%d tokens with %d ids after %d: %q", m.Completion, len(last.IDs), was, e)
+		}
+		if !strings.HasPrefix(bytesOf(last.IDs), last.Text) || !strings.HasPrefix(answer, last.Text) {
+			t.Fatalf("%q is no beginning of its ids' text or of the answer %q", last.Text, answer)
 		}
 		was = len(last.IDs)
 	}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // apart reads a stream event by event and takes each one apart.
@@ -28,9 +30,20 @@ func apart(s *Stream, stream []byte) (out []byte, err error) {
 // same fails unless two streams have read alike.
 func same(t *testing.T, what []byte, a, b *Stream, gotA, gotB []byte, errA, errB error) {
 	t.Helper()
-	if !bytes.Equal(gotA, gotB) || (errA == nil) != (errB == nil) || a.refused != b.refused || !slices.Equal(a.ids, b.ids) ||
-		a.sure != b.sure || a.shown != b.shown || !bytes.Equal(a.tail, b.tail) || a.finished != b.finished || a.done != b.done || a.usage != b.usage {
-		t.Fatalf("%q\nby shape %q, %v, %+v\napart    %q, %v, %+v", what, gotA, errA, a, gotB, errB, b)
+	type facts struct {
+		Out                   string
+		Fails                 bool
+		Refused               Refusal
+		IDs                   []uint32
+		Sure, Shown           int
+		Tail                  string
+		Finished, Done, Usage bool
+	}
+	of := func(s *Stream, got []byte, err error) facts {
+		return facts{string(got), err != nil, s.refused, s.ids, s.sure, s.shown, string(s.tail), s.finished, s.done, s.usage}
+	}
+	if d := cmp.Diff(of(a, gotA, errA), of(b, gotB, errB), cmpopts.EquateEmpty()); d != "" {
+		t.Fatalf("%q: %v and %v (-by shape +apart):\n%s", what, errA, errB, d)
 	}
 }
 

@@ -264,8 +264,11 @@ func TestConnectFailures(t *testing.T) {
 			t.Parallel()
 			_, err := newClient(t, c.opt).Do(patience(t), legTo(t, refused))
 			var f *Failure
-			if !errors.As(err, &f) || f.Kind != c.kind || f.Sent || f.Started || !f.Retryable() {
-				t.Errorf("failure %+v", err)
+			if !errors.As(err, &f) {
+				t.Fatalf("%v is no failure", err)
+			}
+			if f.Kind != c.kind || f.Sent || f.Started || !f.Retryable() {
+				t.Errorf("kind %v, want %v; sent %v, started %v, retryable %v: %v", f.Kind, c.kind, f.Sent, f.Started, f.Retryable(), f)
 			}
 			if e := api.FromError(err); e.Status != c.want {
 				t.Errorf("status %d, want %d", e.Status, c.want)
@@ -406,8 +409,11 @@ func TestResendOnlyWhereAllowed(t *testing.T) {
 				return
 			}
 			var f *Failure
-			if !errors.As(err, &f) || f.Kind != Reset || !f.Reused || !f.Sent || !f.Retryable() {
-				t.Errorf("failure %+v", err)
+			if !errors.As(err, &f) {
+				t.Fatalf("%v is no failure", err)
+			}
+			if f.Kind != Reset || !f.Reused || !f.Sent || !f.Retryable() {
+				t.Errorf("kind %v, want %v; reused %v, sent %v, retryable %v: %v", f.Kind, Reset, f.Reused, f.Sent, f.Retryable(), f)
 			}
 			if s.count() != 1 {
 				t.Error("the request was sent again")

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/rig/external"
 )
 
 // certificate makes one for 127.0.0.1 that signs itself: files for servers, and
@@ -194,7 +194,7 @@ while True:
 // fail the next request. A connection to which nothing was done is used again.
 func TestIdleTLSConnections(t *testing.T) {
 	t.Parallel()
-	py := python.With(t, "ssl")
+	py := external.Python(t, "ssl")
 	cert, key, roots := certificate(t)
 	for _, version := range []string{"TLSv1_2", "TLSv1_3"} {
 		for _, does := range []string{"nothing", "bytes", "one-byte", "same-write", "same-segment", "half-record", "notify", "fin", "reset"} {
@@ -231,7 +231,7 @@ func TestIdleTLSConnections(t *testing.T) {
 func TestIdleTLSConnectionSurvivesAKeyUpdate(t *testing.T) {
 	t.Parallel()
 	openssl, err := exec.LookPath("openssl")
-	if _, promised := os.LookupEnv(python.Variable); err != nil && !promised {
+	if _, promised := os.LookupEnv(external.PythonVariable); err != nil && !promised {
 		t.Skip("needs openssl: ", err)
 	} else if err != nil {
 		t.Fatal("CI is to have openssl: ", err)

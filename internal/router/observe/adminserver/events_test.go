@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
@@ -43,8 +45,15 @@ func TestEventPages(t *testing.T) {
 		for _, e := range list {
 			got = append(got, e.(map[string]any)["seq"])
 		}
-		if status != 200 || !ok || fmt.Sprint(got) != c.want || v["lost"] != c.lost || v["newest_seq"] != float64(c.events) {
-			t.Errorf("%d events, %q: %d, %v, lost %v, newest %v; want %s, lost %v", c.events, c.query, status, got, v["lost"], v["newest_seq"], c.want, c.lost)
+		if status != 200 || !ok {
+			t.Fatalf("%d events, %q: %d %v", c.events, c.query, status, v)
+		}
+		type facts struct {
+			Events       string
+			Lost, Newest any
+		}
+		if d := cmp.Diff(facts{c.want, c.lost, float64(c.events)}, facts{fmt.Sprint(got), v["lost"], v["newest_seq"]}); d != "" {
+			t.Errorf("%d events, %q (-want +got):\n%s", c.events, c.query, d)
 		}
 	}
 }

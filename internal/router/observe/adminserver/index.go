@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -106,4 +107,28 @@ func (s *server) indexChildren(r *http.Request) (any, error) {
 	out, err := s.r.IndexChildren(q)
 	out.Now = s.r.Now()
 	return out, err
+}
+
+// IndexTotals are the figures of an index by itself.
+func IndexTotals(x *kvindex.Index) admin.IndexTotals {
+	t := x.Stats()
+	return admin.IndexTotals{
+		Blocks: t.Blocks, Memberships: t.Memberships, Nodes: t.Nodes, Bytes: t.Bytes, MaxBlocks: t.MaxBlocks,
+		Lookups: t.Lookups, Stored: t.Stored, Removed: t.Removed, Orphaned: t.Orphaned, Refused: t.Refused,
+	}
+}
+
+// IndexRank is a rank's part in an index.
+func IndexRank(x *kvindex.RankStats) admin.IndexRank {
+	return admin.IndexRank{
+		Label: x.Name, Slot: uint32(x.Rank), Blocks: x.Blocks, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, Lost: x.Lost,
+	}
+}
+
+// CacheGroups are a rank's cache groups as the admin API shows them.
+func CacheGroups(groups []kvgroup.Group) (list []admin.CacheGroup) {
+	for _, g := range groups {
+		list = append(list, admin.CacheGroup{Group: g.Number, Kind: g.Kind.String(), Window: g.Window, Block: g.Block})
+	}
+	return list
 }

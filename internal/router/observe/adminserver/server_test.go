@@ -170,8 +170,11 @@ func TestRouteWithoutFigures(t *testing.T) {
 	d.err = errors.New("no figures")
 	code, body := route()
 	events := s.events.Last(4)
-	if code != http.StatusInternalServerError || strings.Contains(body, "no figures") || len(events) != 1 || events[0].Kind != "admin_failed" || !strings.HasSuffix(events[0].Text, "POST /admin/v1/route: no figures") {
-		t.Errorf("%d %s, events %v", code, body, events)
+	if code != http.StatusInternalServerError || strings.Contains(body, "no figures") {
+		t.Errorf("%d %s", code, body)
+	}
+	if len(events) != 1 || events[0].Kind != "admin_failed" || !strings.HasSuffix(events[0].Text, "POST /admin/v1/route: no figures") {
+		t.Errorf("events %v", events)
 	}
 }
 

@@ -83,8 +83,11 @@ func TestFailing(t *testing.T) {
 		t.Errorf("healthy again: %+v", c)
 	}
 	c := b.within(10, traffic(1))
-	if len(c) != 1 || c[0].Ended || c[0].Kind != cause.Failing || c[0].Subject() != "w1" || !strings.Contains(c[0].Text, "status_5xx") {
+	if len(c) != 1 || c[0].Ended {
 		t.Fatalf("one fails: %+v", c)
+	}
+	if f := c[0]; f.Kind != cause.Failing || f.Subject() != "w1" || !strings.Contains(f.Text, "status_5xx") {
+		t.Fatalf("%s of %s: %s", f.Kind, f.Subject(), f.Text)
 	}
 	b.within(10, traffic(1))
 	if f := b.judge.Findings("w1"); len(f) != 1 || !strings.HasPrefix(f[0].Text, "fails 10% of its requests: 20 of 200 in the last 10 s") || !f[0].Since.Equal(c[0].Since) {

@@ -379,8 +379,15 @@ func TestRecovery(t *testing.T) {
 			t.Fatalf("healthy: %+v", c)
 		}
 	}
-	if s := j.Speed("r0"); s.Slow != nil || s.ITL < .009 || s.ITL > .011 || s.TokensPerSecond < 45 || s.TokensPerSecond > 55 || !math.IsNaN(s.TTFT) {
-		t.Errorf("healthy: %+v", s)
+	s := j.Speed("r0")
+	if s.Slow != nil || !math.IsNaN(s.TTFT) {
+		t.Errorf("healthy: slow %+v, TTFT %v, want neither", s.Slow, s.TTFT)
+	}
+	if s.ITL < .009 || s.ITL > .011 {
+		t.Errorf("healthy: ITL %v s, want about 0.01", s.ITL)
+	}
+	if s.TokensPerSecond < 45 || s.TokensPerSecond > 55 {
+		t.Errorf("healthy: %v tokens a second, want about 50", s.TokensPerSecond)
 	}
 	c := until(90, 2, true, 8)
 	if s := j.Speed("r0").Slow; s == nil || s.Figure != pace.ITL || c.Times < 2 {

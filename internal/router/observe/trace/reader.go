@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 )
 
 // Options configure a Reader; the zero value reads any format and stops at the
@@ -68,8 +66,8 @@ type Stats struct {
 type Reader struct {
 	name  string
 	o     Options
-	file  *tracefile.Reader
-	lines *tracefile.Lines
+	file  *file
+	lines *lines
 
 	format     Format
 	header     Header
@@ -93,7 +91,7 @@ func Open(path string, stdin io.Reader, o Options) (*Reader, error) {
 	if path == "-" {
 		return NewReader(stdin, "stdin", o)
 	}
-	file, err := tracefile.Open(path)
+	file, err := openFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +101,7 @@ func Open(path string, stdin io.Reader, o Options) (*Reader, error) {
 // NewReader reads a trace from in, which is called name in messages. It reads
 // the header and finds out the format; a file that is no trace is ErrSchema.
 func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
-	file, err := tracefile.NewReader(in)
+	file, err := readFile(in)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -116,13 +114,13 @@ func OpenAll(paths []string, o Options) (*Reader, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("no trace file")
 	}
-	return newReader(tracefile.OpenParts(paths), fmt.Sprintf("%s and %d more", paths[0], len(paths)-1), o)
+	return newReader(openParts(paths), fmt.Sprintf("%s and %d more", paths[0], len(paths)-1), o)
 }
 
-func newReader(file *tracefile.Reader, name string, o Options) (*Reader, error) {
+func newReader(file *file, name string, o Options) (*Reader, error) {
 	o.MaxLine = cmp.Or(max(o.MaxLine, 0), DefaultMaxLine)
 	o.Format = cmp.Or(o.Format, Auto)
-	r := &Reader{name: name, o: o, file: file, lines: tracefile.NewLines(file, o.MaxLine), ranks: map[string]string{}, known: newDescriptions(), chats: map[int64]int64{}}
+	r := &Reader{name: name, o: o, file: file, lines: newLines(file, o.MaxLine), ranks: map[string]string{}, known: newDescriptions(), chats: map[int64]int64{}}
 	if err := r.begin(); err != nil {
 		r.Close()
 		return nil, err
@@ -168,9 +166,9 @@ func (r *Reader) begin() error {
 	switch {
 	case errors.Is(err, io.EOF) && len(p) == 0:
 		return fmt.Errorf("%s: %w", r.name, ErrEmpty)
-	case errors.Is(err, tracefile.ErrLong):
+	case errors.Is(err, errLong):
 		return &LineError{r.name, 1, 0, fmt.Errorf("%w: longer than %d bytes", ErrSchema, r.o.MaxLine)}
-	case err != nil && tracefile.IsCut(err):
+	case err != nil && isCut(err):
 		return fmt.Errorf("%s: %w: the file is cut within its first line", r.name, ErrEmpty)
 	case err != nil && !errors.Is(err, io.EOF):
 		return fmt.Errorf("%s: %w", r.name, err)
@@ -318,16 +316,16 @@ func (r *Reader) Next(rec *Record) error {
 		}
 		whole := err == nil
 		switch {
-		case errors.Is(err, tracefile.ErrLong):
+		case errors.Is(err, errLong):
 			r.count(n)
-			if berr := r.bad(at, fmt.Errorf("%w: more than %d bytes", tracefile.ErrLong, r.o.MaxLine)); berr != nil {
+			if berr := r.bad(at, fmt.Errorf("%w: more than %d bytes", errLong, r.o.MaxLine)); berr != nil {
 				return berr
 			}
 			continue
 		case errors.Is(err, io.EOF) && len(p) == 0:
 			return io.EOF
 		case err != nil && !errors.Is(err, io.EOF):
-			if tracefile.IsCut(err) {
+			if isCut(err) {
 				r.cut()
 				return io.EOF
 			}

@@ -37,7 +37,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
-	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 )
 
 // Schema names the version of the project's own format.
@@ -212,7 +211,7 @@ var (
 	// ErrSchema is a file of another format or of a newer version.
 	ErrSchema = errors.New("not a trace that can be read here")
 	// ErrEmpty is a file without a single line.
-	ErrEmpty = tracefile.ErrEmpty
+	ErrEmpty = errors.New("the trace is empty")
 	// ErrTooManyBad ends the reading of a file with more bad lines than allowed.
 	ErrTooManyBad = errors.New("too many bad lines")
 )

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/rig/publictrace"
+	"github.com/dynctl/dynctl/internal/rig/external"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -33,7 +33,7 @@ const traceBlock = 512 // tokens
 // conversationTrace reads the conversation trace or skips the test.
 func conversationTrace(tb testing.TB) []request {
 	tb.Helper()
-	f, err := os.Open(publictrace.Conversation(tb))
+	f, err := os.Open(external.Conversation(tb))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -16,6 +16,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -35,8 +37,11 @@ func TestKeysAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, b := s.Find("one"), s.Find("two")
-	if a == nil || b == nil || a.Name != "a" || a.Tenant != "a" || b.Tenant != "t" {
-		t.Fatalf("%+v %+v", a, b)
+	if a == nil || b == nil {
+		t.Fatalf("found %v and %v", a, b)
+	}
+	if d := cmp.Diff([]string{"a", "a", "t"}, []string{a.Name, a.Tenant, b.Tenant}); d != "" {
+		t.Fatalf("name and tenants (-want +got):\n%s", d)
 	}
 	for _, secret := range []string{"three", "", hashOf("one")} {
 		if k := s.Find(secret); k != nil {
@@ -52,8 +57,14 @@ func TestKeysAreFound(t *testing.T) {
 			t.Errorf("key %s has role %v: %t, want %t", c.key.Name, c.role, !c.has, c.has)
 		}
 	}
-	if !a.May("anything") || !b.May("m1") || b.May("m3") || !b.May("alias", "m2") || b.May("") {
-		t.Error("models")
+	for _, c := range []struct {
+		key    *Key
+		models []string
+		may    bool
+	}{{a, []string{"anything"}, true}, {b, []string{"m1"}, true}, {b, []string{"m3"}, false}, {b, []string{"alias", "m2"}, true}, {b, []string{""}, false}} {
+		if c.key.May(c.models...) != c.may {
+			t.Errorf("key %s may use %q: %t, want %t", c.key.Name, c.models, !c.may, c.may)
+		}
 	}
 }
 

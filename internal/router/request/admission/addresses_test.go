@@ -3,6 +3,7 @@ package admission
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -32,8 +33,11 @@ func TestAddressesAreBoundedEachByItself(t *testing.T) {
 	_, ok3 := a.take(from("10.0.0.1:3"))
 	_, ok4 := a.take(from("10.0.0.1:4"))
 	_, other := a.take(from("10.0.0.2:1"))
-	if !ok1 || !ok2 || ok3 || ok4 || !other || a.Refused() != 2 || calls != 1 {
-		t.Errorf("%v %v %v %v %v, %d refused, full called %d times", ok1, ok2, ok3, ok4, other, a.Refused(), calls)
+	if got := []bool{ok1, ok2, ok3, ok4, other}; !slices.Equal(got, []bool{true, true, false, false, true}) {
+		t.Errorf("taken: %v, want two of the first address, and the other", got)
+	}
+	if a.Refused() != 2 || calls != 1 {
+		t.Errorf("%d refused, want 2; full called %d times, want once", a.Refused(), calls)
 	}
 	_, _ = one.Close(), one.Close()
 	if _, ok := a.take(from("10.0.0.1:5")); !ok {

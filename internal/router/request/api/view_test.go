@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/token"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -23,15 +25,33 @@ func texts(v *View) []string {
 	return out
 }
 
+// plain compares what a request says in one word each, and leaves its prompt and what it is
+// read from.
+var plain = cmp.FilterPath(func(p cmp.Path) bool {
+	f, ok := p.Last().(cmp.StructField)
+	if !ok {
+		return false
+	}
+	switch f.Type().Kind() {
+	case reflect.String, reflect.Bool, reflect.Int64:
+		return f.Name() == "PromptKey" || !token.IsExported(f.Name())
+	default:
+		return true
+	}
+}, cmp.Ignore())
+
 func TestViewReadsWhatARequestSays(t *testing.T) {
 	t.Parallel()
 	v := parse(t, Chat, `{"model":"a\u002fb","stream":true,"stream_options":{"include_usage":true},"max_tokens":10,"max_completion_tokens":2e1,
 		"min_tokens":3,"n":2,"logprobs":true,"priority":-5,"cache_salt":"s","user":"u","session_id":"c","x":[{}],
 		"messages":[{"role":"system","content":"Be \"kind\""},{"content":[{"type":"text","text":"one"},{"text":"two","type":"text"},"three"],"role":"user"},
 		{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{}"}}]},{"role":"tool","content":"four"}]}`)
-	if v.Model != "a/b" || !v.Stream || !v.IncludeUsage || v.MaxTokens != 20 || v.MaxTokensKey != "max_completion_tokens" || v.MinTokens != 3 ||
-		v.N != 2 || !v.Logprobs || v.PromptLogprobs || v.Priority != -5 || !v.HasPriority || v.CacheSalt != "s" || v.User != "u" || v.SessionID != "c" {
-		t.Errorf("view %+v", v)
+	want := View{
+		Model: "a/b", Stream: true, IncludeUsage: true, MaxTokens: 20, MaxTokensKey: "max_completion_tokens", MinTokens: 3,
+		N: 2, Logprobs: true, Priority: -5, HasPriority: true, CacheSalt: "s", User: "u", SessionID: "c",
+	}
+	if diff := cmp.Diff(want, *v, plain); diff != "" {
+		t.Errorf("view (-want +got):\n%s", diff)
 	}
 	if v.Prompt != PromptMessages || v.PromptKey != "messages" || v.Multimodal || v.Prompts() != 1 {
 		t.Errorf("prompt %v %q multimodal %v", v.Prompt, v.PromptKey, v.Multimodal)
@@ -43,8 +63,11 @@ func TestViewReadsWhatARequestSays(t *testing.T) {
 		t.Errorf("Get: %s %v", raw, ok)
 	}
 	empty := parse(t, Chat, ` {"max_tokens":null,"model":null,"stream":null,"messages":null} `)
-	if empty.MaxTokens != -1 || empty.N != 1 || empty.Prompt != PromptNone || has(empty, "model") || empty.Stream {
-		t.Errorf("nulls count as something: %+v", empty)
+	if diff := cmp.Diff(View{MaxTokens: -1, MinTokens: -1, N: 1}, *empty, plain); diff != "" {
+		t.Errorf("nulls count as something (-want +got):\n%s", diff)
+	}
+	if empty.Prompt != PromptNone || has(empty, "model") {
+		t.Errorf("nulls count as something: prompt %v, model %v", empty.Prompt, has(empty, "model"))
 	}
 }
 
@@ -118,8 +141,9 @@ func TestPromptForms(t *testing.T) {
 func TestNestedSamplingParams(t *testing.T) {
 	t.Parallel()
 	v := parse(t, SGLangGenerate, `{"text":["a","b"],"sampling_params":[{"max_new_tokens":5,"n":2},{"max_new_tokens":9,"min_new_tokens":1}],"return_logprob":true}`)
-	if v.MaxTokens != 9 || v.MaxTokensKey != "sampling_params.max_new_tokens" || v.N != 2 || v.MinTokens != 1 || !v.PromptLogprobs {
-		t.Errorf("view %+v", v)
+	want := View{MaxTokens: 9, MaxTokensKey: "sampling_params.max_new_tokens", N: 2, MinTokens: 1, Logprobs: true, PromptLogprobs: true}
+	if diff := cmp.Diff(want, *v, plain); diff != "" {
+		t.Errorf("view (-want +got):\n%s", diff)
 	}
 }
 

@@ -121,8 +121,15 @@ func TestUnresolved(t *testing.T) {
 			}
 			continue
 		}
-		if e == nil || e.Status != c.status || !strings.Contains(e.Message, c.text) || strings.Contains(e.Message, "secret") || (e.Param == "model") != (c.status == http.StatusBadRequest) {
-			t.Errorf("%q of %v, %+v: %+v", c.asked, c.lists, c.of, e)
+		if e == nil {
+			t.Errorf("%q of %v, %+v: no error, want %d", c.asked, c.lists, c.of, c.status)
+			continue
+		}
+		if e.Status != c.status || (e.Param == "model") != (c.status == http.StatusBadRequest) {
+			t.Errorf("%q of %v, %+v: %d of %q, want %d", c.asked, c.lists, c.of, e.Status, e.Param, c.status)
+		}
+		if !strings.Contains(e.Message, c.text) || strings.Contains(e.Message, "secret") {
+			t.Errorf("%q of %v, %+v: %q, want %q", c.asked, c.lists, c.of, e.Message, c.text)
 		}
 	}
 }

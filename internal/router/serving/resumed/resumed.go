@@ -16,6 +16,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
@@ -24,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // Next serves the parts of a stream.
@@ -45,6 +47,41 @@ type Engine struct {
 	// Bodies is the memory of what is kept of streams, Moves paces what continues.
 	Bodies *admission.Memory
 	Moves  Moves
+}
+
+// Parts are what New composes an engine of.
+type Parts struct {
+	Asker *question.Asker
+	Fleet func() *workers.Snapshot
+	// Line and Gate are those of [serving.Decider].
+	Line serving.Line
+	Gate *admission.Line
+	// Watched wraps the planner, for tests that look at decisions. It may be nil.
+	Watched func(serving.Planner) serving.Planner
+	Legs    *serving.Legs
+	Budget  *attempt.Budget
+	// Outliers takes back the failures of engines that are not at fault.
+	Outliers *health.Outliers
+	Failures *watch.Failures
+	Tokens   Tokens
+	Bodies   *admission.Memory
+	Moves    Moves
+}
+
+// New composes what answers calls: legs below decisions, below attempts, below streams that
+// continue on another engine.
+func New(p Parts) *Engine {
+	decider := &serving.Decider{Asker: p.Asker, Fleet: p.Fleet, Line: p.Line, Gate: p.Gate, Legs: p.Legs}
+	planner := serving.Planner(decider)
+	if p.Watched != nil {
+		planner = p.Watched(planner)
+	}
+	retried := &serving.Retried{Planner: planner, Budget: p.Budget, Repeats: p.Legs.Repeats, Outliers: p.Outliers, Failures: p.Failures}
+	type next struct {
+		*serving.Retried
+		*serving.Decider
+	}
+	return &Engine{Next: next{retried, decider}, Asker: p.Asker, Tokens: p.Tokens, Fleet: p.Fleet, Bodies: p.Bodies, Moves: p.Moves}
 }
 
 // Tokens are the texts of token ids, as prompt.Stage has them.

@@ -16,7 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
@@ -89,7 +89,7 @@ func TestOffloadPublishesAsVLLM(t *testing.T) {
 	cfg.Publish = func(_ engine.Time, events []cache.Event) {
 		b := kvevent.Batch{Events: make([]kvevent.Event, len(events))}
 		for i, e := range events {
-			b.Events[i] = publish.Convert(e, cfg.BlockSize)
+			b.Events[i] = sockets.Convert(e, cfg.BlockSize)
 		}
 		shapes(t, kvevent.AppendBatch(nil, &b, kvevent.Encoding{Form: kvevent.VLLMMap}), sim)
 	}

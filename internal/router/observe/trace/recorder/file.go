@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
-	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
 )
 
 // FileOptions say where a recording goes.
@@ -43,7 +42,7 @@ type File struct {
 	path  atomic.Pointer[string]
 
 	f     *os.File
-	z     tracefile.Compressor
+	z     trace.Compressor
 	part  int
 	first opening // what the next part begins with
 	size  int64
@@ -95,7 +94,7 @@ func (r *File) open() error {
 		if err != nil {
 			return fmt.Errorf("recording: %w", err)
 		}
-		z, err := tracefile.Compress(f, path)
+		z, err := trace.Compress(f, path)
 		if err != nil {
 			f.Close()
 			return fmt.Errorf("recording %s: %w", path, err)

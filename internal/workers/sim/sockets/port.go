@@ -1,11 +1,7 @@
-// Package port finds ports for listeners that close and come back: a simulated
-// engine keeps its addresses over restarts, as a real one does.
-//
-// A port that the system has chosen is one of those that it gives to outgoing
-// connections, too. While its listener is away any client of the machine may
-// have it, and the listener cannot come back. The ports below that range are
-// given to nobody who does not ask for them.
-package port
+// Package sockets has the sockets of simulated engines beside their HTTP: the publisher of KV
+// events, the side channel over which KV moves, and ports that stay an engine's own over
+// restarts.
+package sockets
 
 import (
 	"context"
@@ -26,6 +22,10 @@ import (
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
+// A simulated engine keeps its addresses over restarts, as a real one does. A port that the
+// system has chosen is one of those that it gives to outgoing connections, too. While its
+// listener is away any client of the machine may have it, and the listener cannot come back.
+// The ports below that range are given to nobody who does not ask for them.
 const (
 	// lowest is the first port that is tried: below it are those of well-known
 	// services.
@@ -67,10 +67,10 @@ func outgoing() int {
 	return ports[0]
 }
 
-// Below returns the first of n ports in a row that the system gives to no
+// PortsBelow returns the first of n ports in a row that the system gives to no
 // outgoing connection, others with each call; 0 where there are none, or none
 // are known.
-func Below(n int) int {
+func PortsBelow(n int) int {
 	ours.Lock()
 	defer ours.Unlock()
 	all := &ours.all
@@ -138,43 +138,43 @@ func take(path string) bool {
 	return err == nil
 }
 
-// Free calls bind with ports of which n in a row may be free, until it takes
+// FreePorts calls bind with ports of which n in a row may be free, until it takes
 // them, and at last with 0, for which the system chooses. bind must have given
 // everything back when it fails.
-func Free(n int, bind func(port int) error) error {
+func FreePorts(n int, bind func(port int) error) error {
 	for range tries {
-		p := Below(n)
+		p := PortsBelow(n)
 		if p == 0 {
 			break
 		}
-		if err := bind(p); !InUse(err) {
+		if err := bind(p); !PortInUse(err) {
 			return err
 		}
 	}
 	var err error
 	for range tries { // of several in a row, the system knows but the first
-		if err = bind(0); !InUse(err) {
+		if err = bind(0); !PortInUse(err) {
 			return err
 		}
 	}
 	return err
 }
 
-// Again calls bind, which wants certain ports, until nobody else has them, for
+// BindAgain calls bind, which wants certain ports, until nobody else has them, for
 // a moment: whoever else has taken a port that was free for a while may be gone
 // soon. Then the last error is returned.
-func Again(ctx context.Context, bind func() error) error {
+func BindAgain(ctx context.Context, bind func() error) error {
 	end := time.Now().Add(patience)
 	for {
 		err := bind()
-		if !InUse(err) || time.Now().After(end) || !wait.For(ctx, pause) {
+		if !PortInUse(err) || time.Now().After(end) || !wait.For(ctx, pause) {
 			return err
 		}
 	}
 }
 
-// InUse reports whether an error says that someone else has the port.
-func InUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }
+// PortInUse reports whether an error says that someone else has the port.
+func PortInUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }
 
 // Listen listens on a TCP address, whose port 0 stands for one that can be come
 // back to.
@@ -190,9 +190,9 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 		return err
 	}
 	if port == "0" {
-		err = Free(1, func(p int) error { return at(net.JoinHostPort(host, strconv.Itoa(p))) })
+		err = FreePorts(1, func(p int) error { return at(net.JoinHostPort(host, strconv.Itoa(p))) })
 	} else {
-		err = Again(ctx, func() error { return at(addr) })
+		err = BindAgain(ctx, func() error { return at(addr) })
 	}
 	return ln, err
 }

@@ -1,4 +1,4 @@
-package tracefile
+package trace
 
 import (
 	"bufio"

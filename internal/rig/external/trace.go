@@ -1,6 +1,4 @@
-// Package publictrace finds public traces of requests, which are too large to keep here,
-// for the tests that play them.
-package publictrace
+package external
 
 import (
 	"os"

@@ -1,16 +1,4 @@
-// Package sidechannel is the TCP link over which simulated engines move KV: a
-// decode rank reads the contents of a prefill rank's blocks, and an LMCache
-// prefill pushes them to its decode.
-//
-// It stands in for NIXL's side channel and its memory registration, of which
-// only the observable behaviour is kept: a link is made once per remote engine
-// id and remembered, an unknown port costs five seconds, blocks are read by
-// number whoever they belong to. The wire is this program's own:
-//
-//	frame    = len32be body                  ; at most MaxFrame bytes of JSON
-//	request  = {"op": "hello" | "read" | "beat" | "done" | "put" | "register" | "write" | "take", …}
-//	response = {"error"?, …}                 ; one per request, in order
-package sidechannel
+package sockets
 
 import (
 	"bufio"
@@ -27,8 +15,19 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
-	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
+
+// The side channel is the TCP link over which simulated engines move KV: a decode rank reads
+// the contents of a prefill rank's blocks, and an LMCache prefill pushes them to its decode.
+//
+// It stands in for NIXL's side channel and its memory registration, of which
+// only the observable behaviour is kept: a link is made once per remote engine
+// id and remembered, an unknown port costs five seconds, blocks are read by
+// number whoever they belong to. The wire is this program's own:
+//
+//	frame    = len32be body                  ; at most MaxFrame bytes of JSON
+//	request  = {"op": "hello" | "read" | "beat" | "done" | "put" | "register" | "write" | "take", …}
+//	response = {"error"?, …}                 ; one per request, in order
 
 // MaxFrame is the largest frame in bytes, enough for a million blocks.
 const MaxFrame = 64 << 20
@@ -48,7 +47,7 @@ const (
 	OpTake = "take"
 )
 
-// Request is one question.
+// Request is a question on the side channel.
 type Request struct {
 	Op        string          `json:"op"`
 	RequestID string          `json:"request_id,omitempty"`
@@ -81,9 +80,9 @@ type Server struct {
 // maxConns bounds the peers of a Server.
 const maxConns = 1024
 
-// Listen serves addr until Close. handle is called from many goroutines.
-func Listen(ctx context.Context, addr string, handle func(Request) Response) (*Server, error) {
-	ln, err := port.Listen(ctx, addr)
+// Serve answers at addr until Close. handle is called from many goroutines.
+func Serve(ctx context.Context, addr string, handle func(Request) Response) (*Server, error) {
+	ln, err := Listen(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("side channel: %w", err)
 	}

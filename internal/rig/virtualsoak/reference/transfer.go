@@ -1,4 +1,4 @@
-package voice
+package reference
 
 import (
 	"encoding/json"

@@ -1,7 +1,4 @@
-// Package publish is the KV event publisher of one simulated rank: a ZeroMQ
-// PUB socket with vLLM's frames (topic, sequence, payload), and the ROUTER that
-// replays the latest batches.
-package publish
+package sockets
 
 import (
 	"cmp"
@@ -17,8 +14,8 @@ import (
 	"github.com/dynctl/dynctl/internal/zmtp"
 )
 
-// Config says where and how to publish.
-type Config struct {
+// PublisherConfig says where and how to publish.
+type PublisherConfig struct {
 	// Endpoint is bound ("tcp://127.0.0.1:0"), or dialled if Dial is set.
 	Endpoint string
 	Dial     bool
@@ -36,10 +33,11 @@ type Config struct {
 	Faults *fault.Source
 }
 
-// Publisher publishes the batches of one rank. Publish may be called from one
-// goroutine at a time.
+// Publisher publishes the batches of one rank: a ZeroMQ PUB socket with vLLM's frames
+// (topic, sequence, payload), and the ROUTER that replays the latest batches. Publish may be
+// called from one goroutine at a time.
 type Publisher struct {
-	cfg    Config
+	cfg    PublisherConfig
 	pub    *zmtp.Pub
 	router *zmtp.Router
 
@@ -63,8 +61,8 @@ type entry struct {
 	payload []byte
 }
 
-// Open starts the sockets.
-func Open(ctx context.Context, cfg Config) (*Publisher, error) {
+// OpenPublisher starts the sockets.
+func OpenPublisher(ctx context.Context, cfg PublisherConfig) (*Publisher, error) {
 	cfg.Steps = cmp.Or(max(cfg.Steps, 0), 10000)
 	if cfg.Faults == nil {
 		cfg.Faults = fault.NewSource(0, fault.Set{})

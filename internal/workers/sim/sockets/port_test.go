@@ -1,4 +1,4 @@
-package port
+package sockets
 
 import (
 	"bufio"
@@ -26,7 +26,7 @@ func TestListenersComeBack(t *testing.T) {
 		if p, first := ln.Addr().(*net.TCPAddr).Port, outgoing(); first > lowest && p >= first {
 			t.Errorf("port %d is one of outgoing connections, which begin at %d", p, first)
 		}
-		if seen[addr] && Below(1) != 0 { // what the system does is up to it
+		if seen[addr] && PortsBelow(1) != 0 { // what the system does is up to it
 			t.Errorf("%s was given twice", addr)
 		}
 		seen[addr] = true
@@ -50,7 +50,7 @@ func TestAgain(t *testing.T) {
 	}
 	looks := 0
 	var ln net.Listener
-	err = Again(t.Context(), func() (err error) {
+	err = BindAgain(t.Context(), func() (err error) {
 		if looks++; looks == 3 {
 			if err := other.Close(); err != nil {
 				t.Error(err)
@@ -69,7 +69,7 @@ func TestAgain(t *testing.T) {
 		t.Error("two listeners have one port")
 	}
 	looks = 0
-	if err := Again(t.Context(), func() error { looks++; return errors.New("no such device") }); err == nil || looks != 1 {
+	if err := BindAgain(t.Context(), func() error { looks++; return errors.New("no such device") }); err == nil || looks != 1 {
 		t.Errorf("%v after %d looks: what is not about the port is returned at once", err, looks)
 	}
 }
@@ -78,7 +78,7 @@ func TestAgain(t *testing.T) {
 // system's choice when none is free.
 func TestFree(t *testing.T) {
 	var got []int
-	err := Free(3, func(p int) error {
+	err := FreePorts(3, func(p int) error {
 		if got = append(got, p); len(got) < 3 {
 			return fmt.Errorf("rank 1: %w", syscall.EADDRINUSE)
 		}
@@ -91,7 +91,7 @@ func TestFree(t *testing.T) {
 		t.Errorf("the ports from %v on overlap", got)
 	}
 	calls := 0
-	if err := Free(1, func(p int) error {
+	if err := FreePorts(1, func(p int) error {
 		if calls++; p != 0 {
 			return syscall.EADDRINUSE
 		}
@@ -99,7 +99,7 @@ func TestFree(t *testing.T) {
 	}); err != nil || calls > tries+1 {
 		t.Errorf("%v after %d calls", err, calls)
 	}
-	if err := Free(1, func(int) error { return syscall.EADDRINUSE }); !InUse(err) {
+	if err := FreePorts(1, func(int) error { return syscall.EADDRINUSE }); !PortInUse(err) {
 		t.Errorf("%v", err)
 	}
 }
@@ -110,12 +110,12 @@ func TestProcessesShareNoPorts(t *testing.T) {
 	const name, n = "DYNCTL_TEST_PORTS", 3 * slice / 2
 	if os.Getenv(name) != "" {
 		for range n {
-			_, _ = fmt.Fprintln(os.Stdout, "port", Below(1))
+			_, _ = fmt.Fprintln(os.Stdout, "port", PortsBelow(1))
 		}
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the others have theirs
 		return
 	}
-	if Below(1) == 0 {
+	if PortsBelow(1) == 0 {
 		t.Skip("the ports of outgoing connections are not known here")
 	}
 	of := map[int]int{}

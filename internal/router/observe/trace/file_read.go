@@ -1,6 +1,4 @@
-// Package tracefile is the file of a recording: lines of text, compressed or not, in
-// several parts when they are read, and there only once it is whole when it is written.
-package tracefile
+package trace
 
 import (
 	"bufio"
@@ -18,13 +16,10 @@ import (
 // maxZstdWindow bounds what a compressed file makes the reader allocate.
 const maxZstdWindow = 128 << 20
 
-// ErrEmpty is a file without a single line.
-var ErrEmpty = errors.New("the trace is empty")
-
-// Reader reads the text of a file, or of several one after the other. Compression is
+// file reads the text of a file, or of several one after the other. Compression is
 // recognized by the first bytes, not by the name. A part that is cut is followed by the next
 // on a line of its own.
-type Reader struct {
+type file struct {
 	paths []string // still to come
 	raw   counter
 	text  io.Reader // of the present file, nil between two
@@ -45,20 +40,20 @@ func (c *counter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// NewReader reads in, which is not closed.
-func NewReader(in io.Reader) (*Reader, error) {
-	r := &Reader{}
+// readFile reads in, which is not closed.
+func readFile(in io.Reader) (*file, error) {
+	r := &file{}
 	r.raw.r = in
 	return r, r.decompress()
 }
 
-// Open reads a file.
-func Open(path string) (*Reader, error) {
+// openFile reads a file.
+func openFile(path string) (*file, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open trace: %w", err)
 	}
-	r, err := NewReader(f)
+	r, err := readFile(f)
 	if r.file = f; err != nil {
 		r.Close()
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -66,27 +61,27 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// OpenParts reads files, in their order. Each is opened when those before it have ended.
-func OpenParts(paths []string) *Reader { return &Reader{paths: paths} }
+// openParts reads files, in their order. Each is opened when those before it have ended.
+func openParts(paths []string) *file { return &file{paths: paths} }
 
 // Consumed is how many bytes of the files, as they are stored, were taken. It may be
 // called while Read runs.
-func (r *Reader) Consumed() int64 { return r.raw.n.Load() }
+func (r *file) Consumed() int64 { return r.raw.n.Load() }
 
-// IsCut reports whether an error is the end of a compressed file that was not finished.
-func IsCut(err error) bool {
+// isCut reports whether an error is the end of a compressed file that was not finished.
+func isCut(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, gzip.ErrHeader)
 }
 
 // decompress recognizes the compression of a file by its first bytes.
-func (r *Reader) decompress() error {
+func (r *file) decompress() error {
 	br := bufio.NewReaderSize(&r.raw, 1<<16)
 	r.text = br
 	magic, _ := br.Peek(4)
 	switch {
 	case len(magic) >= 2 && magic[0] == 0x1f && magic[1] == 0x8b:
 		z, err := gzip.NewReader(br)
-		if err != nil && (IsCut(err) || errors.Is(err, io.EOF)) {
+		if err != nil && (isCut(err) || errors.Is(err, io.EOF)) {
 			return fmt.Errorf("%w: the file is cut within its first line", ErrEmpty)
 		}
 		if err != nil {
@@ -104,7 +99,7 @@ func (r *Reader) decompress() error {
 }
 
 // Read reads text.
-func (r *Reader) Read(b []byte) (int, error) {
+func (r *file) Read(b []byte) (int, error) {
 	for len(b) > 0 {
 		if r.text == nil {
 			if len(r.paths) == 0 {
@@ -124,7 +119,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 			r.last = b[n-1]
 			return n, nil
 		}
-		if err != nil && !errors.Is(err, io.EOF) && (!IsCut(err) || len(r.paths) == 0) {
+		if err != nil && !errors.Is(err, io.EOF) && (!isCut(err) || len(r.paths) == 0) {
 			return 0, err
 		}
 		if err != nil {
@@ -141,7 +136,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 }
 
 // end ends the present file.
-func (r *Reader) end() error {
+func (r *file) end() error {
 	if r.done != nil {
 		r.done()
 	}
@@ -154,7 +149,7 @@ func (r *Reader) end() error {
 }
 
 // Close ends the reading.
-func (r *Reader) Close() {
+func (r *file) Close() {
 	r.paths = nil
 	_ = r.end() // nothing was written
 }

@@ -1,6 +1,4 @@
-// Package indexcheck compares a router's index with the caches of the simulated
-// engines behind it.
-package indexcheck
+package soak
 
 import (
 	"context"
@@ -12,15 +10,15 @@ import (
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// Synced waits until what the index holds of every rank is what its engine's
+// IndexSynced waits until what the index holds of every rank is what its engine's
 // cache holds.
-func Synced(ctx context.Context, g *loopback.Rig) error {
-	return loopback.Wait(ctx, "the index to equal the caches", func() error { return Differ(g) })
+func IndexSynced(ctx context.Context, g *loopback.Rig) error {
+	return loopback.Wait(ctx, "the index to equal the caches", func() error { return IndexDiffers(g) })
 }
 
-// Differ says where the index and the engines' caches are not equal; nil when
+// IndexDiffers says where the index and the engines' caches are not equal; nil when
 // they are. Engines without events are left out.
-func Differ(g *loopback.Rig) error {
+func IndexDiffers(g *loopback.Rig) error {
 	var errs []error
 	for _, e := range g.Sim.Engines() {
 		for dp := range e.Group().DP {

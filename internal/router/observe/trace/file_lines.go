@@ -1,4 +1,4 @@
-package tracefile
+package trace
 
 import (
 	"bufio"
@@ -6,26 +6,26 @@ import (
 	"io"
 )
 
-// ErrLong is a line of more bytes than are allowed.
-var ErrLong = errors.New("the line is too long")
+// errLong is a line of more bytes than are allowed.
+var errLong = errors.New("the line is too long")
 
-// Lines reads lines of a bounded length.
-type Lines struct {
+// lines reads lines of a bounded length.
+type lines struct {
 	br   *bufio.Reader
 	max  int
 	long []byte
 }
 
-// NewLines reads the lines of in. Those of more than limit bytes that do not fit into the
-// buffer are ErrLong.
-func NewLines(in io.Reader, limit int) *Lines {
-	return &Lines{br: bufio.NewReaderSize(in, 1<<18), max: limit}
+// newLines reads the lines of in. Those of more than limit bytes that do not fit into the
+// buffer are errLong.
+func newLines(in io.Reader, limit int) *lines {
+	return &lines{br: bufio.NewReaderSize(in, 1<<18), max: limit}
 }
 
 // Next reads the next line, with its end, and returns how many bytes it has in the text, too.
 // One that is too long is read to its end. What has no end comes with the error that cut
 // it, io.EOF at the end of the text. The line is valid until the next call.
-func (l *Lines) Next() (line []byte, n int, err error) {
+func (l *lines) Next() (line []byte, n int, err error) {
 	p, err := l.br.ReadSlice('\n')
 	if err == nil {
 		return p, len(p), nil
@@ -44,7 +44,7 @@ func (l *Lines) Next() (line []byte, n int, err error) {
 		return l.long, n, err
 	}
 	if err == nil || errors.Is(err, io.EOF) {
-		err = ErrLong
+		err = errLong
 	}
 	return nil, n, err
 }

@@ -1,7 +1,4 @@
-// Package voice is how engines send tokens to clients, and how clients read them, made
-// independently of the simulator and of the router: what a stream that several engines
-// had a part in is compared with.
-package voice
+package reference
 
 import (
 	"encoding/json"
@@ -39,9 +36,9 @@ type Voice struct {
 	whole         int // tokens before the last place at which none was left out
 }
 
-// New is an engine that answers a prompt at an endpoint of a kind from the first token
+// NewVoice is an engine that answers a prompt at an endpoint of a kind from the first token
 // on. It sends ids if it is asked to.
-func New(words *vocab.Vocab, kind api.Kind, prompt []uint32, ids bool, stops []string) *Voice {
+func NewVoice(words *vocab.Vocab, kind api.Kind, prompt []uint32, ids bool, stops []string) *Voice {
 	v := &Voice{vocab: words, kind: kind, ids: ids, prompt: prompt, stops: stops}
 	for _, w := range stops {
 		if kind != api.SGLangGenerate {

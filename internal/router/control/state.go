@@ -1,7 +1,4 @@
-// Package state describes a router: its condition, its fleet and its index, as
-// the admin API shows them and Prometheus scrapes them. It reads what the stages
-// keep and changes nothing.
-package state
+package control
 
 import (
 	"fmt"
@@ -14,9 +11,9 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
-	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/cause"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
@@ -36,8 +33,8 @@ type Settings struct {
 	Tokenizer                    string
 }
 
-// Router reports what no stage keeps.
-type Router interface {
+// Stages report what State does not read itself. Facts are those of a router.
+type Stages interface {
 	// Settings are those in force.
 	Settings() Settings
 	// BlockOf is the block size in tokens in which a worker's blocks are named.
@@ -79,9 +76,11 @@ type Certificate struct {
 	Expires time.Time
 }
 
-// State is what a router's state is read from; nothing may be missing.
+// State describes a router: its condition, its fleet and its index, as the admin API shows
+// them and Prometheus scrapes them. It reads what the stages keep and changes nothing; none of
+// its fields may be missing.
 type State struct {
-	Router
+	Stages
 	Version   string
 	Started   time.Time
 	Registry  *workers.Registry
@@ -183,25 +182,9 @@ func Queue(q admission.QueueState, now time.Time) admin.Queue {
 func milliseconds(d time.Duration) float64 { return max(0, float64(d.Microseconds())/1000) }
 
 func (s *State) indexTotals(untrusted int) admin.IndexTotals {
-	t := IndexTotals(s.Index)
+	t := adminserver.IndexTotals(s.Index)
 	t.UntrustedRank, t.HitShare = untrusted, s.Traffic.HitShare()
 	return t
-}
-
-// IndexTotals are the figures of an index by itself.
-func IndexTotals(x *kvindex.Index) admin.IndexTotals {
-	t := x.Stats()
-	return admin.IndexTotals{
-		Blocks: t.Blocks, Memberships: t.Memberships, Nodes: t.Nodes, Bytes: t.Bytes, MaxBlocks: t.MaxBlocks,
-		Lookups: t.Lookups, Stored: t.Stored, Removed: t.Removed, Orphaned: t.Orphaned, Refused: t.Refused,
-	}
-}
-
-// IndexRank is a rank's part in an index.
-func IndexRank(x *kvindex.RankStats) admin.IndexRank {
-	return admin.IndexRank{
-		Label: x.Name, Slot: uint32(x.Rank), Blocks: x.Blocks, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, Lost: x.Lost,
-	}
 }
 
 // condition sums the router's state up in a word, with the reasons when it is
@@ -348,19 +331,11 @@ func feed(f *kvfeed.Status) admin.Feed {
 		Overrun: f.Overrun, Foreign: f.Foreign, RankDisagree: f.RankDisagree,
 		Unindexed: f.Tokenless + f.Misfit + f.Mismatched + f.Crowded,
 	}
-	a.CacheGroups = CacheGroups(f.CacheGroups)
+	a.CacheGroups = adminserver.CacheGroups(f.CacheGroups)
 	if f.LastSeq >= 0 {
 		a.LastSeq = new(uint64(f.LastSeq))
 	}
 	return a
-}
-
-// CacheGroups are a rank's cache groups as the admin API shows them.
-func CacheGroups(groups []kvgroup.Group) (list []admin.CacheGroup) {
-	for _, g := range groups {
-		list = append(list, admin.CacheGroup{Group: g.Number, Kind: g.Kind.String(), Window: g.Window, Block: g.Block})
-	}
-	return list
 }
 
 // IndexStats are the index and each rank's part in it.
@@ -374,7 +349,7 @@ func (s *State) IndexStats(now time.Time) admin.IndexStats {
 	out := admin.IndexStats{Schema: admin.Schema, Now: now, Totals: s.indexTotals(untrusted), Ranks: []admin.IndexRank{}}
 	for _, k := range s.Registry.Snapshot().Ranks {
 		if x, ok := s.Index.RankStats(kvindex.Rank(k.Slot)); ok {
-			out.Ranks = append(out.Ranks, IndexRank(&x))
+			out.Ranks = append(out.Ranks, adminserver.IndexRank(&x))
 		}
 	}
 	return out

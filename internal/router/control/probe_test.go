@@ -1,4 +1,4 @@
-package state
+package control
 
 import (
 	"net/http"
@@ -13,7 +13,7 @@ import (
 
 // leaving is a router that may drain.
 type leaving struct {
-	Router
+	Stages
 	drain *admin.DrainState
 }
 
@@ -23,7 +23,7 @@ func (d *leaving) Drain() *admin.DrainState { return d.drain }
 // decodes is usable, and it does not drain.
 func TestServeProbe(t *testing.T) {
 	r, d := workers.NewRegistry(func(eventlog.Event) {}), &leaving{}
-	s := &State{Router: d, Registry: r}
+	s := &State{Stages: d, Registry: r}
 	probe := func(ready int) {
 		t.Helper()
 		for path, want := range map[string]int{"/healthz": http.StatusOK, "/health": ready, "/readyz": ready} {

@@ -1,4 +1,4 @@
-package python
+package external
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// verdict takes the test's place: With ends it by a panic.
+// verdict takes the test's place: Python ends it by a panic.
 type verdict struct {
 	testing.TB
 }
@@ -21,24 +21,24 @@ func ask(module string) (said string) {
 			said = r.(string)[:4]
 		}
 	}()
-	With(verdict{}, module)
+	Python(verdict{}, module)
 	return "have"
 }
 
-// TestAPromisedModuleIsNeverSkipped: where Variable is set, as in .ci/run, what
+// TestAPromisedModuleIsNeverSkipped: where PythonVariable is set, as in .ci/run, what
 // is missing fails the test.
 func TestAPromisedModuleIsNeverSkipped(t *testing.T) {
-	t.Setenv(Variable, "") // has it restored in the end
-	if err := os.Unsetenv(Variable); err != nil {
+	t.Setenv(PythonVariable, "") // has it restored in the end
+	if err := os.Unsetenv(PythonVariable); err != nil {
 		t.Fatal(err)
 	}
 	if got := ask("no_such_module"); got != "skip" {
-		t.Errorf("without %s: %q, want a skip", Variable, got)
+		t.Errorf("without %s: %q, want a skip", PythonVariable, got)
 	}
 	for interpreter, module := range map[string]string{"python3": "no_such_module", "/no/such/python3": "sys", "": "sys"} {
-		t.Setenv(Variable, interpreter)
+		t.Setenv(PythonVariable, interpreter)
 		if got := ask(module); got != "fail" {
-			t.Errorf("%s=%q without %s: %q, want a failure", Variable, interpreter, module, got)
+			t.Errorf("%s=%q without %s: %q, want a failure", PythonVariable, interpreter, module, got)
 		}
 	}
 }
