@@ -18,7 +18,7 @@ func (x *exchange) copy() error {
 	if a.Whole != nil {
 		return x.copyWhole(a)
 	}
-	opt := upstream.StreamOptions{WriteTimeout: x.call.Question.Settings.Timeouts.Write}
+	opt := upstream.StreamOptions{WriteTimeout: x.call.Routing.Settings.Timeouts.Write}
 	pieces := &x.pieces
 	*pieces = piecesOf{x: x, Body: a.Body}
 	if a.Streams() {
@@ -43,7 +43,7 @@ func (x *exchange) copyWhole(a *serving.Answer) (err error) {
 	h := x.w.Header()
 	a.Header.CopyTo(h)
 	h["Content-Length"] = []string{strconv.Itoa(len(a.Whole))}
-	limit := x.call.Question.Settings.Timeouts.Write
+	limit := x.call.Routing.Settings.Timeouts.Write
 	if len(a.Whole) <= 16<<10 {
 		// net/http flushes it at the end. It waits here for a client that does
 		// not read the answers before it.
@@ -103,7 +103,7 @@ func (x *exchange) learn(err error) error {
 
 // Idle sends a client whose stream waits a comment.
 func (x *exchange) Idle(words string) error {
-	_, err := upstream.NewWriter(x.w, x.call.Question.Settings.Timeouts.Write).Write([]byte(": " + words + "\n\n"))
+	_, err := upstream.NewWriter(x.w, x.call.Routing.Settings.Timeouts.Write).Write([]byte(": " + words + "\n\n"))
 	return err
 }
 

@@ -43,7 +43,7 @@ func TestCostsAreDescribed(t *testing.T) {
 		for i := range 1 + 100*len(r.state.Costs()) {
 			at = at.Add(time.Second)
 			tokens := 1000 + 100*(i%7)
-			p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+			p := &decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
 			var q outcome.Request
 			done := at.Add(100 * time.Microsecond * time.Duration(tokens))
 			r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: route.Prefill, Sent: at, First: done})

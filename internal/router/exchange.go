@@ -54,7 +54,7 @@ func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange 
 	*x = exchange{r: r, w: w, req: req, call: serving.New()}
 	c := x.call
 	c.Start, c.Book, c.Idle = time.Now(), &x.book, x
-	x.book = account.Request{To: &r.stream, Start: c.Start, Question: &c.Question}
+	x.book = account.Request{To: &r.stream, Start: c.Start, Routing: &c.Routing}
 	return x
 }
 
@@ -143,7 +143,7 @@ func (x *exchange) serve() error {
 		return x.refuse("loop", api.Looped())
 	}
 	s := r.settings.Load()
-	c.Question.Settings = s
+	c.Routing.Settings = s
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
 		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.book.Start); err != nil {
@@ -208,7 +208,7 @@ func (x *exchange) read() error {
 	if x.call.Endpoint.Body == api.NoBody && x.req.ContentLength == 0 {
 		return nil
 	}
-	body, err := api.ReadBody(x.req, x.call.Question.Settings.Limits.BodyBytes, x.r.bodies)
+	body, err := api.ReadBody(x.req, x.call.Routing.Settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
 		reason := "body"
 		if api.FromError(err).Status == http.StatusServiceUnavailable {
@@ -219,7 +219,7 @@ func (x *exchange) read() error {
 	x.call.Body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
-	x.call.Question.Took.Read = now.Sub(x.book.Start)
+	x.call.Routing.Took.Read = now.Sub(x.book.Start)
 	switch x.call.Endpoint.Body {
 	case api.NoBody: // one was sent all the same; it is ignored
 		body.Release()
@@ -228,14 +228,14 @@ func (x *exchange) read() error {
 	case api.MultipartBody:
 		x.call.View.Body = body.B
 		x.call.View.Kind = x.call.Endpoint.Kind
-		if x.call.Form, err = api.ReadForm(x.req.Header, body.B, x.call.Question.Settings.Routing.AllowTransferFields); err == nil {
+		if x.call.Form, err = api.ReadForm(x.req.Header, body.B, x.call.Routing.Settings.Routing.AllowTransferFields); err == nil {
 			x.call.Name = x.call.Form.Model
 		}
 	default:
 		err = x.call.View.Parse(body.B, x.call.Endpoint.Kind, api.Limits{})
 		x.call.Name = x.call.View.Model
 	}
-	x.call.Question.Took.Parse = time.Since(now)
+	x.call.Routing.Took.Parse = time.Since(now)
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -250,12 +250,12 @@ func (x *exchange) enter() error {
 	if err != nil || g.TryEnter() {
 		return err
 	}
-	claim, err := c.Question.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
+	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
 	if err != nil {
 		return x.refuse("request", err)
 	}
 	waited, err := g.Enter(x.ctx, claim)
-	if c.Question.Waited(waited, "limits.inflight requests were in progress") {
+	if c.Routing.Waited(waited, "limits.inflight requests were in progress") {
 		x.book.Waited("queue", waited.For)
 	}
 	if err == nil || x.ctx.Err() != nil { // the request was not refused
@@ -272,7 +272,7 @@ func (x *exchange) refuseAtGate(err error) error {
 // resolve finds the workers that may serve the request, and what the client
 // asks of the router.
 func (x *exchange) resolve() error {
-	s := x.call.Question.Settings
+	s := x.call.Routing.Settings
 	if err := x.findModel(); err != nil {
 		return x.refuse("model", err)
 	}
@@ -281,16 +281,16 @@ func (x *exchange) resolve() error {
 	}
 	if s.Keys.Salt {
 		c, err := x.call, error(nil)
-		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Question.List); err != nil {
+		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Routing.List); err != nil {
 			return x.refuse(access.ReasonKey, err)
 		}
 	}
 	if s.Routing.AllowHeaders {
-		if err := x.call.Question.Steer(x.req.Header); err != nil {
+		if err := x.call.Routing.Steer(x.req.Header); err != nil {
 			return x.refuse("request", err)
 		}
 	}
-	x.call.Question.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
+	x.call.Routing.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
 	if err := x.follows(); err != nil {
 		return x.refuse("request", err)
 	}
@@ -300,7 +300,7 @@ func (x *exchange) resolve() error {
 // findModel finds the model and its workers, and the adapter that the prompt's
 // blocks belong to. Endpoints without a body have no model.
 func (x *exchange) findModel() (err error) {
-	c, d := x.call, &x.call.Question
+	c, q := x.call, &x.call.Routing
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
 	if c.Endpoint.Body != api.NoBody {
@@ -309,8 +309,8 @@ func (x *exchange) findModel() (err error) {
 		}
 	}
 	c.Model, x.book.Model = of.Model, of.Model
-	d.Model, d.Named, d.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
-	if d.Look(fleet); len(d.List) == 0 {
+	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
+	if q.UseFleet(fleet); len(q.List) == 0 {
 		return models.NotServed(c.Name, fleet, x.r.starting())
 	}
 	return nil
@@ -333,14 +333,14 @@ func (x *exchange) follows() error {
 	case api.Responses:
 		id, param = x.call.View.PreviousResponseID, "previous_response_id"
 	}
-	return x.call.Question.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
+	return x.call.Routing.PinToResponse(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
 }
 
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {
 	c := x.call
-	x.r.asker.Read(x.ctx, &c.Question, c.Endpoint, c.Endpoint.Kind, &c.View)
-	x.book.Tokenized(c.Question.Prompt.Source)
+	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
+	x.book.Tokenized(c.Routing.Prompt.Source)
 	x.book.Live, x.book.ID, x.book.Stream = x.r.receipts.Begin(x.book.Start), c.ID, c.View.Stream
 	if x.key != nil {
 		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant

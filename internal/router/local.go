@@ -42,7 +42,7 @@ func (x *exchange) local() error {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	x.status, x.committed = http.StatusOK, true
-	x.writeBy.Extend(x.w, x.call.Question.Settings.Timeouts.Write)
+	x.writeBy.Extend(x.w, x.call.Routing.Settings.Timeouts.Write)
 	x.w.WriteHeader(http.StatusOK)
 	if x.req.Method != http.MethodHead {
 		_, _ = x.w.Write(body) // a client that is gone is no news here

@@ -30,7 +30,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
@@ -220,10 +220,10 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 
 // asking is what reads prompts and decides.
 type asking struct {
-	tokens *prompt.Stage
-	asker  *question.Asker
-	stored *stored.Responses
-	lists  models.Lists
+	tokens  *prompt.Stage
+	decider *routing.Decider
+	stored  *stored.Responses
+	lists   models.Lists
 }
 
 func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*asking, error) {
@@ -236,8 +236,8 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 		return nil, err
 	}
 	a := &asking{tokens: tokens, stored: stored.New(1 << 16)}
-	a.asker = question.New(question.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Last: e.outliers.Last,
+	a.decider = routing.New(routing.Sources{
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Readmit: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{
@@ -262,14 +262,14 @@ func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked
 		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 		Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
 	}
-	planner := &serving.Decider{Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs}
+	planner := &serving.FleetPlanner{Decider: a.decider, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs}
 	retried := &serving.Retried{Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures}
 	type next struct {
 		*serving.Retried
-		*serving.Decider
+		*serving.FleetPlanner
 	}
 	return &served{&resumed.Engine{
-		Next: next{retried, planner}, Asker: a.asker, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves,
+		Next: next{retried, planner}, Decider: a.decider, Tokens: a.tokens, Fleet: b.registry.Snapshot, Bodies: in.bodies, Moves: &in.moves,
 	}}
 }
 

@@ -402,7 +402,7 @@ type flight struct {
 	waiter  *admission.Waiter // while it waits
 	// asked is what the paths asked of their ranks, and sent when the newest leg was sent;
 	// local says that it computes the prompt on the decode rank.
-	asked cost.Request
+	asked cost.Paths
 	sent  time.Duration
 	local bool
 	// compute is the prompt tokens that have to be computed, wherever.
@@ -447,11 +447,11 @@ func (f *flight) choose() decide.Effects {
 	if list == nil {
 		model, list = "", r.list
 	}
-	r.decide.Begin(decide.Request{
+	r.decide.Begin(decide.Criteria{
 		Model: model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
 		Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
 	})
-	return r.decide.Decide(&r.s.Settings, list, r.block, r)
+	return r.decide.NextPlan(&r.s.Settings, list, r.block, r)
 }
 
 // carryOut carries out the newest decision, which is f's.
@@ -465,7 +465,7 @@ func (f *flight) carryOut(e decide.Effects) {
 		f.fail()
 		return
 	}
-	f.asked = p.Asked
+	f.asked = p.Paths
 	if !f.early {
 		r.judge()
 	}
@@ -489,7 +489,7 @@ func (f *flight) carryOut(e decide.Effects) {
 	f.prefill(r.ranks[d.In.PrefillPeers[p.PrefillIndex].Rank.Slot], prefill)
 }
 
-// Overlap is for decide.Seen.
+// Overlap is for decide.FleetView.
 func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) int {
 	n := r.query.Depth(kvindex.Rank(k.Slot))
 	if r.offloads {
@@ -500,10 +500,10 @@ func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) i
 	return n * r.block
 }
 
-// Resident is for decide.Seen.
+// Resident is for decide.FleetView.
 func (r *run) Resident(k *workers.Rank) int { return r.index.Blocks(kvindex.Rank(k.Slot)) }
 
-// Ledger is for decide.Seen.
+// Ledger is for decide.FleetView.
 func (r *run) Ledger() *ledger.Ledger { return r.book }
 
 // judge counts what the choice of the rank that computes the prompt was worth.

@@ -29,7 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -67,10 +67,10 @@ type Router struct {
 	// Alive says whether a worker gives a sign of life when the router asks for one.
 	Alive func(w *workers.Worker) bool
 
-	t     *testing.T
-	asker *question.Asker
-	book  *account.Stream
-	ring  *receipt.Ring
+	t       *testing.T
+	decider *routing.Decider
+	book    *account.Stream
+	ring    *receipt.Ring
 
 	mu       sync.Mutex
 	events   []eventlog.Event
@@ -191,8 +191,8 @@ func (r *Router) build() {
 	})
 	r.Outliers = health.NewOutliers(r.Registry, health.OutlierOptions{}, r.event)
 	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot})
-	r.asker = question.New(question.Sources{
-		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Prompts: tokens, Last: r.Outliers.Last,
+	r.decider = routing.New(routing.Sources{
+		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Prompts: tokens, Readmit: r.Outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.Settings, r.Registry.Snapshot() },
 	}, 1)
 	failures := new(watch.Failures)
@@ -214,14 +214,14 @@ func (r *Router) build() {
 		Answers:  func(_ context.Context, w *workers.Worker) bool { return r.Alive(w) },
 		Panicked: func(_ *serving.Call, p any) { r.event(eventlog.Event{Kind: "panic", Text: fmt.Sprint(p)}) },
 	}
-	planner := &serving.Decider{Asker: r.asker, Fleet: r.Registry.Snapshot, Line: r.Line, Gate: admission.NewLine(0, 0, 0), Legs: legs}
+	planner := &serving.FleetPlanner{Decider: r.decider, Fleet: r.Registry.Snapshot, Line: r.Line, Gate: admission.NewLine(0, 0, 0), Legs: legs}
 	retried := &serving.Retried{Planner: decided{planner, r}, Budget: &r.Budget, Repeats: repeats, Outliers: r.Outliers, Failures: failures}
 	r.Engine = &resumed.Engine{
 		Next: struct {
 			*serving.Retried
-			*serving.Decider
+			*serving.FleetPlanner
 		}{retried, planner},
-		Asker: r.asker, Tokens: tokens, Fleet: r.Registry.Snapshot, Bodies: r.Bodies, Moves: &r.Moves,
+		Decider: r.decider, Tokens: tokens, Fleet: r.Registry.Snapshot, Bodies: r.Bodies, Moves: &r.Moves,
 	}
 }
 
@@ -414,10 +414,10 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 		req.Header = http.Header{}
 	}
 	var book account.Request
-	c.Asked = serving.Asked{
+	c.Details = serving.Details{
 		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Book: &book, Idle: idle(beat),
 	}
-	d := &c.Question
+	d := &c.Routing
 	d.Settings, d.Model = r.Settings, "m"
 	if q.Body != "" {
 		body, ok := api.OwnBody([]byte(q.Body), r.Bodies)
@@ -429,9 +429,9 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 			r.t.Fatal(err)
 		}
 	}
-	d.Look(r.Registry.Snapshot())
-	r.asker.Read(ctx, d, ep, ep.Kind, &c.View)
-	book = account.Request{To: r.book, Live: r.ring.Begin(c.Start), Question: d, ID: id, Endpoint: ep, Model: "m", Stream: c.View.Stream, Start: c.Start}
+	d.UseFleet(r.Registry.Snapshot())
+	r.decider.Read(ctx, d, ep, ep.Kind, &c.View)
+	book = account.Request{To: r.book, Live: r.ring.Begin(c.Start), Routing: d, ID: id, Endpoint: ep, Model: "m", Stream: c.View.Stream, Start: c.Start}
 	got := &Got{}
 	r.answer(ctx, c, &q, got)
 	book.Ended(account.Outcome{Status: got.Status, Err: got.Err, Took: time.Since(c.Start)})

@@ -146,7 +146,7 @@ func TestDocumentNames(t *testing.T) {
 		policies = append(policies, string(p))
 	}
 	compare("policy", find(list, "`([a-z_]+)`"), policies)
-	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "request/api")+source(t, "request/admission")+source(t, "placement/question")+source(t, "observe/account"), `"(X-Dynctl-[A-Za-z-]+)"`))
+	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "request/api")+source(t, "request/admission")+source(t, "placement/routing")+source(t, "observe/account"), `"(X-Dynctl-[A-Za-z-]+)"`))
 }
 
 // source is the Go source of a file, or of the files of a folder, of the

@@ -99,7 +99,7 @@ func (l *line) Enter(ctx context.Context, c admission.Claim, try func() (needs s
 
 // within wants the place that a request was just given to be one.
 func (l *line) within(q *request) {
-	s, run := l.s, &q.call.Question.Run
+	s, run := l.s, &q.call.Routing.Run
 	if run.Plan.Err != nil {
 		return
 	}
@@ -154,7 +154,7 @@ func (s *stage) idle() {
 			if !q.inLine {
 				continue
 			}
-			h := &q.call.Question.Run.History
+			h := &q.call.Routing.Run.History
 			if _, banned := h.Banned(n.worker.State, route.Decode); !banned && h.Elsewhere(n.worker.State, route.Decode) == "" {
 				s.violate("%s waits although %s has %d requests of %d", q.id, n.name, s.ledger.Load(n.rank).Requests, s.settings.Decisions.Busy.Requests)
 				return

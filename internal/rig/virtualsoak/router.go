@@ -20,7 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -44,7 +44,7 @@ var metrics = sync.OnceValue(func() *telemetry.Metrics {
 // newServed, with this world under it.
 type router struct {
 	answers  serving.Engine
-	asker    *question.Asker
+	decider  *routing.Decider
 	legs     *serving.Legs
 	stream   *account.Stream
 	receipts *receipt.Ring
@@ -134,10 +134,10 @@ func (s *stage) openRouter() {
 			q.sent = true
 		}},
 	)
-	r.asker = question.New(question.Sources{
+	r.decider = routing.New(routing.Sources{
 		Index: s.index, Predicted: s.approx, Feeds: feeds{s}, Fleet: feeds{s}, Ledger: s.ledger, Learners: costs.Learners, Prompts: tokens{s},
-		Now:  func() (*effective.Settings, *workers.Snapshot) { return s.settings, s.registry.Snapshot() },
-		Last: s.last,
+		Now:     func() (*effective.Settings, *workers.Snapshot) { return s.settings, s.registry.Snapshot() },
+		Readmit: s.last,
 	}, 1+s.rng.Uint64()>>1)
 	excused := r.outliers
 	if s.plant == blameEngines { // what is taken back is taken back elsewhere
@@ -149,10 +149,10 @@ func (s *stage) openRouter() {
 		Repeats: &r.repeats, Stored: stored.New(1),
 		Panicked: func(_ *serving.Call, p any) { s.violate("a leg panics: %v", p) },
 	}
-	planner := &serving.Decider{Asker: r.asker, Fleet: s.registry.Snapshot, Line: &s.line, Gate: admission.NewLine(0, 0, 0), Legs: r.legs}
+	planner := &serving.FleetPlanner{Decider: r.decider, Fleet: s.registry.Snapshot, Line: &s.line, Gate: admission.NewLine(0, 0, 0), Legs: r.legs}
 	retried := &serving.Retried{Planner: watched{s, planner}, Budget: &s.budget, Repeats: &r.repeats, Outliers: excused, Failures: &r.failures}
 	r.answers = &resumed.Engine{
-		Next: moving{retried, planner, s}, Asker: r.asker, Tokens: tokens{s}, Fleet: s.registry.Snapshot, Bodies: r.bodies, Moves: &s.moves,
+		Next: moving{retried, planner, s}, Decider: r.decider, Tokens: tokens{s}, Fleet: s.registry.Snapshot, Bodies: r.bodies, Moves: &s.moves,
 	}
 }
 
@@ -162,7 +162,7 @@ func (s *stage) closeRouter() {
 	_ = s.approx.Close()
 }
 
-// last is for question.Sources.
+// last is for routing.Sources.
 func (s *stage) last(w *workers.Worker) {
 	if s.plant != leaveEjected {
 		s.out.Readmitted++
@@ -182,13 +182,13 @@ func (f feeds) of(slot uint32) *node {
 	return nil
 }
 
-// Fed is for question.Sources.
+// Fed is for routing.Sources.
 func (f feeds) Fed(k *workers.Rank) bool {
 	n := f.of(k.Slot)
 	return n != nil && n.rank == k && !n.silent
 }
 
-// Usable is for question.Sources.
+// Usable is for routing.Sources.
 func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) (n int) {
 	if at := f.of(uint32(id)); at != nil {
 		n, *beyond = at.feed.stream.Usable(overlap, *p)
@@ -199,7 +199,7 @@ func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *r
 // tokens are those of prompts and texts, by the simulator's tokenizer.
 type tokens struct{ s *stage }
 
-// Find is for question.Sources. A chat's prompt is not in its text.
+// Find is for routing.Sources. A chat's prompt is not in its text.
 func (t tokens) Find(_ context.Context, v *api.View, _ string, _ []*workers.Worker, dst []uint32) prompt.Prompt {
 	if v.Prompt == api.PromptIDs {
 		ids := v.AppendIDs(dst[:0], 0)
@@ -239,7 +239,7 @@ func (c counts) Took(*workers.Rank)   { c.s.running.q.took++ }
 // watched looks at what the router decides, and at what comes of it.
 type watched struct {
 	s    *stage
-	next *serving.Decider
+	next *serving.FleetPlanner
 }
 
 // Plan is for serving.Planner.
@@ -249,7 +249,7 @@ func (p watched) Plan(ctx context.Context, c *serving.Call) (serving.Engine, err
 	s.out.Attempts++
 	q.tries++
 	e, err := p.next.Plan(ctx, c)
-	run := &c.Question.Run
+	run := &c.Routing.Run
 	if g := s.going; g != nil && run.Plan.Err == nil && err == nil && q.chose(g) {
 		s.replace()
 	}
@@ -271,13 +271,13 @@ func (p watched) Plan(ctx context.Context, c *serving.Call) (serving.Engine, err
 // moving is what serves the parts of streams.
 type moving struct {
 	*serving.Retried
-	*serving.Decider
+	*serving.FleetPlanner
 	s *stage
 }
 
 // Hold is for resumed.Next.
 func (m moving) Hold(c *serving.Call, take func(*decide.Run) bool) bool {
-	ok := m.Decider.Hold(c, take)
+	ok := m.FleetPlanner.Hold(c, take)
 	m.s.running.q.ahead = ok
 	return ok
 }
@@ -291,7 +291,7 @@ type planned struct {
 
 // Do is for serving.Engine.
 func (p planned) Do(ctx context.Context, c *serving.Call) (*serving.Answer, error) {
-	s, q, run := p.s, p.q, &c.Question.Run
+	s, q, run := p.s, p.q, &c.Routing.Run
 	q.late = false
 	if s.chance(0.3) { // others come between
 		q.late = true
@@ -411,7 +411,7 @@ func (s *stage) accounts() {
 // hold books that the request has a place on the decode rank of its newest plan.
 func (q *request) hold(c *serving.Call) {
 	if q.holding == nil {
-		run := &c.Question.Run
+		run := &c.Routing.Run
 		q.holding = q.s.nodeOf(run.In.DecodePeers[run.Plan.DecodeIndex].Worker)
 		q.holding.decodes++
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -32,9 +32,9 @@ type Engine interface {
 
 // Call is one request, as it is asked of engines. [New] makes one.
 type Call struct {
-	Asked
-	View     api.View
-	Question question.Question
+	Details
+	View    api.View
+	Routing routing.Request
 
 	attempts
 	// scratch is the memory of the requests to engines; nil once no further one can follow.
@@ -43,8 +43,8 @@ type Call struct {
 	next *Call
 }
 
-// Asked is what a call is about.
-type Asked struct {
+// Details is what a call is about.
+type Details struct {
 	ID    string // X-Request-Id
 	Start time.Time
 	From  rewrite.Client
@@ -92,7 +92,7 @@ type Turns interface {
 
 var calls = sync.Pool{New: func() any {
 	c := new(Call)
-	c.Question.Reset()
+	c.Routing.Reset()
 	return c
 }}
 
@@ -114,20 +114,20 @@ func (c *Call) Release() {
 	if c.Body != nil {
 		c.Body.Release()
 	}
-	c.Question.Release()
+	c.Routing.Release()
 	c.dropScratch()
 	if c.next != nil {
 		c.next.Release()
 	}
 	c.next = nil
-	c.Asked, c.attempts = Asked{}, attempts{}
+	c.Details, c.attempts = Details{}, attempts{}
 	calls.Put(c)
 }
 
 // Follow has another call, which asks for the rest of the answer, released with this one
 // instead of the one before it. The account of the request is of that one now.
 func (c *Call) Follow(rest *Call) {
-	c.Book.Question = &rest.Question
+	c.Book.Routing = &rest.Routing
 	if c.next != nil {
 		c.next.Release()
 	}
@@ -141,9 +141,9 @@ func (c *Call) DropInput() {
 	if c.decoding.after != nil {
 		return
 	}
-	d := &c.Question
-	d.Run.Request.Facts.TokenIDs, d.Prompt.IDs = nil, nil
-	d.ReleaseHashes()
+	q := &c.Routing
+	q.Run.Criteria.Facts.TokenIDs, q.Prompt.IDs = nil, nil
+	q.ReleaseHashes()
 	if c.Body == nil {
 		return
 	}

@@ -25,15 +25,15 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	c.ID, c.Model, c.Name, c.Start, c.Book = "id", "model", "asked", time.Now(), &account.Request{}
 	c.begun.Store(hasBegun)
 	c.decided, c.retry.budgeted = true, true
-	c.Question.AcquireHashes()
-	c.Question.IDs = append(c.Question.IDs, 1)
-	c.Endpoint, c.Question.Settings = &api.Endpoint{}, &effective.Settings{}
+	c.Routing.AcquireHashes()
+	c.Routing.IDs = append(c.Routing.IDs, 1)
+	c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
 	used := c.scratch
 	c.leg("prefill", workers.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	first, second := New(), New()
 	c.Follow(first)
 	first.ID = "first"
-	if c.Book.Question != &first.Question {
+	if c.Book.Routing != &first.Routing {
 		t.Error("the account is not of the call that goes on")
 	}
 	c.Follow(second)
@@ -42,14 +42,14 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	}
 	second.ID = "second"
 	c.Release()
-	if !reflect.DeepEqual(c.Asked, Asked{}) {
-		t.Errorf("%+v is left", c.Asked)
+	if !reflect.DeepEqual(c.Details, Details{}) {
+		t.Errorf("%+v is left", c.Details)
 	}
 	if c.begun.Load() != mayBegin || c.decided || c.retry.budgeted || c.next != nil {
 		t.Errorf("of its attempts is left: begun %d, decided %t, retry %+v, next %v", c.begun.Load(), c.decided, c.retry, c.next)
 	}
-	if d := &c.Question; d.IDs != nil || d.Run.Plan.DecodeIndex != -1 {
-		t.Errorf("of the question is left: ids %v, plan %+v", d.IDs, d.Run.Plan)
+	if q := &c.Routing; q.IDs != nil || q.Run.Plan.DecodeIndex != -1 {
+		t.Errorf("of the routing request is left: ids %v, plan %+v", q.IDs, q.Run.Plan)
 	}
 	if second.ID != "" {
 		t.Error("the call that it follows is not released")
@@ -94,7 +94,7 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	open.Take(1)
 	c := New()
 	defer c.Release()
-	c.Book, c.held = &account.Request{Question: &c.Question}, books.Reserve(peer.Rank, ledger.Claim{})
+	c.Book, c.held = &account.Request{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
 	c.decoding = decoding{
 		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Book.BeginLeg(route.Decode, peer, nil), resp: resp,
 		after: func(err error) {

@@ -106,7 +106,7 @@ func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) {
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (c *Call) source() rewrite.Source {
-	set := c.Question.Settings
+	set := c.Routing.Settings
 	s := rewrite.Source{
 		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
 		KeepTransferFields: set.Routing.AllowTransferFields, Proxies: set, IdleTimeout: set.Timeouts.Idle,
@@ -150,7 +150,7 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 		return g.fail(c, phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
-	stale := u.Stale() && c.Question.Run.History.MayBeStale(phase)
+	stale := u.Stale() && c.Routing.Run.History.MayBeStale(phase)
 	if stale {
 		reason = attempt.Stale
 	}

@@ -25,7 +25,7 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p worke
 	defer g.Open.Give(1)
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
-	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Question.Settings.Timeouts.Prefill, t.RequestID())
+	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
 	record := c.Book.BeginLeg(route.Prefill, p, leg)
 	err = errPanic // until it returns
 	defer func() {

@@ -93,7 +93,7 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 }
 
 func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
-	run := &c.Question.Run
+	run := &c.Routing.Run
 	defer r.noRetry(c)
 	defer c.giveUpPlace()
 	var last error // of the attempts that sent a leg, if there are any
@@ -124,7 +124,7 @@ func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 // again reports whether another attempt may follow one that has failed, and
 // prepares it.
 func (r *Retried) again(c *Call, number int, err error) bool {
-	run := &c.Question.Run
+	run := &c.Routing.Run
 	var f *attempt.Error
 	if !errors.As(err, &f) {
 		return false
@@ -132,7 +132,7 @@ func (r *Retried) again(c *Call, number int, err error) bool {
 	f.Admission = *c.admission(f.Phase)
 	next := run.Failed(f.Failure)
 	if next.Budgeted && !c.retry.budgeted {
-		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Question.Settings.Retry.Budget); !c.retry.budgeted {
+		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Routing.Settings.Retry.Budget); !c.retry.budgeted {
 			next = run.NoBudget()
 		}
 	}
@@ -175,7 +175,7 @@ func (r *Retried) excuse(c *Call) {
 	if c.Body == nil { // nothing says that two requests are the same
 		return
 	}
-	blamed := r.Repeats.Failed(c.key(), &c.Question.Run.History, time.Now())
+	blamed := r.Repeats.Failed(c.key(), &c.Routing.Run.History, time.Now())
 	if len(blamed) == 0 {
 		return
 	}

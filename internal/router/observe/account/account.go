@@ -18,7 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -26,13 +26,13 @@ import (
 
 // Request is the record of one request, which its events carry. With To alone it reports
 // that a request arrives, is refused and ends; from its first decision on it needs Live,
-// Question and Endpoint, too. With a nil To nothing is reported.
+// Routing and Endpoint, too. With a nil To nothing is reported.
 type Request struct {
 	To   *Stream
 	Live receipt.Live
 	// Span is the request's; nil without tracing.
-	Span     *telemetry.Span
-	Question *question.Question
+	Span    *telemetry.Span
+	Routing *routing.Request
 
 	ID       string // X-Request-Id
 	Endpoint *api.Endpoint
@@ -100,7 +100,7 @@ func (r *Request) Undecided() { r.send(Event{Kind: Introduced}) }
 
 // Decided reports the newest decision.
 func (r *Request) Decided() {
-	if p := &r.Question.Run.Plan; p.Err == nil {
+	if p := &r.Routing.Run.Plan; p.Err == nil {
 		r.Path = string(p.Path)
 	}
 	r.send(Event{Kind: Decided})

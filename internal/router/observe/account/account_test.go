@@ -24,7 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/settings/effective"
@@ -58,7 +58,7 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	w := &workers.Worker{State: new(workers.State)}
 	w.Name = "a"
 	s := &stand{ring: receipt.NewRing(receipt.Options{}), peer: workers.Peer{Worker: w, Rank: &workers.Rank{Label: "a/dp0"}}}
-	q := &question.Question{}
+	q := &routing.Request{}
 	q.Reset()
 	q.Settings = &effective.Settings{Revision: 7}
 	q.Run.Attempt, q.Run.Plan = 1, p
@@ -77,7 +77,7 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 			Pace(watch.NewSlow(watch.SlowOptions{})), Receipts(func(uint32) bool { return false }), Ranks(&s.ranks), Traffic(&s.traffic), Metrics(s.metrics), Spans(),
 			Recompute(watch.NewRecompute(watch.RecomputeOptions{})), Failures(&watch.Failures{}, log), Costs(s.costs), Progress(), seen,
 		}, added...)...),
-		Live: s.ring.Begin(time.Now()), Question: q, Endpoint: &api.Endpoint{Kind: api.Completion, Streamable: true}, Model: "m", ID: "id", Start: time.Now(),
+		Live: s.ring.Begin(time.Now()), Routing: q, Endpoint: &api.Endpoint{Kind: api.Completion, Streamable: true}, Model: "m", ID: "id", Start: time.Now(),
 	}
 	return s
 }
@@ -142,7 +142,7 @@ func TestWhatARankComputes(t *testing.T) {
 		want  int
 	}{{route.Prefill, route.Remote, 60}, {route.Decode, route.Remote, -1}, {route.Decode, route.Local, 30}} {
 		s := newStand(t, decide.Plan{Path: c.path, PrefillCached: 40, EffISL: 30})
-		s.Question.Prompt.ISL = 100
+		s.Routing.Prompt.ISL = 100
 		if got := s.toCompute(c.phase); got != c.want {
 			t.Errorf("%s of a %s plan computes %d tokens, want %d", c.phase, c.path, got, c.want)
 		}

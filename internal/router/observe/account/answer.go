@@ -47,6 +47,6 @@ func (a *Answer) Piece(now time.Time, tokens int) {
 // prefill engine had computed for it: it counts transferred tokens as cached, and reports
 // fewer than were moved. NIXL's engines do not count them; see Recompute.
 func (r *Request) recomputed(block int) bool {
-	cached, p := r.Answer.Cached, &r.Question.Run.Plan
+	cached, p := r.Answer.Cached, &r.Routing.Run.Plan
 	return p.Path == route.Remote && cached >= 0 && disagg.CountsTransfers(p.Connector) && cached+block < p.Remote.Transfer
 }

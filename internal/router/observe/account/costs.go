@@ -10,7 +10,7 @@ import (
 func Costs(t *outcome.Teacher) Subscriber {
 	return Subscriber{
 		Chosen: func(e Event) {
-			e.Request.teaches = e.Request.Question.Settings.Decisions.Rule.Auto
+			e.Request.teaches = e.Request.Routing.Settings.Decisions.Rule.Auto
 		},
 		LegSent: func(e Event) {
 			if e.Leg.Phase == route.Prefill {
@@ -19,7 +19,7 @@ func Costs(t *outcome.Teacher) Subscriber {
 		},
 		FirstToken: func(e Event) {
 			if r, l := e.Request, e.Leg; r.teaches {
-				t.Took(&r.costs, &r.Question.Run.Plan, outcome.Leg{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
+				t.Took(&r.costs, &r.Routing.Run.Plan, outcome.Leg{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
 			}
 		},
 		Runs: func(e Event) {

@@ -15,7 +15,7 @@ func (r *Request) Headers(h http.Header) {
 		h[key] = values[len(values)-1 : len(values) : len(values)]
 	}
 	set("X-Dynctl-Decision", r.Live.ID())
-	p, in := &r.Question.Run.Plan, &r.Question.Run.In
+	p, in := &r.Routing.Run.Plan, &r.Routing.Run.In
 	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
 		return
 	}

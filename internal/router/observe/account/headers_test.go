@@ -26,7 +26,7 @@ func TestHeaders(t *testing.T) {
 		{decide.Plan{}, map[string]string{}},
 	} {
 		s := newStand(t, c.plan)
-		s.Question.Run.In.PrefillPeers = []workers.Peer{{Rank: &workers.Rank{Label: "p/dp0"}}}
+		s.Routing.Run.In.PrefillPeers = []workers.Peer{{Rank: &workers.Rank{Label: "p/dp0"}}}
 		h := http.Header{}
 		s.Headers(h)
 		if h.Get("X-Dynctl-Decision") != s.Live.ID() || len(h) != len(c.want)+1 {

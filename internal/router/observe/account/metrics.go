@@ -21,7 +21,7 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 		Waited:    func(e Event) { m.Stage(e.Reason, e.Took) },
 		Tokenized: func(e Event) { m.Tokenized(e.Reason) },
 		Decided: func(e Event) {
-			run, t := &e.Request.Question.Run, &e.Request.Question.Took
+			run, t := &e.Request.Routing.Run, &e.Request.Routing.Took
 			if run.Attempt == 1 {
 				m.Stage("read", t.Read)
 				m.Stage("parse", t.Parse)
@@ -60,7 +60,7 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 			if r.Endpoint != nil {
 				endpoint = r.Endpoint.Kind.String()
 			}
-			if model != "" && (r.Question == nil || len(r.Question.List) == 0) {
+			if model != "" && (r.Routing == nil || len(r.Routing.List) == 0) {
 				model = "unknown"
 			}
 			m.Request(endpoint, model, r.Outcome.Path, strconv.Itoa(r.Outcome.Status), r.Outcome.Took)
@@ -69,7 +69,7 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 			r, a := e.Request, &e.Request.Answer
 			m.Usage(r.Model, a.Prompt, a.Cached, a.Completion)
 			if r.Endpoint.Streamable && a.Cached >= 0 {
-				m.Cached(r.Question.Run.Plan.CachedTokens, a.Cached)
+				m.Cached(r.Routing.Run.Plan.CachedTokens, a.Cached)
 			}
 			if !a.FirstToken.IsZero() {
 				m.FirstToken(r.Model, r.Outcome.Path, a.FirstToken.Sub(r.Start))
@@ -77,7 +77,7 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 			if a.Gaps.Count() > 0 {
 				m.InterToken(r.Model, a.Gaps.Mean())
 			}
-			if run := &r.Question.Run; r.Outcome.Recomputed {
+			if run := &r.Routing.Run; r.Outcome.Recomputed {
 				m.SilentRecompute(run.In.DecodePeers[run.Plan.DecodeIndex].Worker.Name)
 			}
 		},

@@ -54,10 +54,10 @@ func Pace(slow *watch.Slow) Subscriber {
 // toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
 // where KV comes from another rank.
 func (r *Request) toCompute(phase route.Phase) int {
-	p := &r.Question.Run.Plan
+	p := &r.Routing.Run.Plan
 	switch {
 	case phase == route.Prefill:
-		return max(0, r.Question.Prompt.ISL-p.PrefillCached)
+		return max(0, r.Routing.Prompt.ISL-p.PrefillCached)
 	case p.Path == route.Remote:
 		return -1
 	}

@@ -22,7 +22,7 @@ func Ranks(c RankCounter) Subscriber {
 		LegSent: func(e Event) {
 			l := e.Leg
 			c.Began(l.Peer.Rank)
-			if l.Phase == route.Decode && e.Request.Question.Run.History.Continued > 0 {
+			if l.Phase == route.Decode && e.Request.Routing.Run.History.Continued > 0 {
 				c.Took(l.Peer.Rank)
 			}
 		},

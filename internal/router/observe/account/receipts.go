@@ -5,7 +5,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 )
 
 // Receipts writes the receipts of requests. untrusted reports whether the index may be
@@ -15,7 +15,7 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 	return Subscriber{
 		Introduced: func(e Event) { e.Request.Live.Update(e.Request.introduce) },
 		Decided: func(e Event) {
-			q := e.Request.Question
+			q := e.Request.Routing
 			e.Request.Live.Update(func(c *receipt.Receipt) {
 				if q.Run.Attempt == 1 {
 					e.Request.introduce(c)
@@ -28,7 +28,7 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 			l := e.Leg
 			l.at = -1
 			e.Request.Live.Update(func(c *receipt.Receipt) {
-				leg := receipt.NewLeg(string(l.Phase), l.Peer.Worker.Name, l.Peer.Rank.Label, e.Request.Question.Run.Attempt)
+				leg := receipt.NewLeg(string(l.Phase), l.Peer.Worker.Name, l.Peer.Rank.Label, e.Request.Routing.Run.Attempt)
 				leg.DispatchMS = c.Since(l.Start)
 				l.at = c.AddLeg(leg)
 			})
@@ -77,17 +77,17 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 
 // introduce writes what a receipt says before any decision.
 func (r *Request) introduce(c *receipt.Receipt) {
-	d := r.Question
+	q := r.Routing
 	c.RequestID, c.Endpoint, c.Model, c.Stream, c.Key, c.Tenant = r.ID, r.Endpoint.Kind.String(), r.Model, r.Stream, r.Key, r.Tenant
-	c.ConfigRevision = d.Settings.Revision
-	c.QueuedMS, c.QueuedFor, c.QueuedBehind = ms(d.Took.Queue), d.Took.Why, d.Took.Ahead
-	for _, n := range d.Notes() {
+	c.ConfigRevision = q.Settings.Revision
+	c.QueuedMS, c.QueuedFor, c.QueuedBehind = ms(q.Took.Queue), q.Took.Why, q.Took.Ahead
+	for _, n := range q.Notes() {
 		c.Note(n)
 	}
 }
 
 // Fill copies a decision and what it was made from into a receipt.
-func Fill(c *receipt.Receipt, q *question.Question, untrusted func(slot uint32) bool) {
+func Fill(c *receipt.Receipt, q *routing.Request, untrusted func(slot uint32) bool) {
 	q.Run.Plan.Fill(&c.Decision, &q.Run.In, c.Candidates())
 	blocks, _ := q.Blocks()
 	c.Inputs.HashedBlocks = len(blocks)

@@ -13,7 +13,7 @@ import (
 // loaded. Engines that report in their usage what was moved need no watch.
 func Recompute(w *watch.Recompute) Subscriber {
 	began := func(r *Request, now time.Time) {
-		in, p, l := &r.Question.Run.In, &r.Question.Run.Plan, r.Answer.leg
+		in, p, l := &r.Routing.Run.In, &r.Routing.Run.Plan, r.Answer.leg
 		if r.begun || l == nil || p.Path != route.Remote || p.DecodeIndex < 0 || disagg.CountsTransfers(p.Connector) || p.Remote.Transfer < in.Decode.BlockSize {
 			return
 		}

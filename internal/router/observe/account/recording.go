@@ -26,7 +26,7 @@ var recorded = sync.Pool{New: func() any { return new(trace.Decision) }}
 
 // record passes the newest decision to a recording.
 func (r *Request) record(to func(asked time.Time, d *trace.Decision)) {
-	q := r.Question
+	q := r.Routing
 	d := recorded.Get().(*trace.Decision)
 	*d = trace.Decision{
 		ID: r.Live.ID(), RequestID: r.ID, Model: r.Model, Attempt: q.Run.Attempt, Approximate: q.Chunked, Tokens: q.Prompt.IDs,

@@ -12,7 +12,7 @@ func Spans() Subscriber {
 			l.span = r.Span.Leg(string(l.Phase)+" leg", e.Call.Header)
 			l.span.String("dynctl.worker", l.Peer.Worker.Name)
 			l.span.Int("dynctl.dp_rank", l.Peer.Rank.DP)
-			l.span.Int("dynctl.attempt", r.Question.Run.Attempt)
+			l.span.Int("dynctl.attempt", r.Routing.Run.Attempt)
 		},
 		LegEnded: func(e Event) { e.Leg.span.End(e.Err) },
 		Ended: func(e Event) {

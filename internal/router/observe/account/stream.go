@@ -14,7 +14,7 @@ type Kind uint8
 
 // The kinds of events. Each comment lists the fields of [Event] that are set beside
 // Kind and Request; "leg" stands for Leg. Those before Introduced also come from requests
-// without a receipt and a question.
+// without a receipt and a routing request.
 const (
 	Arrived   Kind = iota // the router received the request
 	Refused               // the router refuses it before routing: Reason

@@ -70,7 +70,7 @@ func TestKindsOfRequests(t *testing.T) {
 			s.Decided()
 			s.BeginLeg(route.Decode, s.peer, nil).End(errors.New("gone"), now)
 			s.Failed(route.Decode, s.peer.Worker, attempt.Reset, errors.New("gone"))
-			s.Question.Run.Attempt++
+			s.Routing.Run.Attempt++
 			s.Decided()
 			s.Retried(route.Decode, attempt.Reset)
 			stream(s)
@@ -132,7 +132,7 @@ func TestWithoutReceipt(t *testing.T) {
 	r.Arrived()
 	r.Refused("path")
 	r.Ended(Outcome{Status: 404, Err: &api.Error{Status: 404}, Path: "none"})
-	r = Request{To: s.To, Model: "secret", Question: s.Question}
+	r = Request{To: s.To, Model: "secret", Routing: s.Routing}
 	r.Arrived()
 	r.Ended(Outcome{Status: api.StatusClientClosed, Path: "none"})
 	page := s.page()
@@ -202,8 +202,8 @@ func TestProgress(t *testing.T) {
 func TestCosts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ auto, chosen, teaches bool }{{true, true, true}, {false, true, false}, {true, false, false}} {
-		s := newStand(t, decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}})
-		s.Question.Settings.Decisions.Rule.Auto = c.auto
+		s := newStand(t, decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}})
+		s.Routing.Settings.Decisions.Rule.Auto = c.auto
 		if c.chosen {
 			s.Chosen()
 		}

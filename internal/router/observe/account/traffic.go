@@ -10,7 +10,7 @@ func Traffic(t *traffic.Traffic) Subscriber {
 	return Subscriber{
 		Arrived: func(Event) { t.Requests.Add(1) },
 		Decided: func(e Event) {
-			q := e.Request.Question
+			q := e.Request.Routing
 			if took := &q.Took; q.Run.Attempt == 1 {
 				t.Overhead.Add(took.Parse + took.Tokenize + took.Hash + took.Overlap + took.Plan)
 			}
@@ -38,8 +38,8 @@ func Traffic(t *traffic.Traffic) Subscriber {
 			t.Cached.Add(uint64(max(0, a.Cached)))
 			t.Completion.Add(uint64(max(0, a.Completion)))
 			if r.Endpoint.Streamable {
-				t.Predicted.Add(uint64(r.Question.Run.Plan.CachedTokens))
-				t.Planned.Add(uint64(max(0, r.Question.Prompt.ISL)))
+				t.Predicted.Add(uint64(r.Routing.Run.Plan.CachedTokens))
+				t.Planned.Add(uint64(max(0, r.Routing.Prompt.ISL)))
 			}
 			if !a.FirstToken.IsZero() {
 				t.TTFT.Add(a.FirstToken.Sub(r.Start))

@@ -109,13 +109,13 @@ type Leg struct {
 
 // Took reports what a leg of a plan took.
 func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
-	leg, w := cost.LocalLeg, &p.Asked.Local
+	leg, w := cost.LocalLeg, &p.Paths.Local
 	switch {
 	case l.Phase == route.Prefill:
-		leg, w = cost.PrefillLeg, &p.Asked.Prefill
+		leg, w = cost.PrefillLeg, &p.Paths.Prefill
 		q.prefilled.Store(l.First.UnixNano())
 	case p.Path == route.Remote:
-		leg, w = cost.TransferLeg, &p.Asked.Transfer
+		leg, w = cost.TransferLeg, &p.Paths.Transfer
 		// Where both legs are sent at once, the KV comes when the prefill has ended.
 		done := q.prefilled.Load()
 		if done == 0 {

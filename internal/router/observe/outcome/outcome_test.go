@@ -45,7 +45,7 @@ func (c *class) remote(n int, prefill time.Duration) {
 		c.at = c.at.Add(time.Second)
 		tokens := 1000 + 100*(i%7)
 		var q Request
-		p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+		p := &decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
 		done := c.at.Add(prefill * time.Duration(tokens) / 1000)
 		q.PrefillBegins()
 		c.Took(&q, p, Leg{"m", "its id", route.Prefill, c.at, done})
@@ -81,7 +81,7 @@ func TestChangesAreReported(t *testing.T) {
 // ended took the time from then on.
 func TestLegsThatTeachNothing(t *testing.T) {
 	c := newClass()
-	p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
+	p := &decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
 	var q Request
 	after := func(d time.Duration) time.Time { return c.began.Add(d) }
 	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Second)})
@@ -123,7 +123,7 @@ func TestAnswers(t *testing.T) {
 	c.SlowRanks([]watch.SlowRank{{Rank: &workers.Rank{Slot: 7}, Times: 2}, {Rank: &workers.Rank{Slot: 3}, Times: 3}})
 	c.remote(100, 100*time.Millisecond)
 	for range 20 { // until both paths are known
-		c.Took(&q, &decide.Plan{Path: route.Local, Asked: cost.Request{Local: cost.Work{Tokens: 1000, Context: 1000}}}, Leg{"m", "", route.Decode, c.at, c.at.Add(time.Second)})
+		c.Took(&q, &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 1000, Context: 1000}}}, Leg{"m", "", route.Decode, c.at, c.at.Add(time.Second)})
 	}
 	if m := c.Known()["m"].Model; m == nil || len(m.Slow) != 2 || m.Slow[0].Slot != 3 {
 		t.Errorf("model %+v", m)
@@ -157,7 +157,7 @@ func TestModelsThatLeft(t *testing.T) {
 		defer done.Wait()
 		defer stop()
 		asked := func(model string) {
-			p := &decide.Plan{Path: route.Local, Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}
+			p := &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 10, Context: 10}}}
 			c.Took(new(Request), p, Leg{Model: model, Phase: route.Decode, Sent: time.Now(), First: time.Now()})
 		}
 		var adapters []string

@@ -188,7 +188,7 @@ func TestAdditive(t *testing.T) {
 		}
 		// What cannot be made again must not make anything break.
 		var p decide.Plan
-		decide.Choose(got[0].Decision.Input, &p)
+		decide.MakePlan(got[0].Decision.Input, &p)
 		if d := cmp.Diff(fullOutcome(), got[1].Outcome, sameRecord); d != "" {
 			t.Errorf("%s: another outcome:\n%s", c.name, d)
 		}

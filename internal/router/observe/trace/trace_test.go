@@ -550,7 +550,7 @@ func fuzzFormat(f *testing.F, format Format, seeds ...[]byte) {
 			want := got[i]
 			if d := want.Decision; d != nil {
 				var p decide.Plan
-				decide.Choose(again[0].Decision.Input, &p) // whatever comes of it
+				decide.MakePlan(again[0].Decision.Input, &p) // whatever comes of it
 				if again, _, err = readAll(append(write(t, nil), line...), Options{}); err != nil {
 					t.Fatal(err)
 				}

@@ -83,8 +83,8 @@ func (l *Law) compute(w *Work) float64 {
 	return float64(own * w.times())
 }
 
-// Request is the work of both paths of a request.
-type Request struct {
+// Paths is the work of both paths of a request.
+type Paths struct {
 	// Local is that of the decode rank when it computes the prompt, Prefill that of
 	// the prefill rank, Transfer that of the decode rank when it gets the KV. The last
 	// has no Times: a rank is called slow for what it computes, and KV is not computed.
@@ -159,7 +159,7 @@ const doubtful = 0.25
 type Costs struct{ Local, Remote float64 }
 
 // Of is what both paths of a request cost.
-func (m *Model) Of(q *Request) Costs {
+func (m *Model) Of(q *Paths) Costs {
 	stalled := float64(m.Stall * float64(q.Local.Running))
 	return Costs{
 		Local:  m.ttftCost(m.Local.Time(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),

@@ -76,7 +76,7 @@ func TestTakesTheCheaperPath(t *testing.T) {
 			var got, best, local, remote float64
 			for range 500 {
 				a, _ := outcome(rng, e, 24000)
-				q := Request{Local: a, Prefill: a, Transfer: Work{Tokens: a.Tokens, Queued: a.Queued, Running: a.Running}}
+				q := Paths{Local: a, Prefill: a, Transfer: Work{Tokens: a.Tokens, Queued: a.Queued, Running: a.Running}}
 				q.Prefill.Queued, q.Prefill.Running = rng.IntN(3)*rng.IntN(8000), rng.IntN(24)
 				took := func(w *Work) float64 {
 					return e(float64(w.Tokens), float64(w.Context)) + 0.7*e(float64(w.Queued), float64(w.Queued)) + 0.4*float64(w.Running)
@@ -115,7 +115,7 @@ func TestStartValuesDoNotMatter(t *testing.T) {
 		want, low, high := model(1), model(1./3), model(3)
 		for range 200 {
 			w, _ := outcome(rng, e, 24000)
-			q := Request{Local: w, Prefill: w, Transfer: Work{Tokens: w.Tokens, Queued: w.Queued, Running: w.Running}}
+			q := Paths{Local: w, Prefill: w, Transfer: Work{Tokens: w.Tokens, Queued: w.Queued, Running: w.Running}}
 			c := want.Of(&q)
 			for _, m := range []*Model{low, high} {
 				o := m.Of(&q)
@@ -148,7 +148,7 @@ func TestModelProperties(t *testing.T) {
 			n := rapid.IntRange(0, 1<<20).Draw(t, name)
 			return Work{Tokens: n, Context: n + rapid.IntRange(0, 1<<20).Draw(t, name), Queued: rapid.IntRange(0, 1<<24).Draw(t, name), Running: rapid.IntRange(0, 1<<12).Draw(t, name)}
 		}
-		q := Request{Local: work("local"), Prefill: work("prefill"), Transfer: work("transfer")}
+		q := Paths{Local: work("local"), Prefill: work("prefill"), Transfer: work("transfer")}
 		c := m.Of(&q)
 		if !(c.Local >= 0 && c.Remote >= 0) || math.IsInf(c.Local, 0) || math.IsInf(c.Remote, 0) {
 			t.Fatalf("%+v of %+v by %+v", c, q, m)
@@ -364,7 +364,7 @@ func TestGoodputWithoutLimits(t *testing.T) {
 		for _, l := range []*Learner{NewLearner(o), aimed} {
 			teach(l, 0)
 			m := l.Model()
-			q := Request{Local: Work{Tokens: 1000, Context: 1000, Running: 5}, Prefill: Work{Tokens: 1000, Context: 1000}, Transfer: Work{Tokens: 1000}}
+			q := Paths{Local: Work{Tokens: 1000, Context: 1000, Running: 5}, Prefill: Work{Tokens: 1000, Context: 1000}, Transfer: Work{Tokens: 1000}}
 			if c := m.Of(&q); m.Stall != 1 || m.Beyond != 1 || m.Limit != 0 || m.Lost != 0 || !(c.Local > 0 && c.Remote > 0) {
 				t.Errorf("%+v: costs %+v of %+v", o, c, m)
 			}
@@ -407,7 +407,7 @@ func TestGoodput(t *testing.T) {
 	m = o.model(250, 25)
 	m.Local, m.Prefill, m.Transfer = Law{20, 30, 0, 30, 0}, Law{20, 30, 0, 30, 0}, Law{5, 1, 0, 0, 0}
 	paths := func(tokens, queued int) Costs {
-		return m.Of(&Request{
+		return m.Of(&Paths{
 			Local:   Work{Tokens: tokens, Context: tokens, Running: 16},
 			Prefill: Work{Tokens: tokens, Context: tokens, Queued: queued}, Transfer: Work{Tokens: tokens},
 		})

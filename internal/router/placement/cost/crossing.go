@@ -36,7 +36,7 @@ func crossings(m *Model, fits *[legs]fit) []Crossing {
 	for i, running := range crossingLoads {
 		// gain is what remote saves, more or less by err.
 		gain := func(n int) (ms, err float64) {
-			q := Request{
+			q := Paths{
 				Local:    Work{Tokens: n, Context: n, Running: running},
 				Prefill:  Work{Tokens: n, Context: n},
 				Transfer: Work{Tokens: n, Running: running},

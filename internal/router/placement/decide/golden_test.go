@@ -58,14 +58,14 @@ func makeDecisions(each func(i int, in *Input, p *Plan)) {
 		if i%4 == 3 {
 			withCosts(in, costs)
 		}
-		Choose(in, &p)
+		MakePlan(in, &p)
 		each(i, in, &p)
 	}
 	rng = rand.New(rand.NewPCG(9, 2026))
 	for i := range 12 * len(seldom) {
 		in := someInput(rng)
 		seldom[i%len(seldom)](in)
-		Choose(in, &p)
+		MakePlan(in, &p)
 		each(goldenDecisions+i, in, &p)
 	}
 }

@@ -16,7 +16,7 @@ type trial struct {
 	r    Run
 	s    *Settings
 	list []*workers.Worker
-	seen Seen
+	seen FleetView
 }
 
 func newTrial(t *testing.T, list ...*workers.Worker) *trial {
@@ -28,7 +28,7 @@ func newTrial(t *testing.T, list ...*workers.Worker) *trial {
 
 // next decides and returns the chosen workers, nil where a phase has none.
 func (q *trial) next() (decode, prefill *workers.Worker, e Effects) {
-	e = q.r.Decide(q.s, q.list, 16, q.seen)
+	e = q.r.NextPlan(q.s, q.list, 16, q.seen)
 	d, p := chosen(&q.r)
 	find := func(name string) *workers.Worker {
 		i := slices.IndexFunc(q.list, func(w *workers.Worker) bool { return w.Name == name })

@@ -18,7 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -38,10 +38,10 @@ type Next interface {
 // Engine is an engine whose streams outlive those of Next, for calls whose settings ask for
 // it (continue.mode).
 type Engine struct {
-	Next   Next
-	Asker  *question.Asker
-	Tokens Tokens
-	Fleet  func() *workers.Snapshot
+	Next    Next
+	Decider *routing.Decider
+	Tokens  Tokens
+	Fleet   func() *workers.Snapshot
 	// Bodies is the memory of what is kept of streams, Moves paces what continues.
 	Bodies *admission.Memory
 	Moves  Moves
@@ -80,7 +80,7 @@ var (
 
 // Do is [serving.Engine.Do].
 func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, error) {
-	if c.Question.Settings.Decisions.Continuations == 0 || !c.View.Stream || c.Endpoint.Body != api.JSONBody {
+	if c.Routing.Settings.Decisions.Continuations == 0 || !c.View.Stream || c.Endpoint.Body != api.JSONBody {
 		return e.Next.Do(ctx, c) // there is nothing to continue
 	}
 	b := &body{e: e, ctx: ctx, first: c, call: c, Continuation: resume.New(&c.View, e.Tokens.Decoder(), e.Bodies)}
@@ -188,7 +188,7 @@ func (b *body) Close(err error) error {
 
 // peer is the worker and the rank of the leg that answers.
 func (b *body) peer() (*workers.Worker, *workers.Rank) {
-	run := &b.call.Question.Run
+	run := &b.call.Routing.Run
 	p := run.In.DecodePeers[run.Plan.DecodeIndex]
 	return p.Worker, p.Rank
 }
@@ -310,13 +310,13 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 		return nil, why, ""
 	}
 	x, c := b.call, serving.New()
-	c.Asked = serving.Asked{
+	c.Details = serving.Details{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
 		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
 	}
-	d := &c.Question
-	x.Question.Rest(d, fleet)
-	if next := d.Run.Failed(*cut); next.Step != attempt.Continue {
+	q := &c.Routing
+	x.Routing.CopyForRest(q, fleet)
+	if next := q.Run.Failed(*cut); next.Step != attempt.Continue {
 		c.Release()
 		return nil, "", next.Why
 	}
@@ -330,14 +330,14 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 	err := c.View.Parse(c.Body.B, kind, api.Limits{})
 	if err == nil && c.Salted {
 		path, _, _ := strings.Cut(b.first.Path, "?")
-		_, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, path, c.Owner, d.List)
+		_, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, path, c.Owner, q.List)
 	}
 	if err != nil { // cannot be: the router wrote it
 		c.Release()
 		return nil, "", err.Error()
 	}
-	b.e.Asker.Read(b.ctx, d, c.Endpoint, kind, &c.View)
-	c.Book.Tokenized(d.Prompt.Source)
+	b.e.Decider.Read(b.ctx, q, c.Endpoint, kind, &c.View)
+	c.Book.Tokenized(q.Prompt.Source)
 	return c, "", ""
 }
 
@@ -361,7 +361,7 @@ func (b *body) Enter(ctx context.Context, run *decide.Run) error {
 	}
 	slots := run.Slots(b.places)
 	began := time.Now()
-	err := b.e.Moves.Enter(ctx, slots, b.call.Question.Settings.Continue.AtOnce, heartbeat, func() error {
+	err := b.e.Moves.Enter(ctx, slots, b.call.Routing.Settings.Continue.AtOnce, heartbeat, func() error {
 		return b.call.Idle.Idle("the rest is waiting for its turn on another engine")
 	})
 	if err == nil {
@@ -386,8 +386,8 @@ func (b *body) Leave() {
 func (b *body) moves() bool {
 	from, _ := b.peer()
 	x := b.call
-	run, s := &x.Question.Run, x.Question.Settings
-	if !from.Role.CanDecode() || !from.State.Moving() || !b.Stream.Resumable() || run.History.Continued >= s.Decisions.Continuations || run.Request.Pin.Decode != "" {
+	run, s := &x.Routing.Run, x.Routing.Settings
+	if !from.Role.CanDecode() || !from.State.Moving() || !b.Stream.Resumable() || run.History.Continued >= s.Decisions.Continuations || run.Criteria.Pin.Decode != "" {
 		return false
 	}
 	now := time.Now()

@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"slices"
@@ -13,10 +13,10 @@ import (
 	"github.com/dynctl/dynctl/internal/settings/effective"
 )
 
-// TestTextOfAQuestion: the engine's names of a prompt's blocks can be had from its
-// question, with the salt of its request; not where the prompt has an adapter, and not
+// TestTextOfARequest: the engine's names of a prompt's blocks are available from its
+// routing request, with the salt of its request; not where the prompt has an adapter, and not
 // from the memory of an earlier one.
-func TestTextOfAQuestion(t *testing.T) {
+func TestTextOfARequest(t *testing.T) {
 	ids := make([]uint32, 40)
 	for i := range ids {
 		ids[i] = uint32(i)
@@ -25,26 +25,26 @@ func TestTextOfAQuestion(t *testing.T) {
 	engine := blockhash.NewEngineNames("sha256", "7")
 	first := engine.Next(nil, engine.Root(), ids[:16], "salt")
 	want := []uint64{first.Short(), engine.Next(nil, first, ids[16:32], "").Short()}
-	var a Asker
-	var d Question
+	var a Decider
+	var q Request
 	ask := func(lora string) []uint64 {
-		d.LoRA, d.Settings = lora, &effective.Settings{}
-		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
-		a.Hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
-		return d.hashed.text.Names(&known, 16, 2)
+		q.LoRA, q.Settings = lora, &effective.Settings{}
+		q.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
+		a.Hash(&q, &api.View{CacheSalt: "salt"}, time.Now())
+		return q.hashed.text.Names(&known, 16, 2)
 	}
 	if got := ask(""); !slices.Equal(got, want) {
 		t.Errorf("names %x, not %x", got, want)
 	}
-	text := &d.hashed.text
-	d.Release()
+	text := &q.hashed.text
+	q.Release()
 	if got := text.Names(&known, 16, 2); len(got) != 0 {
-		t.Errorf("after the question: %x", got)
+		t.Errorf("after the request: %x", got)
 	}
 	if got := ask("adapter"); len(got) != 0 {
 		t.Errorf("with an adapter: %x", got)
 	}
-	d.Release()
+	q.Release()
 	// Between two attempts a worker may report that the model is an adapter.
 	if got := ask(""); !slices.Equal(got, want) {
 		t.Errorf("names %x, not %x", got, want)

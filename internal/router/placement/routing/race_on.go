@@ -1,6 +1,6 @@
 //go:build race
 
-package question
+package routing
 
 import "math"
 

@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"fmt"
@@ -63,19 +63,19 @@ func TestSteer(t *testing.T) {
 		{"X-data-parallel-rank", "-1", "", decide.Pin{}, http.StatusBadRequest},
 		{"X-data-parallel-rank", "first", "", decide.Pin{}, http.StatusBadRequest},
 	} {
-		d := Question{Asked: Asked{Model: "m"}}
-		d.Look(fleet)
+		q := Request{Details: Details{Model: "m"}}
+		q.UseFleet(fleet)
 		h := http.Header{}
 		h.Set(c.header, c.value)
-		err := d.Steer(h)
+		err := q.Steer(h)
 		if c.status != 0 {
 			if e := api.FromError(err); err == nil || e.Status != c.status || e.Param != c.header {
 				t.Errorf("%s: %s: %+v", c.header, c.value, e)
 			}
 			continue
 		}
-		if q := &d.Run.Request; err != nil || q.Force != c.force || q.Pin != c.pin {
-			t.Errorf("%s: %s: %+v %+v, %v", c.header, c.value, q.Force, q.Pin, err)
+		if got := &q.Run.Criteria; err != nil || got.Force != c.force || got.Pin != c.pin {
+			t.Errorf("%s: %s: %+v %+v, %v", c.header, c.value, got.Force, got.Pin, err)
 		}
 	}
 }
@@ -85,20 +85,20 @@ func TestSteer(t *testing.T) {
 func TestFindSession(t *testing.T) {
 	s := &effective.Settings{}
 	s.Routing.SessionField = "user"
-	d := Question{Asked: Asked{Settings: s}}
+	q := Request{Details: Details{Settings: s}}
 	v := parse(t, api.Completion, `{"model":"m","prompt":"p","user":"body"}`)
 	for _, c := range []struct {
 		name string
 		v    *api.View
 		want string
 	}{{"header", v, "header"}, {"", v, "body"}, {"", parse(t, api.Completion, `{"model":"m","prompt":"p","user":""}`), ""}, {"", &api.View{}, ""}} {
-		d.FindSession(c.name, c.v)
-		if got := d.Run.Request.Session; got != selector.HashSession(c.want) {
+		q.FindSession(c.name, c.v)
+		if got := q.Run.Criteria.Session; got != selector.HashSession(c.want) {
 			t.Errorf("%q and %s: %x", c.name, c.v.Body, got)
 		}
 	}
 	s.Routing.SessionField = ""
-	if d.FindSession("", v); d.Run.Request.Session != 0 {
+	if q.FindSession("", v); q.Run.Criteria.Session != 0 {
 		t.Error("a member of the body that is not asked for")
 	}
 }
@@ -130,11 +130,11 @@ func TestFollow(t *testing.T) {
 		{id: "gone", workers: 1, dry: true},
 	} {
 		for _, param := range []string{"", "previous_response_id"} {
-			d := Question{Asked: Asked{Model: "m", Dry: c.dry}}
-			d.Look(served(t, c.workers).Snapshot())
-			err := d.Follow(c.id, param, from, c.tenant, c.mine)
-			if d.Run.Request.Pin.Decode != c.pin || (err != nil) != c.refused {
-				t.Errorf("%+v: %q, %v", c, d.Run.Request.Pin.Decode, err)
+			q := Request{Details: Details{Model: "m", Dry: c.dry}}
+			q.UseFleet(served(t, c.workers).Snapshot())
+			err := q.PinToResponse(c.id, param, from, c.tenant, c.mine)
+			if q.Run.Criteria.Pin.Decode != c.pin || (err != nil) != c.refused {
+				t.Errorf("%+v: %q, %v", c, q.Run.Criteria.Pin.Decode, err)
 			}
 			if e := api.FromError(err); c.refused && (e.Status != http.StatusNotFound || e.Param != param) {
 				t.Errorf("%+v: %+v", c, e)
@@ -153,31 +153,31 @@ func TestRead(t *testing.T) {
 	}
 	t.Cleanup(stage.Close)
 	a := New(Sources{Prompts: stage}, 1)
-	read := func(path string, kind api.Kind, v *api.View) (*Question, *api.Facts) {
+	read := func(path string, kind api.Kind, v *api.View) (*Request, *api.Facts) {
 		t.Helper()
 		ep, err := api.Lookup(http.MethodPost, path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := &Question{Asked: Asked{Settings: &effective.Settings{}, Model: "m"}}
-		d.Look(r.Snapshot())
-		a.Read(t.Context(), d, ep, kind, v)
-		t.Cleanup(d.Release)
-		return d, &d.Run.Request.Facts
+		q := &Request{Details: Details{Settings: &effective.Settings{}, Model: "m"}}
+		q.UseFleet(r.Snapshot())
+		a.Read(t.Context(), q, ep, kind, v)
+		t.Cleanup(q.Release)
+		return q, &q.Run.Criteria.Facts
 	}
-	d, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1,2,3],"max_tokens":7,"n":2,"echo":true,"logprobs":1}`))
+	q, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1,2,3],"max_tokens":7,"n":2,"echo":true,"logprobs":1}`))
 	want := *f
 	want.Kind, want.Splittable, want.ISL, want.Source, want.N, want.MaxTokens, want.PromptLogprobs = api.Completion, true, 3, route.FromIDs, 2, 7, true
-	if diff := cmp.Diff(want, *f); diff != "" || len(d.IDs) != 3 {
-		t.Errorf("%d ids (-want +got):\n%s", len(d.IDs), diff)
+	if diff := cmp.Diff(want, *f); diff != "" || len(q.IDs) != 3 {
+		t.Errorf("%d ids (-want +got):\n%s", len(q.IDs), diff)
 	}
 	if _, f = read("/v1/chat/completions", api.Completion, parse(t, api.Chat, `{"model":"m","messages":[{"role":"user","content":"eight letters"}]}`)); f.Kind != api.Completion || f.Source != route.FromEstimate || f.ISL == 0 || f.N != 1 {
 		t.Errorf("a chat as a completion: %+v", f)
 	}
-	d, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{})
+	q, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{})
 	want = *f
 	want.Splittable, want.Source, want.MaxTokens, want.MinTokens = false, route.FromNothing, -1, -1
-	if diff := cmp.Diff(want, *f); diff != "" || d.IDs != nil {
-		t.Errorf("a form with ids %v (-want +got):\n%s", d.IDs, diff)
+	if diff := cmp.Diff(want, *f); diff != "" || q.IDs != nil {
+		t.Errorf("a form with ids %v (-want +got):\n%s", q.IDs, diff)
 	}
 }

@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Sources are what questions are answered from. All are needed.
+// Sources are what decisions are made from. All are needed.
 type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
@@ -41,147 +41,147 @@ type Sources struct {
 	}
 	// Now are the settings and the fleet as they are.
 	Now func() (*effective.Settings, *workers.Snapshot)
-	// Last hears of workers that are ejected and yet asked, since nobody else is left.
-	Last func(*workers.Worker)
+	// Readmit hears of workers that are ejected and yet asked, since nobody else is left.
+	Readmit func(*workers.Worker)
 }
 
-// Asker asks and decides. It is safe for concurrent use, a question is not.
-type Asker struct {
+// Decider decides requests. It is safe for concurrent use, a [Request] is not.
+type Decider struct {
 	from  Sources
 	turns [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
 	rng   *drawer
 }
 
-// New makes an asker. The seed is that of the random numbers; 0 takes one of its own.
-func New(s Sources, seed uint64) *Asker { return &Asker{from: s, rng: newDrawer(seed)} }
+// New makes a decider. The seed is that of the random numbers; 0 takes one of its own.
+func New(s Sources, seed uint64) *Decider { return &Decider{from: s, rng: newDrawer(seed)} }
 
 // Hash names the prompt's blocks at every block size of the candidates. It is timed
 // from start on.
-func (a *Asker) Hash(d *Question, v *api.View, start time.Time) {
-	key := blockhash.Key{LoRA: d.LoRA, Salt: v.CacheSalt}
-	d.AcquireHashes()
-	d.used = 0
-	d.Chunked = d.Prompt.IDs == nil && d.Prompt.Source == route.FromEstimate
-	named := d.Prompt.IDs
-	if d.LoRA != "" { // its path is in the engine's names of blocks, too, and not known
+func (a *Decider) Hash(q *Request, v *api.View, start time.Time) {
+	key := blockhash.Key{LoRA: q.LoRA, Salt: v.CacheSalt}
+	q.AcquireHashes()
+	q.used = 0
+	q.Chunked = q.Prompt.IDs == nil && q.Prompt.Source == route.FromEstimate
+	named := q.Prompt.IDs
+	if q.LoRA != "" { // its path is in the engine's names of blocks, too, and not known
 		named = nil
 	}
-	d.hashed.text.Set(named, v.CacheSalt)
+	q.hashed.text.Set(named, v.CacheSalt)
 	switch {
-	case d.Chunked && d.Settings.Decisions.Blind():
+	case q.Chunked && q.Settings.Decisions.Blind():
 		// Predictions that nobody asks for are not worth reading the prompt.
-	case d.Chunked:
+	case q.Chunked:
 		// A text chunk stands for the tokens it is estimated to have.
-		bytes := d.Settings.Tokens.ChunkBytes
-		h := d.view(max(1, bytes/4))
+		bytes := q.Settings.Tokens.ChunkBytes
+		h := q.view(max(1, bytes/4))
 		h.locals = blockhash.TextChunks(h.locals, v.PromptValue.Of(v.Body), bytes, key)
 		h.seq = blockhash.Chain(h.seq, h.locals)
 	default:
-		for _, w := range d.List {
-			size := d.Settings.BlockOf(w)
-			if h := d.view(size); len(h.locals) == 0 {
-				h.locals = blockhash.Locals(h.locals, d.Prompt.IDs, size, key)
+		for _, w := range q.List {
+			size := q.Settings.BlockOf(w)
+			if h := q.view(size); len(h.locals) == 0 {
+				h.locals = blockhash.Locals(h.locals, q.Prompt.IDs, size, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
 			}
 		}
 	}
-	d.Took.Hash = time.Since(start)
+	q.Took.Hash = time.Since(start)
 }
 
-// ask finds who holds the prompt's blocks, and says when it was done.
-func (a *Asker) ask(d *Question) (now time.Time) {
-	d.At = time.Now()
-	for i := range d.views[:d.used] {
-		locals, o := d.views[i].locals, &d.holders.views[i]
-		if !d.Chunked {
+// findHolders finds the ranks that hold the prompt's blocks, and returns when it was done.
+func (a *Decider) findHolders(q *Request) (now time.Time) {
+	q.At = time.Now()
+	for i := range q.views[:q.used] {
+		locals, o := q.views[i].locals, &q.holders.views[i]
+		if !q.Chunked {
 			a.from.Index.Overlap(locals, &o.exact)
 		}
 		a.from.Predicted.Overlap(locals, &o.predicted)
 	}
 	now = time.Now()
-	d.Took.Overlap += now.Sub(d.At)
+	q.Took.Overlap += now.Sub(q.At)
 	return now
 }
 
-// Decide asks the index and decides. It may be called again after ranks were
-// banned.
-func (a *Asker) Decide(d *Question) { a.Apply(d, a.Choose(d)) }
+// Decide decides the request: it proposes a plan and applies its effects. It may be called
+// again after ranks were banned.
+func (a *Decider) Decide(q *Request) { a.Apply(q, a.Propose(q)) }
 
-// Choose is Decide without its effects.
-func (a *Asker) Choose(d *Question) decide.Effects {
-	d.asker = a
-	d.acquireHolders()
-	defer d.releaseHolders()
-	start := a.ask(d)
+// Propose makes the request's next plan and returns its effects, for Apply.
+func (a *Decider) Propose(q *Request) decide.Effects {
+	q.decider = a
+	q.acquireHolders()
+	defer q.releaseHolders()
+	start := a.findHolders(q)
 	unit := math.MaxInt
-	for i := range d.views[:d.used] {
-		unit = min(unit, d.views[i].blockSize)
+	for i := range q.views[:q.used] {
+		unit = min(unit, q.views[i].blockSize)
 	}
 	if unit == math.MaxInt {
 		unit = effective.DefaultBlock
 	}
-	a.take(d)
-	if d.Settings.Decisions.Rule.Auto {
-		q := &d.Run.Request
-		q.Costs, q.Waited = a.from.Learners.Model(d.Model), q.Waited || d.Took.Queue > 0
+	a.drawChances(q)
+	if q.Settings.Decisions.Rule.Auto {
+		c := &q.Run.Criteria
+		c.Costs, c.Waited = a.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0
 	}
-	effects := d.Run.Decide(&d.Settings.Decisions, d.List, unit, d)
-	d.Took.Plan += time.Since(start)
+	effects := q.Run.NextPlan(&q.Settings.Decisions, q.List, unit, q)
+	q.Took.Plan += time.Since(start)
 	return effects
 }
 
 // Apply does what a decision asks of the router.
-func (a *Asker) Apply(d *Question, e decide.Effects) {
-	if d.Dry {
+func (a *Decider) Apply(q *Request, e decide.Effects) {
+	if q.Dry {
 		return
 	}
 	for _, w := range e.Readmit {
-		a.from.Last(w)
+		a.from.Readmit(w)
 	}
 	if e.ReturnTurn {
-		turn := d.Run.Request.Chances[1].Turn
+		turn := q.Run.Criteria.Chances[1].Turn
 		a.turns[1].CompareAndSwap(turn+1, turn)
 	}
 }
 
-// take gives a request its turns and random numbers, once. A dry run sees those of
+// drawChances gives a request its turns and random numbers, once. A dry run sees those of
 // the next request and takes none.
-func (a *Asker) take(d *Question) {
-	c := &d.Run.Request.Chances
+func (a *Decider) drawChances(q *Request) {
+	c := &q.Run.Criteria.Chances
 	switch {
-	case d.taken:
+	case q.drawn:
 		return
-	case d.Dry:
+	case q.Dry:
 		c[0].Turn, c[1].Turn = a.turns[0].Load(), a.turns[1].Load()
 	default:
 		c[0].Turn, c[1].Turn = a.turns[0].Add(1)-1, a.turns[1].Add(1)-1
 	}
-	c[0].Draw, c[1].Draw = a.rng.pair(!d.Dry)
-	d.taken = true
+	c[0].Draw, c[1].Draw = a.rng.pair(!q.Dry)
+	q.drawn = true
 }
 
 // Sent notes for approximate routing that a prompt went to a rank.
-func (a *Asker) Sent(d *Question, w *workers.Worker, k *workers.Rank, now time.Time) {
-	if h := a.predicted(d, w, k); h != nil {
+func (a *Decider) Sent(q *Request, w *workers.Worker, k *workers.Rank, now time.Time) {
+	if h := a.predicted(q, w, k); h != nil {
 		a.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
 	}
 }
 
 // Refused takes back what Sent noted at a time: the engine had no room for the prompt.
-func (a *Asker) Refused(d *Question, w *workers.Worker, k *workers.Rank, sent time.Time) {
-	if h := a.predicted(d, w, k); h != nil {
+func (a *Decider) Refused(q *Request, w *workers.Worker, k *workers.Rank, sent time.Time) {
+	if h := a.predicted(q, w, k); h != nil {
 		a.from.Predicted.Refused(kvindex.Rank(k.Slot), k.Number, h.seq, sent)
 	}
 }
 
 // predicted is the prompt as it is predicted for a rank; nil for one whose events are known.
-func (a *Asker) predicted(d *Question, w *workers.Worker, k *workers.Rank) *hashes {
-	if !d.Chunked && a.from.Fleet.Fed(k) {
+func (a *Decider) predicted(q *Request, w *workers.Worker, k *workers.Rank) *hashes {
+	if !q.Chunked && a.from.Fleet.Fed(k) {
 		return nil
 	}
-	size := d.Settings.BlockOf(w)
-	for i := range d.views[:d.used] {
-		if h := &d.views[i]; d.Chunked || h.blockSize == size {
+	size := q.Settings.BlockOf(w)
+	for i := range q.views[:q.used] {
+		if h := &q.views[i]; q.Chunked || h.blockSize == size {
 			return h
 		}
 	}

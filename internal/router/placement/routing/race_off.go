@@ -1,6 +1,6 @@
 //go:build !race
 
-package question
+package routing
 
 // Without the race detector memory that is given back stays as it is.
 

@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"sync"
@@ -7,8 +7,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 )
 
-// What questions are made of is used again by those that follow. Candidates and rankings
-// are package decide's.
+// The memory of routing requests is reused by later ones. Candidates and rankings are
+// package decide's.
 
 var (
 	prompts = sync.Pool{New: func() any { return new(hashed) }}
@@ -18,17 +18,17 @@ var (
 // maxKeep bounds the memory that is kept for later requests, in ids and hashes.
 const maxKeep = 1 << 18
 
-// Reset makes the question empty. It must hold no memory.
-func (d *Question) Reset() {
-	d.Run.Begin(decide.Request{})
-	d.Asked = Asked{}
+// Reset makes the request empty. It must hold no memory.
+func (q *Request) Reset() {
+	q.Run.Begin(decide.Criteria{})
+	q.Details = Details{}
 }
 
 // Release gives all memory back.
-func (d *Question) Release() {
-	d.Run.Release()
-	d.ReleaseHashes()
-	d.Reset()
+func (q *Request) Release() {
+	q.Run.Release()
+	q.ReleaseHashes()
+	q.Reset()
 }
 
 // hashed is the memory of a prompt's ids and hashes. A request has it until no
@@ -39,21 +39,21 @@ type hashed struct {
 	text  kvgroup.Text
 }
 
-// AcquireHashes gets memory for ids and hashes, unless the question has it.
-func (d *Question) AcquireHashes() {
-	if d.hashed == nil {
-		d.hashed = prompts.Get().(*hashed)
-		d.IDs, d.views, d.used = d.hashed.ids[:0], d.hashed.views, 0
+// AcquireHashes gets memory for ids and hashes, unless the request has it.
+func (q *Request) AcquireHashes() {
+	if q.hashed == nil {
+		q.hashed = prompts.Get().(*hashed)
+		q.IDs, q.views, q.used = q.hashed.ids[:0], q.hashed.views, 0
 	}
 }
 
-// ReleaseHashes gives that memory back, if the question has it.
-func (d *Question) ReleaseHashes() {
-	m := d.hashed
+// ReleaseHashes gives that memory back, if the request has it.
+func (q *Request) ReleaseHashes() {
+	m := q.hashed
 	if m == nil {
 		return
 	}
-	m.ids, m.views = d.IDs, d.views
+	m.ids, m.views = q.IDs, q.views
 	if cap(m.ids) > maxKeep {
 		m.ids = nil
 	}
@@ -63,7 +63,7 @@ func (d *Question) ReleaseHashes() {
 		}
 	}
 	m.text.Forget(maxKeep / 4)
-	d.hashed, d.IDs, d.views, d.used = nil, nil, nil, 0
+	q.hashed, q.IDs, q.views, q.used = nil, nil, nil, 0
 	m.poison()
 	prompts.Put(m)
 }
@@ -73,14 +73,14 @@ func (d *Question) ReleaseHashes() {
 type holders struct{ views []overlaps }
 
 // acquireHolders gets memory for the answers about all views.
-func (d *Question) acquireHolders() {
-	d.holders = answers.Get().(*holders)
-	for len(d.holders.views) < d.used {
-		d.holders.views = append(d.holders.views, overlaps{})
+func (q *Request) acquireHolders() {
+	q.holders = answers.Get().(*holders)
+	for len(q.holders.views) < q.used {
+		q.holders.views = append(q.holders.views, overlaps{})
 	}
 }
 
-func (d *Question) releaseHolders() {
-	answers.Put(d.holders)
-	d.holders = nil
+func (q *Request) releaseHolders() {
+	answers.Put(q.holders)
+	q.holders = nil
 }

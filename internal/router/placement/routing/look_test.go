@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"net/url"
@@ -40,11 +40,11 @@ func TestRestOfOneFleet(t *testing.T) {
 		{"an adapter that nobody has", "", "m", "", adapter, gone, false},
 		{"named by the request", "own", "own", "own", base, adapter, true},
 	} {
-		d, rest := Question{Asked: Asked{Model: "m", Named: c.named}}, Question{}
-		if d.Look(c.from); d.LoRA != c.before {
-			t.Errorf("%s: at first the adapter is %q, want %q", c.name, d.LoRA, c.before)
+		q, rest := Request{Details: Details{Model: "m", Named: c.named}}, Request{}
+		if q.UseFleet(c.from); q.LoRA != c.before {
+			t.Errorf("%s: at first the adapter is %q, want %q", c.name, q.LoRA, c.before)
 		}
-		d.Rest(&rest, c.to)
+		q.CopyForRest(&rest, c.to)
 		if rest.LoRA != c.after || rest.Fleet != c.to || len(rest.List) > 0 != c.some || c.some && rest.List[0] != c.to.Model("m")[0] {
 			t.Errorf("%s: adapter %q, workers %v of revision %d; want %q and those of %d", c.name, rest.LoRA, rest.List, rest.Fleet.Revision, c.after, c.to.Revision)
 		}

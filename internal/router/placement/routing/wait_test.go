@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"errors"
@@ -35,37 +35,37 @@ func TestWait(t *testing.T) {
 		a := New(Sources{Index: index, Ledger: l, Now: func() (*effective.Settings, *workers.Snapshot) { return later, r.Snapshot() }}, 1)
 		line := admission.NewLine(8, time.Minute, 0)
 		l.OnEase(line.Wake)
-		ask := func(c admission.Claim) (*Question, *ledger.Reservation, admission.Waited, string, error) {
-			d := new(Question)
-			d.Reset()
-			d.Settings, d.Model = s, "m"
-			d.Took.Queue = 10 * time.Second // of a wait before
-			d.Look(r.Snapshot())
-			place, waited, why, err := a.Wait(t.Context(), line, c, d, &api.View{}, "its name")
-			return d, place, waited, why, err
+		ask := func(c admission.Claim) (*Request, *ledger.Reservation, admission.Waited, string, error) {
+			q := new(Request)
+			q.Reset()
+			q.Settings, q.Model = s, "m"
+			q.Took.Queue = 10 * time.Second // of a wait before
+			q.UseFleet(r.Snapshot())
+			place, waited, why, err := a.DecideInQueue(t.Context(), line, c, q, &api.View{}, "its name")
+			return q, place, waited, why, err
 		}
-		d, first, waited, why, err := ask(admission.Claim{})
-		if err != nil || first == nil || waited.For != 0 || why != "" || d.Settings != s {
-			t.Fatalf("%v, waited %+v for %q, plan %v", err, waited, why, d.Run.Plan.Err)
+		q, first, waited, why, err := ask(admission.Claim{})
+		if err != nil || first == nil || waited.For != 0 || why != "" || q.Settings != s {
+			t.Fatalf("%v, waited %+v for %q, plan %v", err, waited, why, q.Run.Plan.Err)
 		}
-		d.Release()
-		d, place, waited, why, err := ask(admission.Claim{Patience: 15 * time.Second})
+		q.Release()
+		q, place, waited, why, err := ask(admission.Claim{Patience: 15 * time.Second})
 		if !errors.Is(err, admission.ErrTimeout) || place != nil || waited.For != 5*time.Second || !strings.Contains(why, "1 decode rank(s) were at their limits") {
 			t.Errorf("%v, waited %+v for %q", err, waited, why)
 		}
-		d.Release()
+		q.Release()
 		time.AfterFunc(3*time.Second, func() { first.Release() })
-		d, place, waited, why, err = ask(admission.Claim{})
-		if err != nil || place == nil || waited.For != 3*time.Second || why == "" || d.Settings != later || d.Run.Attempt != 1 || !d.Run.Request.Waited {
-			t.Errorf("%v, waited %+v for %q, attempt %d", err, waited, why, d.Run.Attempt)
+		q, place, waited, why, err = ask(admission.Claim{})
+		if err != nil || place == nil || waited.For != 3*time.Second || why == "" || q.Settings != later || q.Run.Attempt != 1 || !q.Run.Criteria.Waited {
+			t.Errorf("%v, waited %+v for %q, attempt %d", err, waited, why, q.Run.Attempt)
 		}
-		d.Release()
+		q.Release()
 		place.Release()
 		w.State.SetDraining(true)
-		if d, place, _, _, err = ask(admission.Claim{}); err != nil || place != nil || d.Run.Plan.Err == nil {
-			t.Errorf("%v, plan %v", err, d.Run.Plan.Err)
+		if q, place, _, _, err = ask(admission.Claim{}); err != nil || place != nil || q.Run.Plan.Err == nil {
+			t.Errorf("%v, plan %v", err, q.Run.Plan.Err)
 		}
-		d.Release()
+		q.Release()
 	})
 }
 
@@ -73,7 +73,7 @@ func TestWait(t *testing.T) {
 // its header, else its body, else its key.
 func TestClaim(t *testing.T) {
 	s := &effective.Settings{}
-	d := Question{Asked: Asked{Settings: s}}
+	q := Request{Details: Details{Settings: s}}
 	v := parse(t, api.Completion, `{"model":"m","prompt":"p","user":"body","max_tokens":5}`)
 	key := admission.Claim{Tenant: "key", Weight: 3, Band: admission.Low}
 	h := http.Header{"X-Team": {"header"}}
@@ -83,7 +83,7 @@ func TestClaim(t *testing.T) {
 		want          string
 	}{{"", "", v, "key"}, {"", "user", v, "body"}, {"X-Team", "user", v, "header"}, {"X-Other", "user", &api.View{}, "key"}} {
 		s.Limits.TenantHeader, s.Limits.TenantField = c.header, c.field
-		got, err := d.Claim(key, h, c.v, 7)
+		got, err := q.Claim(key, h, c.v, 7)
 		want := got
 		want.Tenant, want.Weight, want.Band, want.Tokens = c.want, 3, admission.Low, 7+int(max(0, c.v.MaxTokens))
 		if d := cmp.Diff(want, got); d != "" || err != nil {
@@ -91,7 +91,7 @@ func TestClaim(t *testing.T) {
 		}
 	}
 	h.Set("X-Dynctl-Priority", "urgent")
-	if _, err := d.Claim(key, h, v, 7); err == nil {
+	if _, err := q.Claim(key, h, v, 7); err == nil {
 		t.Error("a band that there is not")
 	}
 }
@@ -99,12 +99,12 @@ func TestClaim(t *testing.T) {
 // TestWaited: what a request waited adds up, and of a request that did not wait nothing
 // is recorded.
 func TestWaited(t *testing.T) {
-	var d Question
-	if d.Waited(admission.Waited{}, "nothing") || d.Took.Why != "" {
-		t.Errorf("%+v", d.Took)
+	var q Request
+	if q.Waited(admission.Waited{}, "nothing") || q.Took.Why != "" {
+		t.Errorf("%+v", q.Took)
 	}
-	d.Waited(admission.Waited{For: time.Second, Ahead: 4}, "a place")
-	if !d.Waited(admission.Waited{For: time.Second, Ahead: 2}, "a rank") || d.Took.Queue != 2*time.Second || d.Took.Ahead != 2 || d.Took.Why != "a rank" {
-		t.Errorf("%+v", d.Took)
+	q.Waited(admission.Waited{For: time.Second, Ahead: 4}, "a place")
+	if !q.Waited(admission.Waited{For: time.Second, Ahead: 2}, "a rank") || q.Took.Queue != 2*time.Second || q.Took.Ahead != 2 || q.Took.Why != "a rank" {
+		t.Errorf("%+v", q.Took)
 	}
 }

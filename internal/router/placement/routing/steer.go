@@ -1,4 +1,4 @@
-package question
+package routing
 
 import (
 	"fmt"
@@ -21,20 +21,20 @@ const (
 
 // Steer takes the path, the workers and the rank that the headers of a request ask for.
 // Who may not steer is not asked.
-func (d *Question) Steer(h http.Header) (err error) {
-	q := &d.Run.Request
-	if q.Force, err = route.ParseForce(h.Get(headerPath)); err != nil {
+func (q *Request) Steer(h http.Header) (err error) {
+	c := &q.Run.Criteria
+	if c.Force, err = route.ParseForce(h.Get(headerPath)); err != nil {
 		return api.BadRequest(headerPath, "header %s: %v", headerPath, err)
 	}
 	for _, p := range [...]struct {
 		header string
 		pin    *string
-	}{{headerWorker, &q.Pin.Decode}, {headerPrefill, &q.Pin.Prefill}} {
+	}{{headerWorker, &c.Pin.Decode}, {headerPrefill, &c.Pin.Prefill}} {
 		name := h.Get(p.header)
 		if name == "" {
 			continue
 		}
-		if _, ok := d.Fleet.Worker(name); !ok {
+		if _, ok := q.Fleet.Worker(name); !ok {
 			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
 		}
 		*p.pin = name
@@ -44,24 +44,24 @@ func (d *Question) Steer(h http.Header) (err error) {
 		if err != nil || n < 0 {
 			return api.BadRequest("X-data-parallel-rank", "header X-data-parallel-rank: %q is not a rank", api.Clip(v))
 		}
-		q.Pin.HasRank, q.Pin.Rank = true, n
+		c.Pin.HasRank, c.Pin.Rank = true, n
 	}
 	return nil
 }
 
 // FindSession takes the session that was named, or where that is empty the one that the
 // body names.
-func (d *Question) FindSession(name string, v *api.View) {
-	if f := d.Settings.Routing.SessionField; name == "" && f != "" {
+func (q *Request) FindSession(name string, v *api.View) {
+	if f := q.Settings.Routing.SessionField; name == "" && f != "" {
 		name, _ = v.String(f)
 	}
-	d.Run.Request.Session = selector.HashSession(name)
+	q.Run.Criteria.Session = selector.HashSession(name)
 }
 
-// Follow has the request go to the worker that keeps the response of an id for its tenant;
+// PinToResponse has the request go to the worker that keeps the response of an id for its tenant;
 // with an empty id it goes anywhere. param is the member of the body that has the id, if
 // it is there. mine says that the response cannot be another tenant's.
-func (d *Question) Follow(id, param string, from *stored.Responses, tenant string, mine bool) error {
+func (q *Request) PinToResponse(id, param string, from *stored.Responses, tenant string, mine bool) error {
 	if id == "" {
 		return nil
 	}
@@ -71,20 +71,20 @@ func (d *Question) Follow(id, param string, from *stored.Responses, tenant strin
 			Message: fmt.Sprintf("response %q is not known here: %s", api.Clip(id), why),
 		}
 	}
-	if r, ok := from.Get(id); ok && (d.Dry || r.Tenant == tenant) {
-		if _, ok := d.Fleet.Worker(r.Worker); !ok { // to wait for it would be in vain
+	if r, ok := from.Get(id); ok && (q.Dry || r.Tenant == tenant) {
+		if _, ok := q.Fleet.Worker(r.Worker); !ok { // to wait for it would be in vain
 			return unknown("the worker that has it has left")
 		}
-		d.Run.Request.Pin.Decode = r.Worker
+		q.Run.Criteria.Pin.Decode = r.Worker
 		return nil
 	}
 	able := 0
-	for _, w := range d.List {
+	for _, w := range q.List {
 		if w.Role.CanDecode() {
 			able++
 		}
 	}
-	if able <= 1 && (mine || d.Dry) {
+	if able <= 1 && (mine || q.Dry) {
 		return nil // whoever made it, it was there
 	}
 	return unknown("it was made by another router, for another tenant, or too long ago")
