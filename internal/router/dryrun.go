@@ -47,7 +47,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	account.Fill(c, &x.call.Routing, r.untrusted)
 	if _, busy := x.call.Routing.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
-		for _, q := range r.ranks.States() {
+		for _, q := range r.rankQueue.States() {
 			if q.Queue == x.call.Model {
 				v := state.Queue(q, time.Now())
 				text += "; there " + v.Text()

@@ -158,10 +158,10 @@ func (x *exchange) serve() error {
 			return x.refuse("request", err)
 		}
 	}
-	if err := r.gate.Arrive(); err != nil {
-		return x.refuseAtGate(err)
+	if err := r.limiter.Arrive(); err != nil {
+		return x.refuseUnadmitted(err)
 	}
-	defer r.gate.Depart()
+	defer r.limiter.Depart()
 	// The body first: until it is read it is not known whether the client is
 	// still there, and the time for that does not count as waiting.
 	if err := x.read(); err != nil {
@@ -170,7 +170,7 @@ func (x *exchange) serve() error {
 	if err := x.enter(); err != nil {
 		return err
 	}
-	defer r.gate.Leave()
+	defer r.limiter.Leave()
 	if err := x.resolve(); err != nil {
 		return err
 	}
@@ -242,31 +242,31 @@ func (x *exchange) read() error {
 	return nil
 }
 
-// enter takes a place in progress, or waits for one in turn with other tenants.
+// enter takes a slot of the requests in progress, or waits for one in the queue.
 func (x *exchange) enter() error {
-	g, c := x.r.gate, x.call
+	l, c := x.r.limiter, x.call
 	c.Owner, c.Claim = x.key.Owner(), x.key.Claim()
 	err := x.ctx.Err()
-	if err != nil || g.TryEnter() {
+	if err != nil || l.TryEnter() {
 		return err
 	}
 	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
 	if err != nil {
 		return x.refuse("request", err)
 	}
-	waited, err := g.Enter(x.ctx, claim)
+	waited, err := l.Enter(x.ctx, claim)
 	if c.Routing.Waited(waited, "limits.inflight requests were in progress") {
 		x.book.Waited("queue", waited.For)
 	}
 	if err == nil || x.ctx.Err() != nil { // the request was not refused
 		return err
 	}
-	return x.refuseAtGate(err)
+	return x.refuseUnadmitted(err)
 }
 
-// refuseAtGate answers a request that the gate does not let in.
-func (x *exchange) refuseAtGate(err error) error {
-	return x.refuse(admission.Refusal(err, admission.Queue{Line: x.r.gate.Line()}, admission.Queue{Line: x.r.ranks, Name: x.call.Model}))
+// refuseUnadmitted answers a request that the limiter does not admit.
+func (x *exchange) refuseUnadmitted(err error) error {
+	return x.refuse(admission.Refusal(err, admission.NamedQueue{Queue: x.r.limiter.Queue()}, admission.NamedQueue{Queue: x.r.rankQueue, Name: x.call.Model}))
 }
 
 // resolve finds the workers that may serve the request, and what the client

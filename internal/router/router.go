@@ -190,7 +190,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, listed, now.Routing.RoleLabels()); err != nil {
 		return errors.Join(err, r.registry.SetNames(old.Names()))
 	}
-	r.gate.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
+	r.limiter.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
 	r.bodies.SetLimit(now.Limits.BodyMemory)
 	r.legs.SetLimit(admission.LegLimit(now.Limits.Legs))
 	return nil
@@ -198,6 +198,6 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 
 // follow applies settings that are in force to the rest.
 func (r *Router) follow(now *effective.Settings) {
-	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
+	r.rankQueue.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())
 }

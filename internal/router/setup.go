@@ -88,25 +88,25 @@ func (b *base) blockOf(w *workers.Worker) int { return b.settings.Load().BlockOf
 
 // entry is what lets requests in and bounds them.
 type entry struct {
-	gate   *admission.Gate
-	ranks  *admission.Line   // for a rank that is under its limits
-	bodies *admission.Memory // of the requests' bodies
-	legs   *admission.Memory // requests to workers in progress
-	ledger *ledger.Ledger
-	drain  *control.Drain
-	budget attempt.Budget
-	moves  admission.Moves
+	limiter   *admission.Limiter
+	rankQueue *admission.Queue  // for a rank that is under its limits
+	bodies    *admission.Memory // of the requests' bodies
+	legs      *admission.Memory // requests to workers in progress
+	ledger    *ledger.Ledger
+	drain     *control.Drain
+	budget    attempt.Budget
+	moves     admission.Moves
 }
 
 func newEntry(c *settings.Config, b *base) *entry {
 	e := &entry{
-		gate: admission.New(admission.Limits{}), ranks: admission.NewLine(0, 0, lookInterval), // prepare and follow set the limits
+		limiter: admission.NewLimiter(admission.Limits{}), rankQueue: admission.NewQueue(0, 0, lookInterval), // prepare and follow set the limits
 		bodies: admission.NewMemory(c.Limits.BodyMemory, func(full bool, limit int64) { b.event(watch.BodyMemory(full, limit)) }),
 		legs:   admission.NewMemory(admission.LegLimit(c.Limits.Legs), func(full bool, limit int64) { b.event(watch.Legs(full, limit)) }),
 		ledger: ledger.New(),
 	}
-	e.ledger.OnEase(e.ranks.Wake)
-	e.drain = control.NewDrain(e.gate, func() (leave, drain time.Duration) {
+	e.ledger.OnEase(e.rankQueue.Wake)
+	e.drain = control.NewDrain(e.limiter, func() (leave, drain time.Duration) {
 		t := &b.settings.Load().Timeouts
 		return t.Leave, t.Drain
 	}, b.event)
@@ -262,7 +262,7 @@ func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked
 		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 		Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
 	}
-	planner := &serving.FleetPlanner{Decider: a.decider, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(), Legs: legs}
+	planner := &serving.FleetPlanner{Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(), Legs: legs}
 	retried := &serving.Retried{Planner: planner, Budget: &in.budget, Repeats: &e.repeats, Outliers: e.outliers, Failures: &l.failures}
 	type next struct {
 		*serving.Retried
@@ -308,7 +308,7 @@ func newApplied(r *Router) *applied {
 				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
 			},
 			Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
-			Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
+			Feeds: r.feeds, Ledger: r.ledger, Limiter: r.limiter, RankQueue: r.rankQueue, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 		},
 	}
 }

@@ -318,7 +318,7 @@ func (r *run) scrape() {
 			k.worker.State.SetCondition(workers.Condition{Health: workers.Unhealthy, Reason: "gone"})
 		}
 	}
-	r.line.turns.Changed()
+	r.line.order.Changed()
 	r.turn()
 }
 

@@ -54,7 +54,7 @@ type Router struct {
 	Bodies   *admission.Memory // limits.body_memory
 	Budget   attempt.Budget
 	Moves    admission.Moves
-	Line     *admission.Line
+	Queue    *admission.Queue
 	Outliers *health.Outliers
 	// Predicted is what ranks are predicted to hold.
 	Predicted *approx.Index
@@ -99,12 +99,12 @@ func New(t *testing.T, fleet string, configure ...func(*settings.Config)) *Route
 	r := &Router{
 		Model: Model{Text: "Flüsse fließen, and on it goes.", Pace: 10 * time.Millisecond}, Settings: s, t: t,
 		Ledger: ledger.New(), Open: admission.NewMemory(admission.LegLimit(c.Limits.Legs), nil), Bodies: admission.NewMemory(c.Limits.BodyMemory, nil),
-		Line: admission.NewLine(c.Limits.Queue, c.Limits.QueueTimeout, 0), Stored: stored.New(64), Alive: func(*workers.Worker) bool { return true },
+		Queue: admission.NewQueue(c.Limits.Queue, c.Limits.QueueTimeout, 0), Stored: stored.New(64), Alive: func(*workers.Worker) bool { return true },
 		admitted: map[health.Admission]*workers.Worker{},
 	}
 	r.Serves = r.Model.Answer
 	r.Registry = workers.NewRegistry(r.event)
-	r.Ledger.OnEase(r.Line.Wake)
+	r.Ledger.OnEase(r.Queue.Wake)
 	r.build()
 	r.Apply(Specs(t, fleet))
 	return r
@@ -214,7 +214,7 @@ func (r *Router) build() {
 		Answers:  func(_ context.Context, w *workers.Worker) bool { return r.Alive(w) },
 		Panicked: func(_ *serving.Call, p any) { r.event(eventlog.Event{Kind: "panic", Text: fmt.Sprint(p)}) },
 	}
-	planner := &serving.FleetPlanner{Decider: r.decider, Fleet: r.Registry.Snapshot, Line: r.Line, Gate: admission.NewLine(0, 0, 0), Legs: legs}
+	planner := &serving.FleetPlanner{Decider: r.decider, Fleet: r.Registry.Snapshot, Queue: r.Queue, DoorQueue: admission.NewQueue(0, 0, 0), Legs: legs}
 	retried := &serving.Retried{Planner: decided{planner, r}, Budget: &r.Budget, Repeats: repeats, Outliers: r.Outliers, Failures: failures}
 	r.Engine = &resumed.Engine{
 		Next: struct {

@@ -149,7 +149,7 @@ func (s *stage) openRouter() {
 		Repeats: &r.repeats, Stored: stored.New(1),
 		Panicked: func(_ *serving.Call, p any) { s.violate("a leg panics: %v", p) },
 	}
-	planner := &serving.FleetPlanner{Decider: r.decider, Fleet: s.registry.Snapshot, Line: &s.line, Gate: admission.NewLine(0, 0, 0), Legs: r.legs}
+	planner := &serving.FleetPlanner{Decider: r.decider, Fleet: s.registry.Snapshot, Queue: &s.queue, DoorQueue: admission.NewQueue(0, 0, 0), Legs: r.legs}
 	retried := &serving.Retried{Planner: watched{s, planner}, Budget: &s.budget, Repeats: &r.repeats, Outliers: excused, Failures: &r.failures}
 	r.answers = &resumed.Engine{
 		Next: moving{retried, planner, s}, Decider: r.decider, Tokens: tokens{s}, Fleet: s.registry.Snapshot, Bodies: r.bodies, Moves: &s.moves,

@@ -75,17 +75,17 @@ type Details struct {
 	Keeps bool
 	// Idle hears of it while a stream waits that the client has a part of.
 	Idle Idle
-	// Turns, where they are not nil, pace the call: it has its turn on the ranks of a plan
-	// before a leg of it is sent, and until the head of an answer is good.
-	Turns Turns
+	// Pacer, where it is not nil, paces the call: it enters the ranks of a plan before a leg
+	// of it is sent, and leaves them when the head of an answer is good.
+	Pacer Pacer
 }
 
 // Idle hears from time to time that a stream waits, and in a few words for what; its error
 // ends the call.
 type Idle interface{ Idle(words string) error }
 
-// Turns are taken on the ranks of a plan.
-type Turns interface {
+// Pacer admits calls to the ranks of a plan, a few at a time.
+type Pacer interface {
 	Enter(ctx context.Context, r *decide.Run) error
 	Leave()
 }

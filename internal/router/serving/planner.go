@@ -18,23 +18,23 @@ import (
 )
 
 // FleetPlanner is the planner of a fleet. Where limits bound what ranks take, requests wait in
-// its line for a rank; waiting for the first worker of a model belongs there, too.
+// its queue for a rank; waiting for the first worker of a model belongs there, too.
 type FleetPlanner struct {
 	Decider *routing.Decider
 	Fleet   func() *workers.Snapshot
-	// Line is where requests wait for a rank, Gate the line of those before it.
-	Line Line
-	Gate *admission.Line
-	Legs *Legs
+	// Queue is where requests wait for a rank, DoorQueue where they waited before.
+	Queue     Queue
+	DoorQueue *admission.Queue
+	Legs      *Legs
 }
 
-// Line is where requests wait for a rank in turn: an [admission.Line], or one under a
+// Queue is where requests wait for a rank: an [admission.Queue], or one under a
 // clock of its own.
-type Line interface {
-	routing.Line
-	// Try is [admission.Line.Try], Wait is [admission.Line.Wait].
+type Queue interface {
+	routing.Queue
+	// Try is [admission.Queue.Try], EstimateWait is [admission.Queue.EstimateWait].
 	Try(try func() bool) bool
-	Wait(queue string) (time.Duration, bool)
+	EstimateWait(queue string) (time.Duration, bool)
 }
 
 // Plan is [Planner.Plan].
@@ -56,28 +56,28 @@ func (p *FleetPlanner) Plan(ctx context.Context, c *Call) (Engine, error) {
 	q.Run.Compact()
 	decode := q.Run.In.DecodePeers[q.Run.Plan.DecodeIndex]
 	m := &c.made
-	m.placed = placed{p, decode, &m.local}
+	m.reserving = reserving{p, decode, &m.local}
 	if q.Run.Plan.Path == route.Local {
 		m.local = local{p, decode}
 	} else {
 		// What was refused is for the attempt right after it only, and so for the same prompt.
 		m.paired = paired{p, q.Run.In.PrefillPeers[q.Run.Plan.PrefillIndex], decode, c.refused}
-		m.placed.by = &m.paired
+		m.reserving.by = &m.paired
 	}
 	c.refused = refused{}
-	return &m.placed, nil
+	return &m.reserving, nil
 }
 
 // made is what a call's newest plan consists of.
 type made struct {
-	placed placed
-	local  local
-	paired paired
+	reserving reserving
+	local     local
+	paired    paired
 }
 
-// decide decides. Where limits bound what ranks take, it also takes the place on the chosen
-// decode rank; where all are at their limits it waits in line and decides again whenever
-// something may have changed.
+// decide decides the call. Where limits bound what ranks take, it also reserves the chosen
+// decode rank; where all are at their limits it waits in the queue and decides again
+// whenever something may have changed.
 func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	q := &c.Routing
 	if c.decided {
@@ -93,8 +93,8 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 		c.Book.Refused("request")
 		return err
 	}
-	place, waited, why, err := p.Decider.DecideInQueue(ctx, p.Line, claim, q, &c.View, c.Book.Live.ID())
-	c.reserved = place
+	reservation, waited, why, err := p.Decider.DecideInQueue(ctx, p.Queue, claim, q, &c.View, c.Book.Live.ID())
+	c.reserved = reservation
 	if q.Waited(waited, why) {
 		c.Book.Waited("queue", waited.For)
 	}
@@ -110,19 +110,19 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	case q.Run.Attempt == 0: // it was turned away before it could try
 		c.Book.Undecided()
 	}
-	reason, err := admission.Refusal(err, admission.Queue{Line: p.Gate}, admission.Queue{Line: p.Line, Name: c.Model})
+	reason, err := admission.Refusal(err, admission.NamedQueue{Queue: p.DoorQueue}, admission.NamedQueue{Queue: p.Queue, Name: c.Model})
 	c.Book.Refused(reason)
 	return err
 }
 
-// Hold decides on a call without waiting for anything, and takes its place on the decode
-// rank: [Retried.Do] begins with that decision. It reports false, and holds nothing, where
-// there is no place at once, or take does not agree.
+// Hold decides a call without waiting for anything, and reserves the decode rank:
+// [Retried.Do] begins with that decision. It reports false, and holds nothing, where no
+// rank is free immediately, or take does not agree.
 func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
 	q := &c.Routing
-	return p.Line.Try(func() bool {
+	return p.Queue.Try(func() bool {
 		e := p.Decider.Propose(q)
-		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better place
+		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better
 			return false
 		}
 		if !take(&q.Run) {
@@ -135,7 +135,7 @@ func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
 }
 
 // Drop gives up what Hold has taken.
-func (p *FleetPlanner) Drop(c *Call) { c.giveUpPlace() }
+func (p *FleetPlanner) Drop(c *Call) { c.releaseReservation() }
 
 var (
 	errNoLeg   = errors.New("limits.legs is reached")
@@ -153,28 +153,28 @@ func (c *Call) noLeg() error {
 	}
 }
 
-// placed serves a call by an engine that has a place on the decode rank of the plan: the
+// reserving serves a call by an engine, and holds what it needs on the plan's decode rank: the
 // permission to send, the reservation, and one of the legs in progress. They are given back
 // with the answer, or where there is none.
-type placed struct {
+type reserving struct {
 	p    *FleetPlanner
 	peer workers.Peer
 	by   Engine
 }
 
 // Do is [Engine.Do].
-func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
+func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	p, q := l.p, &c.Routing
 	g := p.Legs
-	if c.Turns != nil {
-		if err := c.Turns.Enter(ctx, &q.Run); err != nil {
+	if c.Pacer != nil {
+		if err := c.Pacer.Enter(ctx, &q.Run); err != nil {
 			return nil, err
 		}
-		defer c.Turns.Leave()
+		defer c.Pacer.Leave()
 	}
 	c.begun.Store(mayBegin)
 	if !g.Open.Take(1) {
-		c.giveUpPlace()
+		c.releaseReservation()
 		return nil, c.noLeg()
 	}
 	defer func() {
@@ -183,7 +183,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		}
 	}()
 	if !g.admit(c, route.Decode, l.peer.Worker) {
-		c.giveUpPlace()
+		c.releaseReservation()
 		return nil, g.fail(c, route.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
 	}
 	defer func() {

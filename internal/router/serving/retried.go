@@ -48,7 +48,7 @@ type attempts struct {
 	// begun changes with the first byte from the decode leg that counts, or when the prefill
 	// leg that runs beside it has failed before.
 	begun atomic.Uint32
-	// decided says that the next attempt's decision is made, and its place taken.
+	// decided says that the next attempt's decision is made, and its rank reserved.
 	decided bool
 	// retry is the attempt that may follow a failed one, until a leg of it is sent.
 	retry retry
@@ -58,10 +58,10 @@ type attempts struct {
 	// refused is the newest attempt's transfer, if its decode rank had no room: another
 	// decode rank may take the KV.
 	refused refused
-	// reserved is the place that the decision was given on its decode rank, until the
-	// decode leg takes it over.
+	// reserved is the decision's reservation on its decode rank, until the decode leg takes
+	// it over.
 	reserved *ledger.Reservation
-	// held is the place that the decode leg has taken over.
+	// held is the reservation that the decode leg has taken over.
 	held *ledger.Reservation
 	// admitted are the permissions to send the legs, decode and prefill.
 	admitted [2]health.Admission
@@ -95,7 +95,7 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 	run := &c.Routing.Run
 	defer r.noRetry(c)
-	defer c.giveUpPlace()
+	defer c.releaseReservation()
 	var last error // of the attempts that sent a leg, if there are any
 	for {
 		e, err := r.Planner.Plan(ctx, c)
@@ -199,8 +199,8 @@ func (c *Call) key() attempt.RequestKey {
 // keySeed is that of the hashes of bodies, which leave no process.
 var keySeed = maphash.MakeSeed()
 
-// giveUpPlace gives back the place that no leg has taken over.
-func (c *Call) giveUpPlace() {
+// releaseReservation releases the reservation that no leg has taken over.
+func (c *Call) releaseReservation() {
 	if c.reserved != nil {
 		c.reserved.Release()
 		c.reserved = nil

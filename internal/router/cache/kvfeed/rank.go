@@ -26,7 +26,7 @@ type rank struct {
 	id         kvindex.Rank
 	key        Key
 	label      string
-	place      *place
+	place      *readerState
 	boundTopic string        // topic of a rank whose publisher dials in
 	wake       chan struct{} // something for maintain to do; never blocks the waker
 	wg         sync.WaitGroup
@@ -73,7 +73,7 @@ type heldBatch struct {
 // size is what the batch counts for in bytes, with an allowance for the rest.
 func (b *heldBatch) size() int64 { return int64(len(b.topic)+len(b.payload)) + 128 }
 
-func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *place) *rank {
+func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *readerState) *rank {
 	now := m.now()
 	r := &rank{
 		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, place: at,

@@ -122,9 +122,9 @@ type Observation struct {
 	Trusted bool
 }
 
-// place is where a rank is read without its lock. groups is nil while the rank has
+// readerState is what requests read of a rank without its lock. groups is nil while the rank has
 // reported one cache group only, tiers while it has reported the device only.
-type place struct {
+type readerState struct {
 	word   atomic.Uint64
 	groups atomic.Pointer[kvgroup.Groups]
 	tiers  atomic.Pointer[kvtier.Tiers]

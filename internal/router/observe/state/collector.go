@@ -35,7 +35,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var rankLabels = []string{"worker", "dp_rank"}
 
 var routerMetrics = []metric[*State]{
-	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Gate.Inflight()) }},
+	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Limiter.Inflight()) }},
 	{desc("queued_requests", "Requests that wait for a place in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
 	{desc("body_memory_bytes", "Memory that the bodies of requests take, and what is kept of streams that may be continued."), gauge, func(s *State) float64 { return float64(s.Bodies.Used()) }},
 	{desc("body_memory_limit_bytes", "Memory that those may take."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},

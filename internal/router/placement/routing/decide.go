@@ -57,7 +57,7 @@ func New(s Sources, seed uint64) *Decider { return &Decider{from: s, rng: newDra
 
 // Hash names the prompt's blocks at every block size of the candidates. It is timed
 // from start on.
-func (a *Decider) Hash(q *Request, v *api.View, start time.Time) {
+func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 	key := blockhash.Key{LoRA: q.LoRA, Salt: v.CacheSalt}
 	q.AcquireHashes()
 	q.used = 0
@@ -89,14 +89,14 @@ func (a *Decider) Hash(q *Request, v *api.View, start time.Time) {
 }
 
 // findHolders finds the ranks that hold the prompt's blocks, and returns when it was done.
-func (a *Decider) findHolders(q *Request) (now time.Time) {
+func (d *Decider) findHolders(q *Request) (now time.Time) {
 	q.At = time.Now()
 	for i := range q.views[:q.used] {
 		locals, o := q.views[i].locals, &q.holders.views[i]
 		if !q.Chunked {
-			a.from.Index.Overlap(locals, &o.exact)
+			d.from.Index.Overlap(locals, &o.exact)
 		}
-		a.from.Predicted.Overlap(locals, &o.predicted)
+		d.from.Predicted.Overlap(locals, &o.predicted)
 	}
 	now = time.Now()
 	q.Took.Overlap += now.Sub(q.At)
@@ -105,14 +105,14 @@ func (a *Decider) findHolders(q *Request) (now time.Time) {
 
 // Decide decides the request: it proposes a plan and applies its effects. It may be called
 // again after ranks were banned.
-func (a *Decider) Decide(q *Request) { a.Apply(q, a.Propose(q)) }
+func (d *Decider) Decide(q *Request) { d.Apply(q, d.Propose(q)) }
 
 // Propose makes the request's next plan and returns its effects, for Apply.
-func (a *Decider) Propose(q *Request) decide.Effects {
-	q.decider = a
+func (d *Decider) Propose(q *Request) decide.Effects {
+	q.decider = d
 	q.acquireHolders()
 	defer q.releaseHolders()
-	start := a.findHolders(q)
+	start := d.findHolders(q)
 	unit := math.MaxInt
 	for i := range q.views[:q.used] {
 		unit = min(unit, q.views[i].blockSize)
@@ -120,10 +120,10 @@ func (a *Decider) Propose(q *Request) decide.Effects {
 	if unit == math.MaxInt {
 		unit = effective.DefaultBlock
 	}
-	a.drawChances(q)
+	d.drawChances(q)
 	if q.Settings.Decisions.Rule.Auto {
 		c := &q.Run.Criteria
-		c.Costs, c.Waited = a.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0
+		c.Costs, c.Waited = d.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0
 	}
 	effects := q.Run.NextPlan(&q.Settings.Decisions, q.List, unit, q)
 	q.Took.Plan += time.Since(start)
@@ -131,52 +131,52 @@ func (a *Decider) Propose(q *Request) decide.Effects {
 }
 
 // Apply does what a decision asks of the router.
-func (a *Decider) Apply(q *Request, e decide.Effects) {
+func (d *Decider) Apply(q *Request, e decide.Effects) {
 	if q.Dry {
 		return
 	}
 	for _, w := range e.Readmit {
-		a.from.Readmit(w)
+		d.from.Readmit(w)
 	}
 	if e.ReturnTurn {
 		turn := q.Run.Criteria.Chances[1].Turn
-		a.turns[1].CompareAndSwap(turn+1, turn)
+		d.turns[1].CompareAndSwap(turn+1, turn)
 	}
 }
 
 // drawChances gives a request its turns and random numbers, once. A dry run sees those of
 // the next request and takes none.
-func (a *Decider) drawChances(q *Request) {
+func (d *Decider) drawChances(q *Request) {
 	c := &q.Run.Criteria.Chances
 	switch {
 	case q.drawn:
 		return
 	case q.Dry:
-		c[0].Turn, c[1].Turn = a.turns[0].Load(), a.turns[1].Load()
+		c[0].Turn, c[1].Turn = d.turns[0].Load(), d.turns[1].Load()
 	default:
-		c[0].Turn, c[1].Turn = a.turns[0].Add(1)-1, a.turns[1].Add(1)-1
+		c[0].Turn, c[1].Turn = d.turns[0].Add(1)-1, d.turns[1].Add(1)-1
 	}
-	c[0].Draw, c[1].Draw = a.rng.pair(!q.Dry)
+	c[0].Draw, c[1].Draw = d.rng.pair(!q.Dry)
 	q.drawn = true
 }
 
 // Sent notes for approximate routing that a prompt went to a rank.
-func (a *Decider) Sent(q *Request, w *workers.Worker, k *workers.Rank, now time.Time) {
-	if h := a.predicted(q, w, k); h != nil {
-		a.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
+func (d *Decider) Sent(q *Request, w *workers.Worker, k *workers.Rank, now time.Time) {
+	if h := d.predicted(q, w, k); h != nil {
+		d.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
 	}
 }
 
 // Refused takes back what Sent noted at a time: the engine had no room for the prompt.
-func (a *Decider) Refused(q *Request, w *workers.Worker, k *workers.Rank, sent time.Time) {
-	if h := a.predicted(q, w, k); h != nil {
-		a.from.Predicted.Refused(kvindex.Rank(k.Slot), k.Number, h.seq, sent)
+func (d *Decider) Refused(q *Request, w *workers.Worker, k *workers.Rank, sent time.Time) {
+	if h := d.predicted(q, w, k); h != nil {
+		d.from.Predicted.Refused(kvindex.Rank(k.Slot), k.Number, h.seq, sent)
 	}
 }
 
 // predicted is the prompt as it is predicted for a rank; nil for one whose events are known.
-func (a *Decider) predicted(q *Request, w *workers.Worker, k *workers.Rank) *hashes {
-	if !q.Chunked && a.from.Fleet.Fed(k) {
+func (d *Decider) predicted(q *Request, w *workers.Worker, k *workers.Rank) *hashes {
+	if !q.Chunked && d.from.Fleet.Fed(k) {
 		return nil
 	}
 	size := q.Settings.BlockOf(w)

@@ -13,12 +13,12 @@ import (
 // Read finds what decisions need to know of a request: its prompt, the names of its
 // blocks, and the facts by which its path is judged. kind is what it is to the stages: the
 // rest of a chat is a completion.
-func (a *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind api.Kind, v *api.View) {
+func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind api.Kind, v *api.View) {
 	q.AcquireHashes()
 	now := time.Now()
 	switch {
 	case ep.Splittable || ep.Streamable:
-		q.Prompt = a.from.Prompts.Find(ctx, v, q.Model, q.List, q.IDs)
+		q.Prompt = d.from.Prompts.Find(ctx, v, q.Model, q.List, q.IDs)
 		if q.Prompt.Source == route.FromIDs {
 			q.IDs = q.Prompt.IDs
 		}
@@ -29,7 +29,7 @@ func (a *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 	}
 	found := time.Now()
 	q.Took.Tokenize = found.Sub(now)
-	a.Hash(q, v, found)
+	d.Hash(q, v, found)
 	f := &q.Run.Criteria.Facts
 	*f = api.Facts{
 		Kind: kind, Splittable: ep.Splittable && ep.Body == api.JSONBody,
@@ -50,10 +50,10 @@ func (a *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 
 // Renew moves the request to the fleet as it is now: between two decisions workers may
 // have come and gone.
-func (a *Decider) Renew(q *Request, fleet *workers.Snapshot, v *api.View) {
+func (d *Decider) Renew(q *Request, fleet *workers.Snapshot, v *api.View) {
 	if fleet == q.Fleet {
 		return
 	}
 	q.UseFleet(fleet)
-	a.Hash(q, v, time.Now()) // there may be other block sizes
+	d.Hash(q, v, time.Now()) // there may be other block sizes
 }

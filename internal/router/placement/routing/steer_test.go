@@ -152,7 +152,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(stage.Close)
-	a := New(Sources{Prompts: stage}, 1)
+	d := New(Sources{Prompts: stage}, 1)
 	read := func(path string, kind api.Kind, v *api.View) (*Request, *api.Facts) {
 		t.Helper()
 		ep, err := api.Lookup(http.MethodPost, path)
@@ -161,7 +161,7 @@ func TestRead(t *testing.T) {
 		}
 		q := &Request{Details: Details{Settings: &effective.Settings{}, Model: "m"}}
 		q.UseFleet(r.Snapshot())
-		a.Read(t.Context(), q, ep, kind, v)
+		d.Read(t.Context(), q, ep, kind, v)
 		t.Cleanup(q.Release)
 		return q, &q.Run.Criteria.Facts
 	}

@@ -25,12 +25,12 @@ func TestTextOfARequest(t *testing.T) {
 	engine := blockhash.NewEngineNames("sha256", "7")
 	first := engine.Next(nil, engine.Root(), ids[:16], "salt")
 	want := []uint64{first.Short(), engine.Next(nil, first, ids[16:32], "").Short()}
-	var a Decider
+	var d Decider
 	var q Request
 	ask := func(lora string) []uint64 {
 		q.LoRA, q.Settings = lora, &effective.Settings{}
 		q.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
-		a.Hash(&q, &api.View{CacheSalt: "salt"}, time.Now())
+		d.Hash(&q, &api.View{CacheSalt: "salt"}, time.Now())
 		return q.hashed.text.Names(&known, 16, 2)
 	}
 	if got := ask(""); !slices.Equal(got, want) {

@@ -27,7 +27,7 @@ func (q *Request) Claim(of admission.Claim, h http.Header, v *api.View, prompt i
 	return of, err
 }
 
-// Waited notes how the request came to a place, and reports whether it waited for it.
+// Waited notes how long the request waited in a queue, and reports whether it did.
 func (q *Request) Waited(w admission.Waited, why string) bool {
 	if w.For <= 0 {
 		return false
@@ -38,47 +38,47 @@ func (q *Request) Waited(w admission.Waited, why string) bool {
 	return true
 }
 
-// Reserve takes the place of the newest plan on its decode rank.
-func (a *Decider) Reserve(q *Request) *ledger.Reservation {
+// Reserve reserves what the newest plan takes of its decode rank.
+func (d *Decider) Reserve(q *Request) *ledger.Reservation {
 	claim, _ := q.Run.Claims()
-	return a.from.Ledger.Reserve(q.Run.In.DecodePeers[q.Run.Plan.DecodeIndex].Rank, claim)
+	return d.from.Ledger.Reserve(q.Run.In.DecodePeers[q.Run.Plan.DecodeIndex].Rank, claim)
 }
 
-// Line is where requests wait for a rank in turn: an [admission.Line], or one under a
+// Queue is where requests wait for a rank: an [admission.Queue], or one under a
 // clock of its own.
-type Line interface {
-	// Enter is [admission.Line.Enter].
+type Queue interface {
+	// Enter is [admission.Queue.Enter].
 	Enter(ctx context.Context, c admission.Claim, try func() (needs string, ok bool)) (admission.Waited, error)
 }
 
-// DecideInQueue decides in line with others. With a decision it takes the place on the decode rank,
-// nil where the plan has an error. Where all ranks are at their limits it waits, and
+// DecideInQueue decides a request among others in the queue. With a decision it reserves
+// the decode rank, nil where the plan has an error. Where all ranks are at their limits it waits, and
 // decides again, from the settings and the fleet of then, whenever something may have
 // changed; why says what it waited for. name is the request's own, for when its tries set
 // it apart from all others.
-func (a *Decider) DecideInQueue(ctx context.Context, line Line, c admission.Claim, q *Request, v *api.View, name string) (place *ledger.Reservation, waited admission.Waited, why string, err error) {
+func (d *Decider) DecideInQueue(ctx context.Context, queue Queue, c admission.Claim, q *Request, v *api.View, name string) (reservation *ledger.Reservation, waited admission.Waited, why string, err error) {
 	c.Queue = q.Model
 	if c.Patience > 0 {
 		c.Patience = max(time.Millisecond, c.Patience-q.Took.Queue)
 	}
 	var found struct {
-		place *ledger.Reservation
-		why   string
-		again bool
+		reservation *ledger.Reservation
+		why         string
+		again       bool
 	}
-	waited, err = line.Enter(ctx, c, func() (needs string, ok bool) {
+	waited, err = queue.Enter(ctx, c, func() (needs string, ok bool) {
 		if found.again {
 			q.Run.Retract()
-			settings, fleet := a.from.Now()
+			settings, fleet := d.from.Now()
 			q.Settings = settings
-			a.Renew(q, fleet, v)
+			d.Renew(q, fleet, v)
 		}
-		e := a.Propose(q)
+		e := d.Propose(q)
 		phase, busy := q.Run.Busy()
 		if !busy {
-			a.Apply(q, e)
+			d.Apply(q, e)
 			if q.Run.Plan.Err == nil {
-				found.place = a.Reserve(q)
+				found.reservation = d.Reserve(q)
 			}
 			return "", true
 		}
@@ -87,5 +87,5 @@ func (a *Decider) DecideInQueue(ctx context.Context, line Line, c admission.Clai
 		}
 		return q.Run.Needs(phase, name), false
 	})
-	return found.place, waited, found.why, err
+	return found.reservation, waited, found.why, err
 }

@@ -32,8 +32,8 @@ func TestWait(t *testing.T) {
 		*later = *s
 		index, l := kvindex.New(kvindex.Options{}), ledger.New()
 		defer func() { _ = index.Close() }()
-		a := New(Sources{Index: index, Ledger: l, Now: func() (*effective.Settings, *workers.Snapshot) { return later, r.Snapshot() }}, 1)
-		line := admission.NewLine(8, time.Minute, 0)
+		d := New(Sources{Index: index, Ledger: l, Now: func() (*effective.Settings, *workers.Snapshot) { return later, r.Snapshot() }}, 1)
+		line := admission.NewQueue(8, time.Minute, 0)
 		l.OnEase(line.Wake)
 		ask := func(c admission.Claim) (*Request, *ledger.Reservation, admission.Waited, string, error) {
 			q := new(Request)
@@ -41,7 +41,7 @@ func TestWait(t *testing.T) {
 			q.Settings, q.Model = s, "m"
 			q.Took.Queue = 10 * time.Second // of a wait before
 			q.UseFleet(r.Snapshot())
-			place, waited, why, err := a.DecideInQueue(t.Context(), line, c, q, &api.View{}, "its name")
+			place, waited, why, err := d.DecideInQueue(t.Context(), line, c, q, &api.View{}, "its name")
 			return q, place, waited, why, err
 		}
 		q, first, waited, why, err := ask(admission.Claim{})

@@ -57,8 +57,8 @@ func TestAsk(t *testing.T) {
 // come again, as late as the slowest queue needs and within a minute.
 func TestRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		line := NewLine(1, time.Minute, 0)
-		queues := []Queue{{NewLine(1, time.Minute, 0), ""}, {line, "m"}}
+		line := NewQueue(1, time.Minute, 0)
+		queues := []NamedQueue{{NewQueue(1, time.Minute, 0), ""}, {line, "m"}}
 		for _, c := range []struct {
 			err    error
 			reason string
@@ -76,8 +76,8 @@ func TestRefusal(t *testing.T) {
 			}
 		}
 		for range 2 {
-			line.turns.queue("m").took[line.turns.queue("m").tookAt] = time.Now()
-			line.turns.queue("m").tookAt++
+			line.order.queue("m").took[line.order.queue("m").tookAt] = time.Now()
+			line.order.queue("m").tookAt++
 			<-time.After(10 * time.Second)
 		}
 		if _, answer := Refusal(ErrFull, queues...); api.FromError(answer).RetryAfter != 10*time.Second {

@@ -29,8 +29,8 @@ import (
 // Next serves the parts of a stream.
 type Next interface {
 	serving.Engine
-	// Hold decides on a call and takes its place, without waiting for anything; Do begins
-	// with that. Drop gives the place up.
+	// Hold decides a call and reserves its rank, without waiting for anything; Do begins
+	// with that. Drop releases the reservation.
 	Hold(c *serving.Call, take func(*decide.Run) bool) bool
 	Drop(c *serving.Call)
 }
@@ -64,10 +64,10 @@ type Moves interface {
 const (
 	// alignTimeout bounds asking an engine where a text ends in its tokens.
 	alignTimeout = 2 * time.Second
-	// heartbeat is how often a stream that waits for its turn to continue elsewhere gets a
+	// heartbeat is how often a stream that waits to continue elsewhere gets a
 	// comment, for clients and proxies that give up silent streams.
 	heartbeat = 5 * time.Second
-	// askForMove is how often a stream whose worker is drained asks for a place elsewhere.
+	// askForMove is how often a stream whose worker is drained looks for a rank elsewhere.
 	askForMove = 50 * time.Millisecond
 )
 
@@ -120,10 +120,10 @@ type body struct {
 	pending error
 	// cut is the error of the newest leg that the client has a part of.
 	cut error
-	// places are the ranks on which the rest has its turn.
-	places []uint32
+	// pacedOn are the slots of the ranks that the rest has entered.
+	pacedOn []uint32
 	// move is the call for the rest with its decision, where a healthy stream is about
-	// to be taken from its worker; askAt is when it may ask for a place again.
+	// to be taken from its worker; askAt is when it may look for a rank again.
 	move  *serving.Call
 	askAt time.Time
 }
@@ -312,7 +312,7 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 	x, c := b.call, serving.New()
 	c.Details = serving.Details{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
-		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
+		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Pacer: b,
 	}
 	q := &c.Routing
 	x.Routing.CopyForRest(q, fleet)
@@ -354,34 +354,34 @@ func (b *body) align() {
 	b.Stream.AlignBy(func(ids []uint32) (string, error) { return b.e.Tokens.Text(ctx, model, list, ids) })
 }
 
-// Enter is [serving.Turns.Enter]: an engine that dies leaves many streams at once.
+// Enter is [serving.Pacer.Enter]: an engine that dies leaves many streams at once.
 func (b *body) Enter(ctx context.Context, run *decide.Run) error {
-	if len(b.places) > 0 {
+	if len(b.pacedOn) > 0 {
 		return nil
 	}
-	slots := run.Slots(b.places)
+	slots := run.Slots(b.pacedOn)
 	began := time.Now()
 	err := b.e.Moves.Enter(ctx, slots, b.call.Routing.Settings.Continue.AtOnce, heartbeat, func() error {
 		return b.call.Idle.Idle("the rest is waiting for its turn on another engine")
 	})
 	if err == nil {
-		b.places = slots
+		b.pacedOn = slots
 	}
 	b.call.Book.Waited("move", time.Since(began))
 	return err
 }
 
-// Leave is [serving.Turns.Leave].
+// Leave is [serving.Pacer.Leave].
 func (b *body) Leave() {
-	if len(b.places) > 0 {
-		b.e.Moves.Leave(b.places)
-		b.places = b.places[:0]
+	if len(b.pacedOn) > 0 {
+		b.e.Moves.Leave(b.pacedOn)
+		b.pacedOn = b.pacedOn[:0]
 	}
 }
 
 // moves reports whether a healthy stream is to be taken from its worker now: that one is
 // drained, the stream has not moved as often as it may, and a rank elsewhere takes it at
-// once. That rank is decided on and has a place for the stream then, in move; otherwise
+// once. That rank is reserved for the stream then, in move; otherwise
 // nothing has changed, and the stream stays where it is.
 func (b *body) moves() bool {
 	from, _ := b.peer()
@@ -408,11 +408,11 @@ func (b *body) moves() bool {
 		return false
 	}
 	if b.e.Next.Hold(c, func(run *decide.Run) bool {
-		slots := run.Slots(b.places)
+		slots := run.Slots(b.pacedOn)
 		if !b.e.Moves.Try(slots, limit) {
 			return false
 		}
-		b.places = slots
+		b.pacedOn = slots
 		return true
 	}) {
 		b.move = c
@@ -422,7 +422,7 @@ func (b *body) moves() bool {
 	return false
 }
 
-// dropMove gives up the place of a move that does not happen.
+// dropMove releases what a move holds that does not happen.
 func (b *body) dropMove() {
 	if c := b.move; c != nil {
 		b.move = nil

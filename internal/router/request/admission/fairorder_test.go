@@ -26,7 +26,7 @@ func TestTenantsShareByWeight(t *testing.T) {
 	for seed := range uint64(10) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 5))
-			g := New(Limits{Inflight: 1 + rng.IntN(4), Queue: 1000, Timeout: time.Hour})
+			l := NewLimiter(Limits{Inflight: 1 + rng.IntN(4), Queue: 1000, Timeout: time.Hour})
 			ctx, stop := context.WithCancel(t.Context())
 			tenants := []struct {
 				name            string
@@ -42,14 +42,14 @@ func TestTenantsShareByWeight(t *testing.T) {
 					wg.Go(func() {
 						for ctx.Err() == nil {
 							tokens := 1 + r.IntN(tenant.most)
-							if _, err := g.Enter(ctx, Claim{Tenant: tenant.name, Tokens: tokens, Weight: tenant.weight}); err != nil {
+							if _, err := l.Enter(ctx, Claim{Tenant: tenant.name, Tokens: tokens, Weight: tenant.weight}); err != nil {
 								return
 							}
 							mu.Lock()
 							served[i] += float64(tokens) / float64(tenant.weight)
 							mu.Unlock()
 							<-time.After(time.Duration(tokens) * time.Millisecond)
-							g.Leave()
+							l.Leave()
 						}
 					})
 				}
@@ -57,8 +57,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 			for range 100 {
 				<-time.After(20 * time.Second)
 				synctest.Wait()
-				if g.Line().Waiting() > 0 && g.Inflight() != int(g.limit.Load()) {
-					t.Errorf("seed %d: %d wait while %d of %d are in progress", seed, g.Line().Waiting(), g.Inflight(), int(g.limit.Load()))
+				if l.Queue().Waiting() > 0 && l.Inflight() != int(l.limit.Load()) {
+					t.Errorf("seed %d: %d wait while %d of %d are in progress", seed, l.Queue().Waiting(), l.Inflight(), int(l.limit.Load()))
 				}
 			}
 			mu.Lock()
@@ -68,8 +68,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 			mu.Unlock()
 			stop()
 			wg.Wait()
-			if g.Line().Waiting() != 0 || g.Inflight() != 0 || len(g.line.turns.queues[""].given) != 0 {
-				t.Errorf("seed %d: left %d queued, %d in progress, %d tags", seed, g.Line().Waiting(), g.Inflight(), len(g.line.turns.queues[""].given))
+			if l.Queue().Waiting() != 0 || l.Inflight() != 0 || len(l.queue.order.queues[""].given) != 0 {
+				t.Errorf("seed %d: left %d queued, %d in progress, %d tags", seed, l.Queue().Waiting(), l.Inflight(), len(l.queue.order.queues[""].given))
 			}
 		})
 	}
@@ -79,8 +79,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 // filled takes the place of that tenant's newest, up to an equal part of the queue.
 func TestNobodyFillsTheQueueForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := New(Limits{Inflight: 1, Queue: 4, Timeout: time.Hour})
-		if !g.TryEnter() {
+		l := NewLimiter(Limits{Inflight: 1, Queue: 4, Timeout: time.Hour})
+		if !l.TryEnter() {
 			t.Fatal("no place")
 		}
 		var wg sync.WaitGroup
@@ -88,14 +88,14 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 		full, in := map[string]int{}, []string{}
 		come := func(tenant string) {
 			wg.Go(func() {
-				_, err := g.Enter(t.Context(), Claim{Tenant: tenant, Tokens: 10})
+				_, err := l.Enter(t.Context(), Claim{Tenant: tenant, Tokens: 10})
 				mu.Lock()
 				defer mu.Unlock()
 				if errors.Is(err, ErrFull) {
 					full[tenant]++
 				} else if err == nil {
 					in = append(in, tenant)
-					g.Leave()
+					l.Leave()
 				}
 			})
 			synctest.Wait()
@@ -106,10 +106,10 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 		for range 4 {
 			come("late")
 		}
-		if g.Line().Waiting() != 4 || full["greedy"] != 4 || full["late"] != 2 || g.Line().Rejected() != 6 {
-			t.Errorf("%d wait, refused %v, %d counted", g.Line().Waiting(), full, g.Line().Rejected())
+		if l.Queue().Waiting() != 4 || full["greedy"] != 4 || full["late"] != 2 || l.Queue().Rejected() != 6 {
+			t.Errorf("%d wait, refused %v, %d counted", l.Queue().Waiting(), full, l.Queue().Rejected())
 		}
-		g.Leave()
+		l.Leave()
 		wg.Wait()
 		if len(in) != 4 || in[0] != "greedy" || in[1] == in[2] {
 			t.Errorf("served in the order %v", in)
@@ -121,35 +121,35 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 // came free recently; without that nothing is known.
 func TestWaitIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := New(Limits{Inflight: 1, Queue: 100, Timeout: time.Hour})
-		if _, known := g.Line().Wait(""); known {
+		l := NewLimiter(Limits{Inflight: 1, Queue: 100, Timeout: time.Hour})
+		if _, known := l.Queue().EstimateWait(""); known {
 			t.Error("known without any measurement")
 		}
-		if !g.TryEnter() {
+		if !l.TryEnter() {
 			t.Fatal("no place")
 		}
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
-				if _, err := g.Enter(t.Context(), Claim{}); err != nil {
+				if _, err := l.Enter(t.Context(), Claim{}); err != nil {
 					t.Error(err)
 					return
 				}
 				<-time.After(2 * time.Second)
-				g.Leave()
+				l.Leave()
 			})
 		}
 		synctest.Wait()
-		g.Leave()
+		l.Leave()
 		<-time.After(10*time.Second + time.Millisecond)
 		synctest.Wait()
 		// Five came free in the ten seconds after the first; fourteen wait.
-		if d, known := g.Line().Wait(""); !known || d < 24*time.Second || d > 32*time.Second || g.Line().Waiting() != 14 {
-			t.Errorf("%v %v with %d waiting", d, known, g.Line().Waiting())
+		if d, known := l.Queue().EstimateWait(""); !known || d < 24*time.Second || d > 32*time.Second || l.Queue().Waiting() != 14 {
+			t.Errorf("%v %v with %d waiting", d, known, l.Queue().Waiting())
 		}
 		wg.Wait()
 		<-time.After(lookBack)
-		if _, known := g.Line().Wait(""); known {
+		if _, known := l.Queue().EstimateWait(""); known {
 			t.Error("known from what was long ago")
 		}
 	})

@@ -31,7 +31,7 @@ func ParseBand(name string) (Band, bool) {
 	return High + Band(i), true
 }
 
-// Claim is whose request wants a place, and what it is worth.
+// Claim is whose request wants a slot, and what it is worth.
 type Claim struct {
 	// Queue is where it waits: the model's name. Queues do not wait for each other.
 	Queue string
@@ -60,40 +60,39 @@ type Waiter struct {
 	// trying says that it tries at this moment: it is not turned away then.
 	trying bool
 
-	// Of Line, guarded by its mu:
-	turn chan struct{} // holds a token when it is the waiter's turn, or err is set
-	err  error
+	// Of Queue, guarded by its mu:
+	ready chan struct{} // holds a token when the waiter may try, or err is set
+	err   error
 }
 
-// Turns says whose turn it is to try. It is pure: it knows no clock, no goroutine and
-// no place; its caller reports what came of each try. Each waiter tries in its
-// turn; what it found none of is not tried again by others with the same needs until
-// something has changed. So no waiter stays that could go, as long as every change is
-// reported.
+// FairOrder returns the waiter that tries next. It is pure: it knows no clock, no goroutine
+// and no slot; its caller reports the outcome of each try. What a waiter did not find,
+// others with the same needs do not try again until something has changed. So no waiter
+// stays that could go, as long as every change is reported.
 //
 // In one queue the band comes first, and in a band the tenant that has been given less
 // than its share: start-time fair queueing over tokens by weight. Between queues the
 // highest band, and then the longest wait, tries first.
-type Turns struct {
+type FairOrder struct {
 	// Limit is how many may wait.
 	Limit int
 
-	queues map[string]*queue
+	queues map[string]*modelQueue
 	n      int
 	seq    uint64
 	change uint64
 	none   map[string]struct{} // needs of which there was none since the last change
 }
 
-// queue is that of one model.
-type queue struct {
+// modelQueue is that of one model.
+type modelQueue struct {
 	waiters []*Waiter // oldest first
 	// clock is the tag of what was admitted last, given the tag at which each tenant's
 	// next request begins, in tokens by weight. A tenant whose tag the clock has passed
 	// needs none.
 	clock float64
 	given map[string]float64
-	// took are the times at which waiters got their places, the oldest at tookAt once
+	// took are the times at which waiters got their slots, the oldest at tookAt once
 	// all are in use.
 	took   [64]time.Time
 	tookAt int
@@ -104,49 +103,49 @@ type queue struct {
 const maxQueues = 256
 
 // Waiting is how many wait.
-func (t *Turns) Waiting() int { return t.n }
+func (o *FairOrder) Waiting() int { return o.n }
 
 // Change is the number of the newest change.
-func (t *Turns) Change() uint64 { return t.change }
+func (o *FairOrder) Change() uint64 { return o.change }
 
 // Changed reports that something may have come free: all may try again.
-func (t *Turns) Changed() {
-	t.change++
-	clear(t.none)
+func (o *FairOrder) Changed() {
+	o.change++
+	clear(o.none)
 }
 
-func (t *Turns) queue(name string) *queue {
-	if q := t.queues[name]; q != nil {
+func (o *FairOrder) queue(name string) *modelQueue {
+	if q := o.queues[name]; q != nil {
 		return q
 	}
-	if t.queues == nil {
-		t.queues = map[string]*queue{}
+	if o.queues == nil {
+		o.queues = map[string]*modelQueue{}
 	}
-	if len(t.queues) >= maxQueues {
-		for k, q := range t.queues {
+	if len(o.queues) >= maxQueues {
+		for k, q := range o.queues {
 			if len(q.waiters) == 0 {
-				delete(t.queues, k)
+				delete(o.queues, k)
 			}
 		}
 	}
-	q := &queue{given: map[string]float64{}}
-	t.queues[name] = q
+	q := &modelQueue{given: map[string]float64{}}
+	o.queues[name] = q
 	return q
 }
 
-// Push puts w at its place, or says that there is no room for it. Where the queue is
+// Push puts w into its queue, or reports that there is no room for it. Where the queue is
 // full of another's requests, the newest of those leaves it for w.
-func (t *Turns) Push(w *Waiter, now time.Time) (evicted *Waiter, ok bool) {
-	if t.n >= t.Limit {
-		if evicted = t.makeRoom(w); evicted == nil {
+func (o *FairOrder) Push(w *Waiter, now time.Time) (evicted *Waiter, ok bool) {
+	if o.n >= o.Limit {
+		if evicted = o.makeRoom(w); evicted == nil {
 			return nil, false
 		}
-		t.Remove(evicted)
+		o.Remove(evicted)
 	}
-	q := t.queue(w.Queue)
+	q := o.queue(w.Queue)
 	w.Since, w.Ahead, w.in = now, len(q.waiters), true
-	t.seq++
-	w.seq = t.seq
+	o.seq++
+	w.seq = o.seq
 	w.begin = max(q.clock, q.given[w.Tenant])
 	q.given[w.Tenant] = w.begin + w.share()
 	if len(q.given) > 4*(len(q.waiters)+16) {
@@ -157,7 +156,7 @@ func (t *Turns) Push(w *Waiter, now time.Time) (evicted *Waiter, ok bool) {
 		}
 	}
 	q.waiters = append(q.waiters, w)
-	t.n++
+	o.n++
 	return evicted, true
 }
 
@@ -166,42 +165,42 @@ func (w *Waiter) share() float64 { return float64(max(1, w.Tokens)) / float64(ma
 // makeRoom finds the tenant with the most waiters in one queue and returns its newest one
 // of its lowest band, if it has more than w's tenant in w's queue has with w: no tenant
 // fills the queue for all.
-func (t *Turns) makeRoom(w *Waiter) *Waiter {
+func (o *FairOrder) makeRoom(w *Waiter) *Waiter {
 	type owner struct{ queue, tenant string }
 	mine, most, count := owner{w.Queue, w.Tenant}, owner{}, map[owner]int{}
-	for _, q := range t.queues {
-		for _, o := range q.waiters {
-			count[owner{o.Queue, o.Tenant}]++
+	for _, q := range o.queues {
+		for _, other := range q.waiters {
+			count[owner{other.Queue, other.Tenant}]++
 		}
 	}
 	n := 0
-	for o, k := range count {
-		if k > n || k == n && (o.queue < most.queue || o.queue == most.queue && o.tenant < most.tenant) {
-			most, n = o, k
+	for who, k := range count {
+		if k > n || k == n && (who.queue < most.queue || who.queue == most.queue && who.tenant < most.tenant) {
+			most, n = who, k
 		}
 	}
 	if n == 0 || most == mine || n <= count[mine]+1 {
 		return nil
 	}
 	var last *Waiter
-	for _, o := range t.queues[most.queue].waiters {
-		if o.Tenant == most.tenant && !o.trying && (last == nil || o.Band >= last.Band) {
-			last = o
+	for _, other := range o.queues[most.queue].waiters {
+		if other.Tenant == most.tenant && !other.trying && (last == nil || other.Band >= last.Band) {
+			last = other
 		}
 	}
 	return last
 }
 
-// Next is the waiter whose turn it is to try; nil for none, until something changes.
-func (t *Turns) Next() *Waiter {
+// Next is the waiter that tries next; nil for none, until something changes.
+func (o *FairOrder) Next() *Waiter {
 	var next *Waiter
-	for _, q := range t.queues {
+	for _, q := range o.queues {
 		var first *Waiter
 		for _, w := range q.waiters {
 			if first != nil && (w.Band > first.Band || w.Band == first.Band && w.begin >= first.begin) {
 				continue
 			}
-			if _, nothing := t.none[w.needs]; w.needs == "" || !nothing {
+			if _, nothing := o.none[w.needs]; w.needs == "" || !nothing {
 				first = w
 			}
 		}
@@ -214,54 +213,54 @@ func (t *Turns) Next() *Waiter {
 
 // Failed reports that w, which began to try when change was the newest one, found none
 // of what it needs. The caller chooses the text of needs; it is never empty.
-func (t *Turns) Failed(w *Waiter, needs string, change uint64) {
+func (o *FairOrder) Failed(w *Waiter, needs string, change uint64) {
 	w.needs = w.Queue + "\x00" + needs
-	if change == t.change {
-		if t.none == nil {
-			t.none = map[string]struct{}{}
+	if change == o.change {
+		if o.none == nil {
+			o.none = map[string]struct{}{}
 		}
-		t.none[w.needs] = struct{}{}
+		o.none[w.needs] = struct{}{}
 	}
 }
 
-// Admit takes a waiter out that has got its place.
-func (t *Turns) Admit(w *Waiter, now time.Time) {
-	q := t.queues[w.Queue]
+// Admit takes a waiter out that has got its slot.
+func (o *FairOrder) Admit(w *Waiter, now time.Time) {
+	q := o.queues[w.Queue]
 	q.took[q.tookAt%len(q.took)] = now
 	q.tookAt++
 	q.clock = max(q.clock, w.begin)
-	t.out(q, w)
+	o.out(q, w)
 }
 
 // Remove takes a waiter out that gives up or is turned away: it was given nothing.
-func (t *Turns) Remove(w *Waiter) {
+func (o *FairOrder) Remove(w *Waiter) {
 	if !w.in {
 		return
 	}
-	q := t.queues[w.Queue]
+	q := o.queues[w.Queue]
 	if q.given[w.Tenant] == w.begin+w.share() { // no other of its tenant came after it
 		q.given[w.Tenant] = w.begin
 	}
-	t.out(q, w)
+	o.out(q, w)
 }
 
-func (t *Turns) out(q *queue, w *Waiter) {
+func (o *FairOrder) out(q *modelQueue, w *Waiter) {
 	w.in = false
-	q.waiters = slices.DeleteFunc(q.waiters, func(o *Waiter) bool { return o == w })
-	t.n--
+	q.waiters = slices.DeleteFunc(q.waiters, func(other *Waiter) bool { return other == w })
+	o.n--
 	if len(q.waiters) == 0 { // all begin alike
 		q.waiters, q.clock = nil, 0
 		clear(q.given)
 	}
 }
 
-// lookBack is how far back places that were got count for how fast a queue goes.
+// lookBack is how far back slots that were got count for how fast a queue goes.
 const lookBack = 30 * time.Second
 
-// Wait is how long a request of a band that came to a queue now would wait, by the rate
-// at which waiters recently got their places; false where that is not known.
-func (t *Turns) Wait(name string, band Band, now time.Time) (time.Duration, bool) {
-	q := t.queues[name]
+// EstimateWait is how long a request of a band that came to a queue now would wait, by the rate
+// at which waiters recently got their slots; false where that is not known.
+func (o *FairOrder) EstimateWait(name string, band Band, now time.Time) (time.Duration, bool) {
+	q := o.queues[name]
 	if q == nil {
 		return 0, false
 	}
@@ -295,13 +294,13 @@ type QueueState struct {
 	// longest.
 	Tenants int
 	Oldest  time.Time
-	// Wait is what Turns.Wait says; -1 where it is not known.
+	// Wait is what FairOrder.EstimateWait returns; -1 where it is not known.
 	Wait time.Duration
 }
 
 // States are the queues in which requests wait, by name.
-func (t *Turns) States(now time.Time) (list []QueueState) {
-	for name, q := range t.queues {
+func (o *FairOrder) States(now time.Time) (list []QueueState) {
+	for name, q := range o.queues {
 		if len(q.waiters) == 0 {
 			continue
 		}
@@ -312,7 +311,7 @@ func (t *Turns) States(now time.Time) (list []QueueState) {
 			tenants[w.Tenant] = struct{}{}
 		}
 		s.Tenants = len(tenants)
-		if d, known := t.Wait(name, Low, now); known {
+		if d, known := o.EstimateWait(name, Low, now); known {
 			s.Wait = d
 		}
 		list = append(list, s)

@@ -9,52 +9,52 @@ import (
 	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
-// TestPlacesInTurn: a wish for two ranks is not overtaken by those for one of them, wishes
+// TestMovesInOrder: a move to two ranks is not overtaken by those to one of them, moves
 // for other ranks pass it, and one that is dropped makes room.
-func TestPlacesInTurn(t *testing.T) {
-	var p Places
-	one, both, late, other := &Wish{Slots: []uint32{1}, Limit: 1}, &Wish{Slots: []uint32{1, 2}, Limit: 1}, &Wish{Slots: []uint32{2}, Limit: 1}, &Wish{Slots: []uint32{3}, Limit: 1}
-	if !p.Take(one.Slots, 1) {
+func TestMovesInOrder(t *testing.T) {
+	var q MoveQueue
+	one, both, late, other := &MoveWaiter{Slots: []uint32{1}, Limit: 1}, &MoveWaiter{Slots: []uint32{1, 2}, Limit: 1}, &MoveWaiter{Slots: []uint32{2}, Limit: 1}, &MoveWaiter{Slots: []uint32{3}, Limit: 1}
+	if !q.Take(one.Slots, 1) {
 		t.Fatal("nobody has a place, and there is none")
 	}
-	p.Wait(both)
-	if p.Take(late.Slots, 1) || p.Free(2, 1) {
+	q.Wait(both)
+	if q.Take(late.Slots, 1) || q.Free(2, 1) {
 		t.Error("one who came later overtakes")
 	}
-	p.Wait(late)
-	if w := p.Next(); w != nil {
+	q.Wait(late)
+	if w := q.Next(); w != nil {
 		t.Errorf("%v goes", w)
 	}
-	p.Wait(other)
-	if w := p.Next(); w != other {
+	q.Wait(other)
+	if w := q.Next(); w != other {
 		t.Errorf("%v goes, nobody waits for rank 3", w)
 	}
-	p.Leave(one.Slots)
-	if w := p.Next(); w != both || p.Next() != nil || p.Waiting(2) != 1 || p.Taken(1) != 1 || p.Taken(2) != 1 {
+	q.Leave(one.Slots)
+	if w := q.Next(); w != both || q.Next() != nil || q.Waiting(2) != 1 || q.Taken(1) != 1 || q.Taken(2) != 1 {
 		t.Errorf("%v goes", w)
 	}
-	p.Drop(both) // that has its places, and does not know yet
-	if w := p.Next(); w != late {
+	q.Drop(both) // that has its places, and does not know yet
+	if w := q.Next(); w != late {
 		t.Errorf("%v goes", w)
 	}
-	p.Leave(late.Slots)
-	p.Leave(other.Slots)
-	if p.Drop(both); !p.Idle() {
-		t.Errorf("%+v", p)
+	q.Leave(late.Slots)
+	q.Leave(other.Slots)
+	if q.Drop(both); !q.Idle() {
+		t.Errorf("%+v", q)
 	}
 }
 
-// TestPlaces drives Places at random against a plain model: no rank has more than its
+// TestMoveQueue drives MoveQueue at random against a plain model: no rank has more than its
 // places, on none is a wish overtaken, none waits that could go, and all is given back.
-func TestPlaces(t *testing.T) {
+func TestMoveQueue(t *testing.T) {
 	property.Check(t, func(t *rapid.T) {
 		draw := func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "n") }
-		var p Places
+		var q MoveQueue
 		limit := 1 + draw(3)
-		var line, in []*Wish
+		var line, in []*MoveWaiter
 		taken := map[uint32]int{}
 		drain := func() {
-			for w := p.Next(); w != nil; w = p.Next() {
+			for w := q.Next(); w != nil; w = q.Next() {
 				i := slices.Index(line, w)
 				for _, o := range line[:i] {
 					for _, s := range w.Slots {
@@ -81,7 +81,7 @@ func TestPlaces(t *testing.T) {
 				}
 			}
 		}
-		give := func(i int) *Wish {
+		give := func(i int) *MoveWaiter {
 			w := in[i]
 			in = slices.Delete(in, i, i+1)
 			for _, s := range w.Slots {
@@ -92,29 +92,29 @@ func TestPlaces(t *testing.T) {
 		for range 200 {
 			switch k := draw(4); {
 			case k < 2:
-				w := &Wish{Slots: []uint32{uint32(draw(3))}, Limit: limit}
+				w := &MoveWaiter{Slots: []uint32{uint32(draw(3))}, Limit: limit}
 				if draw(2) == 0 {
 					w.Slots = append(w.Slots, 3+uint32(draw(2)))
 				}
-				p.Wait(w)
+				q.Wait(w)
 				line = append(line, w)
 			case k == 2 && len(in) > 0:
-				p.Leave(give(draw(len(in))).Slots)
+				q.Leave(give(draw(len(in))).Slots)
 			case k == 3 && len(line) > 0 && draw(4) == 0:
 				i := draw(len(line))
-				p.Drop(line[i])
+				q.Drop(line[i])
 				line = slices.Delete(line, i, i+1)
 			case k == 3 && len(in) > 0 && draw(4) == 0:
-				p.Drop(give(draw(len(in))))
+				q.Drop(give(draw(len(in))))
 			}
 			drain()
 		}
 		for len(in) > 0 {
-			p.Leave(give(0).Slots)
+			q.Leave(give(0).Slots)
 			drain()
 		}
-		if len(line) > 0 || !p.Idle() {
-			t.Fatalf("%d wait, %+v", len(line), p)
+		if len(line) > 0 || !q.Idle() {
+			t.Fatalf("%d wait, %+v", len(line), q)
 		}
 	})
 }

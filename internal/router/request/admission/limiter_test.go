@@ -13,58 +13,58 @@ import (
 
 func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := New(Limits{Inflight: 1, Queue: 1, Timeout: time.Second})
+		l := NewLimiter(Limits{Inflight: 1, Queue: 1, Timeout: time.Second})
 		ctx := t.Context()
-		if _, err := g.Enter(ctx, Claim{}); err != nil {
+		if _, err := l.Enter(ctx, Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan error, 1)
-		go func() { _, err := g.Enter(ctx, Claim{}); got <- err }()
+		go func() { _, err := l.Enter(ctx, Claim{}); got <- err }()
 		synctest.Wait()
-		if g.Line().Waiting() != 1 {
-			t.Fatalf("queued %d", g.Line().Waiting())
+		if l.Queue().Waiting() != 1 {
+			t.Fatalf("queued %d", l.Queue().Waiting())
 		}
-		if _, err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrFull) {
+		if _, err := l.Enter(ctx, Claim{}); !errors.Is(err, ErrFull) {
 			t.Fatalf("third request: %v", err)
 		}
-		g.Leave()
+		l.Leave()
 		if err := <-got; err != nil {
 			t.Fatalf("queued request: %v", err)
 		}
 		start := time.Now()
-		if _, err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrTimeout) || time.Since(start) != time.Second {
+		if _, err := l.Enter(ctx, Claim{}); !errors.Is(err, ErrTimeout) || time.Since(start) != time.Second {
 			t.Fatalf("timed-out request: %v after %v", err, time.Since(start))
 		}
 		c, cancel := context.WithCancel(ctx)
 		cancel()
-		if _, err := g.Enter(c, Claim{}); !errors.Is(err, context.Canceled) {
+		if _, err := l.Enter(c, Claim{}); !errors.Is(err, context.Canceled) {
 			t.Fatalf("cancelled request: %v", err)
 		}
-		if g.Line().Rejected() != 2 || g.Inflight() != 1 || g.Line().Waiting() != 0 {
-			t.Fatalf("rejected %d inflight %d queued %d", g.Line().Rejected(), g.Inflight(), g.Line().Waiting())
+		if l.Queue().Rejected() != 2 || l.Inflight() != 1 || l.Queue().Waiting() != 0 {
+			t.Fatalf("rejected %d inflight %d queued %d", l.Queue().Rejected(), l.Inflight(), l.Queue().Waiting())
 		}
-		if err := g.Arrive(); err != nil {
+		if err := l.Arrive(); err != nil {
 			t.Fatal(err)
 		}
-		g.Close()
-		if err := g.Arrive(); !errors.Is(err, ErrClosed) {
-			t.Fatalf("closed gate: %v", err)
+		l.Close()
+		if err := l.Arrive(); !errors.Is(err, ErrClosed) {
+			t.Fatalf("closed limiter: %v", err)
 		}
 		select {
-		case <-g.Idle():
+		case <-l.Idle():
 			t.Fatal("idle while a request runs")
 		default:
 		}
-		g.Leave()
-		g.Depart()
-		<-g.Idle()
+		l.Leave()
+		l.Depart()
+		<-l.Idle()
 	})
 }
 
 func TestGateIsFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := New(Limits{Inflight: 1, Queue: 10, Timeout: time.Hour})
-		if _, err := g.Enter(t.Context(), Claim{}); err != nil {
+		l := NewLimiter(Limits{Inflight: 1, Queue: 10, Timeout: time.Hour})
+		if _, err := l.Enter(t.Context(), Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		var mu sync.Mutex
@@ -72,70 +72,70 @@ func TestGateIsFirstComeFirstServed(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 5 {
 			wg.Go(func() {
-				if _, err := g.Enter(t.Context(), Claim{}); err != nil {
+				if _, err := l.Enter(t.Context(), Claim{}); err != nil {
 					t.Error(err)
 					return
 				}
 				mu.Lock()
 				order = append(order, i)
 				mu.Unlock()
-				g.Leave()
+				l.Leave()
 			})
 			synctest.Wait()
 		}
-		g.Leave()
+		l.Leave()
 		wg.Wait()
 		for i, v := range order {
 			if i != v {
 				t.Fatalf("order %v", order)
 			}
 		}
-		if len(order) != 5 || g.Inflight() != 0 {
-			t.Fatalf("order %v inflight %d", order, g.Inflight())
+		if len(order) != 5 || l.Inflight() != 0 {
+			t.Fatalf("order %v inflight %d", order, l.Inflight())
 		}
 	})
 }
 
 func TestGateUnderContentionNeverLeaks(t *testing.T) {
-	g := New(Limits{Inflight: 4, Queue: 64, Timeout: time.Millisecond})
+	l := NewLimiter(Limits{Inflight: 4, Queue: 64, Timeout: time.Millisecond})
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
 			for range 500 {
-				if _, err := g.Enter(t.Context(), Claim{}); err == nil {
-					if n := g.Inflight(); n > 4 {
+				if _, err := l.Enter(t.Context(), Claim{}); err == nil {
+					if n := l.Inflight(); n > 4 {
 						t.Errorf("%d in progress", n)
 					}
-					g.Leave()
+					l.Leave()
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if g.Inflight() != 0 || g.Line().Waiting() != 0 {
-		t.Fatalf("inflight %d queued %d", g.Inflight(), g.Line().Waiting())
+	if l.Inflight() != 0 || l.Queue().Waiting() != 0 {
+		t.Fatalf("inflight %d queued %d", l.Inflight(), l.Queue().Waiting())
 	}
 }
 
 func BenchmarkEnterLeave(b *testing.B) {
-	g := New(Limits{Inflight: 100, Queue: 10, Timeout: time.Second})
+	l := NewLimiter(Limits{Inflight: 100, Queue: 10, Timeout: time.Second})
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := g.Enter(b.Context(), Claim{}); err != nil {
+		if _, err := l.Enter(b.Context(), Claim{}); err != nil {
 			b.Fatal(err)
 		}
-		g.Leave()
+		l.Leave()
 	}
 }
 
-// TestGateForgetsThoseWhoLeave: however requests come, wait, leave and are
-// admitted, a place is held by those only who are still there.
-func TestGateForgetsThoseWhoLeave(t *testing.T) {
+// TestLimiterForgetsThoseWhoLeave: however requests come, wait, leave and are
+// admitted, only those that are still there hold a slot.
+func TestLimiterForgetsThoseWhoLeave(t *testing.T) {
 	for seed := range uint64(200) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 7))
-			l := Limits{Inflight: 1 + rng.IntN(3), Queue: 1 + rng.IntN(4), Timeout: time.Minute}
-			g := New(l)
+			limits := Limits{Inflight: 1 + rng.IntN(3), Queue: 1 + rng.IntN(4), Timeout: time.Minute}
+			l := NewLimiter(limits)
 			var wg sync.WaitGroup
 			var inside, waiting atomic.Int64
 			for range 60 {
@@ -146,19 +146,19 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 				left := rng.IntN(2) == 0
 				wg.Go(func() {
 					defer leave()
-					if g.Arrive() != nil {
-						t.Error("the gate is open")
+					if l.Arrive() != nil {
+						t.Error("the limiter is open")
 						return
 					}
-					defer g.Depart()
+					defer l.Depart()
 					if left {
 						defer time.AfterFunc(stay, leave).Stop()
 					}
 					waiting.Add(1)
-					_, err := g.Enter(ctx, Claim{})
+					_, err := l.Enter(ctx, Claim{})
 					waiting.Add(-1)
 					if err != nil {
-						if errors.Is(err, ErrFull) && int(inside.Load()+waiting.Load()) < l.Inflight+l.Queue {
+						if errors.Is(err, ErrFull) && int(inside.Load()+waiting.Load()) < limits.Inflight+limits.Queue {
 							t.Errorf("full with %d inside and %d waiting", inside.Load(), waiting.Load())
 						}
 						return
@@ -169,19 +169,19 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 					inside.Add(1)
 					<-time.After(work)
 					inside.Add(-1)
-					g.Leave()
+					l.Leave()
 				})
 				<-time.After(time.Duration(rng.IntN(6)) * time.Millisecond)
 				synctest.Wait()
-				if n := g.Inflight(); n > l.Inflight || n != int(inside.Load()) || g.Line().Waiting() != int(waiting.Load()) {
-					t.Errorf("seed %d: %d in progress, %d are; %d queued, %d are", seed, n, inside.Load(), g.Line().Waiting(), waiting.Load())
+				if n := l.Inflight(); n > limits.Inflight || n != int(inside.Load()) || l.Queue().Waiting() != int(waiting.Load()) {
+					t.Errorf("seed %d: %d in progress, %d are; %d queued, %d are", seed, n, inside.Load(), l.Queue().Waiting(), waiting.Load())
 				}
 			}
-			g.Close()
+			l.Close()
 			wg.Wait()
-			<-g.Idle()
-			if g.Present() != 0 || g.Inflight() != 0 || g.Line().Waiting() != 0 {
-				t.Errorf("seed %d: %d present, %d in progress, %d queued", seed, g.Present(), g.Inflight(), g.Line().Waiting())
+			<-l.Idle()
+			if l.Present() != 0 || l.Inflight() != 0 || l.Queue().Waiting() != 0 {
+				t.Errorf("seed %d: %d present, %d in progress, %d queued", seed, l.Present(), l.Inflight(), l.Queue().Waiting())
 			}
 		})
 	}

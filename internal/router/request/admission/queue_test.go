@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// TestTurnsTryWhatTheyNeed: a waiter with needs of its own tries although others wait
+// TestWaitersTryWhatTheyNeed: a waiter with needs of its own tries although others wait
 // before it, what there is none of is tried once for each change, and a higher band comes
 // first.
-func TestTurnsTryWhatTheyNeed(t *testing.T) {
+func TestWaitersTryWhatTheyNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLine(100, time.Hour, 0)
+		q := NewQueue(100, time.Hour, 0)
 		var mu sync.Mutex
 		free, tries, in := map[string]int{}, map[string]int{}, []string{}
 		var wg sync.WaitGroup
 		come := func(name, needs string, c Claim) {
 			wg.Go(func() {
-				if _, err := l.Enter(t.Context(), c, func() (string, bool) {
+				if _, err := q.Enter(t.Context(), c, func() (string, bool) {
 					mu.Lock()
 					defer mu.Unlock()
 					if tries[needs]++; free[needs] == 0 {
@@ -41,7 +41,7 @@ func TestTurnsTryWhatTheyNeed(t *testing.T) {
 			mu.Lock()
 			free[needs] += n
 			mu.Unlock()
-			l.Wake()
+			q.Wake()
 			synctest.Wait()
 		}
 		for _, name := range []string{"x1", "x2", "x3"} {
@@ -51,8 +51,8 @@ func TestTurnsTryWhatTheyNeed(t *testing.T) {
 		come("high", "x", Claim{Queue: "m", Band: High})
 		come("other", "y", Claim{Queue: "m", Band: Low})
 		come("model", "x", Claim{Queue: "n"}) // of another model: its own x
-		if tries["x"] != 6 || tries["y"] != 1 || l.Waiting() != 7 {
-			t.Errorf("%v tries, %d wait", tries, l.Waiting())
+		if tries["x"] != 6 || tries["y"] != 1 || q.Waiting() != 7 {
+			t.Errorf("%v tries, %d wait", tries, q.Waiting())
 		}
 		give("y", 1)
 		// One of each queue asks for x again, not all.
@@ -74,7 +74,7 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 9))
-			l := NewLine(3+rng.IntN(20), time.Duration(1+rng.IntN(3))*time.Second, 0)
+			q := NewQueue(3+rng.IntN(20), time.Duration(1+rng.IntN(3))*time.Second, 0)
 			places := []int{rng.IntN(3), 1 + rng.IntN(3)} // of two kinds
 			var mu sync.Mutex
 			waits := []int{0, 0}
@@ -103,7 +103,7 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 							waits[kind]--
 							mu.Unlock()
 						}()
-						return l.Enter(ctx, c, func() (string, bool) {
+						return q.Enter(ctx, c, func() (string, bool) {
 							mu.Lock()
 							defer mu.Unlock()
 							if panics {
@@ -123,7 +123,7 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 					mu.Lock()
 					places[kind]++
 					mu.Unlock()
-					l.Wake()
+					q.Wake()
 				})
 				<-time.After(time.Duration(rng.IntN(60)) * time.Millisecond)
 				synctest.Wait()
@@ -136,8 +136,8 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 				mu.Unlock()
 			}
 			wg.Wait()
-			if l.Waiting() != 0 || l.waiting.Load() != 0 || l.trying != nil || len(l.States()) != 0 {
-				t.Errorf("seed %d: left %d waiting, %+v", seed, l.Waiting(), l.States())
+			if q.Waiting() != 0 || q.waiting.Load() != 0 || q.trying != nil || len(q.States()) != 0 {
+				t.Errorf("seed %d: left %d waiting, %+v", seed, q.Waiting(), q.States())
 			}
 		})
 	}
@@ -147,11 +147,11 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 // while another tries for a place tries after it.
 func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLine(0, time.Second, 0)
+		q := NewQueue(0, time.Second, 0)
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				waited, err := l.Enter(t.Context(), Claim{Queue: "m", Patience: time.Nanosecond}, func() (string, bool) {
+				waited, err := q.Enter(t.Context(), Claim{Queue: "m", Patience: time.Nanosecond}, func() (string, bool) {
 					<-time.After(time.Millisecond)
 					return "", true
 				})
@@ -161,7 +161,7 @@ func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if n := l.Rejected(); n != 0 {
+		if n := q.Rejected(); n != 0 {
 			t.Errorf("%d were refused", n)
 		}
 	})
@@ -170,31 +170,31 @@ func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
 // TestLineTry: a request that does not wait gets a place only where no other tries or
 // waits for one, and keeps no other from trying.
 func TestLineTry(t *testing.T) {
-	l := NewLine(4, time.Minute, 0)
+	q := NewQueue(4, time.Minute, 0)
 	asked := 0
 	got := func() bool { asked++; return true }
-	if !l.Try(got) || l.Try(func() bool { asked++; return false }) || asked != 2 {
+	if !q.Try(got) || q.Try(func() bool { asked++; return false }) || asked != 2 {
 		t.Fatalf("asked %d times", asked)
 	}
 	inside := true
-	if _, err := l.Enter(t.Context(), Claim{}, func() (string, bool) { inside = l.Try(got); return "", true }); err != nil || inside {
+	if _, err := q.Enter(t.Context(), Claim{}, func() (string, bool) { inside = q.Try(got); return "", true }); err != nil || inside {
 		t.Fatalf("%v, while another looks: %v", err, inside)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		l := NewLine(4, time.Minute, 0)
+		q := NewQueue(4, time.Minute, 0)
 		ctx, leave := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() {
-			_, err := l.Enter(ctx, Claim{}, func() (string, bool) { return "x", false })
+			_, err := q.Enter(ctx, Claim{}, func() (string, bool) { return "x", false })
 			done <- err
 		}()
 		synctest.Wait()
-		if l.Waiting() != 1 || l.Try(got) {
+		if q.Waiting() != 1 || q.Try(got) {
 			t.Error("it went ahead of one that waits")
 		}
 		leave()
-		if err := <-done; !errors.Is(err, context.Canceled) || l.Waiting() != 0 || !l.Try(got) || asked != 3 {
-			t.Errorf("%v, %d wait, asked %d times", err, l.Waiting(), asked)
+		if err := <-done; !errors.Is(err, context.Canceled) || q.Waiting() != 0 || !q.Try(got) || asked != 3 {
+			t.Errorf("%v, %d wait, asked %d times", err, q.Waiting(), asked)
 		}
 	})
 }
