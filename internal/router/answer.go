@@ -13,7 +13,7 @@ import (
 // copy sends the answer to the client.
 func (x *exchange) copy() error {
 	a := x.answer
-	x.book.Headers(x.w.Header())
+	x.record.Headers(x.w.Header())
 	x.status, x.committed = a.Status, true
 	if a.Whole != nil {
 		return x.copyWhole(a)
@@ -78,7 +78,7 @@ func (p *piecesOf) observe(b []byte) {
 	if p.head || got.Events == 0 {
 		return
 	}
-	p.x.book.Answer.Piece(time.Now(), got.Tokens)
+	p.x.record.Answer.Piece(time.Now(), got.Tokens)
 }
 
 // learn records what the stream said, and judges how it ended.
@@ -86,7 +86,7 @@ func (x *exchange) learn(err error) error {
 	scan := &x.along.Scanner
 	scan.Finish()
 	sum := scan.Summary()
-	x.book.Answer.Learn(sum)
+	x.record.Answer.Learn(sum)
 	// Some clients close the connection when they read [DONE], and do not wait for the end
 	// of the body. A piece is written before the next one is read, so [DONE] has been sent
 	// when the next read is canceled.
@@ -96,7 +96,7 @@ func (x *exchange) learn(err error) error {
 	}
 	if err == nil && sum.Failed {
 		// The client has the engine's own error event; the receipt shall say so too.
-		x.book.EngineError(sum.Error)
+		x.record.EngineError(sum.Error)
 	}
 	return err
 }

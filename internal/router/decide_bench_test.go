@@ -12,7 +12,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -178,13 +178,13 @@ func BenchmarkObserved(b *testing.B) {
 			for b.Loop() {
 				x.closed, x.status = false, http.StatusOK
 				now := time.Now()
-				x.book = account.Request{To: &r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
-				x.book.Tokenized(q.Prompt.Source)
-				x.book.Decided()
-				leg := x.book.BeginLeg(route.Decode, peer, nil)
+				x.record = lifecycle.Record{To: &r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
+				x.record.Tokenized(q.Prompt.Source)
+				x.record.Decided()
+				leg := x.record.BeginLeg(route.Decode, peer, nil)
 				leg.Head(http.StatusOK)
 				leg.End(nil, time.Now())
-				x.book.Answer.Finish, x.book.Answer.Prompt, x.book.Answer.Completion = "stop", 256, 16
+				x.record.Answer.Finish, x.record.Answer.Prompt, x.record.Answer.Completion = "stop", 256, 16
 				x.finish(nil)
 			}
 			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")

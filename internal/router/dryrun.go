@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -38,13 +38,13 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	x.r.decider.Read(ctx, &x.call.Routing, ep, ep.Kind, &x.call.View)
 	r.decider.Decide(&x.call.Routing)
 	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.book.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Routing.Settings.Revision,
+		Schema: receipt.Schema, ID: "dry-run", Time: x.record.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Routing.Settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
 	for _, n := range x.call.Routing.Notes() {
 		c.Note(n)
 	}
-	account.Fill(c, &x.call.Routing, r.untrusted)
+	lifecycle.Fill(c, &x.call.Routing, r.untrusted)
 	if _, busy := x.call.Routing.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
 		for _, q := range r.rankQueue.States() {

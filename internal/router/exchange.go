@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -27,13 +27,13 @@ import (
 // authenticates, reads and tokenizes the request, has the call answered, and copies the
 // answer to the client.
 type exchange struct {
-	r    *Router
-	w    http.ResponseWriter
-	req  *http.Request
-	ctx  context.Context
-	call *serving.Call
-	key  *access.Key // nil for a request that shows none
-	book account.Request
+	r      *Router
+	w      http.ResponseWriter
+	req    *http.Request
+	ctx    context.Context
+	call   *serving.Call
+	key    *access.Key // nil for a request that shows none
+	record lifecycle.Record
 
 	// What the client got.
 	answer    *serving.Answer // nil while none is open
@@ -53,8 +53,8 @@ func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange 
 	x := exchanges.Get().(*exchange)
 	*x = exchange{r: r, w: w, req: req, call: serving.New()}
 	c := x.call
-	c.Start, c.Book, c.Idle = time.Now(), &x.book, x
-	x.book = account.Request{To: &r.stream, Start: c.Start, Routing: &c.Routing}
+	c.Start, c.Record, c.Idle = time.Now(), &x.record, x
+	x.record = lifecycle.Record{To: &r.stream, Start: c.Start, Routing: &c.Routing}
 	return x
 }
 
@@ -94,8 +94,8 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	x.call.ID = id
 	w.Header()["X-Request-Id"] = []string{id}
 	if r.tracer != nil {
-		x.book.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
-		x.book.Span.String("dynctl.request_id", id)
+		x.record.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
+		x.record.Span.String("dynctl.request_id", id)
 	}
 	defer func() {
 		p := recover()
@@ -128,16 +128,16 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // unless committed is set.
 func (x *exchange) serve() error {
 	r := x.r
-	x.book.Arrived()
+	x.record.Arrived()
 	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
 	if err != nil {
 		return x.refuse("path", err)
 	}
 	c := x.call
-	x.book.Endpoint = ep
+	x.record.Endpoint = ep
 	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), r.hop.After(x.req.Header)
 	if r.hop.Passed(x.req.Header) {
-		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.book.Start); ok {
+		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.record.Start); ok {
 			r.event(e)
 		}
 		return x.refuse("loop", api.Looped())
@@ -146,7 +146,7 @@ func (x *exchange) serve() error {
 	c.Routing.Settings = s
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
-		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.book.Start); err != nil {
+		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.record.Start); err != nil {
 			return x.refuse(reason, err)
 		}
 	}
@@ -191,7 +191,7 @@ func (x *exchange) respond() error {
 // panicked reports a panic; it is called where the stack still shows it.
 func (r *Router) panicked(c *serving.Call, p any) {
 	if e, ok := r.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
-		e.Request = c.Book.Live.ID()
+		e.Request = c.Record.Live.ID()
 		r.event(e)
 	}
 	r.log.Error("panic", "request", c.ID, "panic", p, "stack", string(debug.Stack()))
@@ -199,7 +199,7 @@ func (r *Router) panicked(c *serving.Call, p any) {
 
 // refuse answers with an error before anything was routed.
 func (x *exchange) refuse(reason string, err error) error {
-	x.book.Refused(reason)
+	x.record.Refused(reason)
 	return err
 }
 
@@ -219,7 +219,7 @@ func (x *exchange) read() error {
 	x.call.Body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
-	x.call.Routing.Took.Read = now.Sub(x.book.Start)
+	x.call.Routing.Took.Read = now.Sub(x.record.Start)
 	switch x.call.Endpoint.Body {
 	case api.NoBody: // one was sent all the same; it is ignored
 		body.Release()
@@ -256,7 +256,7 @@ func (x *exchange) enter() error {
 	}
 	waited, err := l.Enter(x.ctx, claim)
 	if c.Routing.Waited(waited, "limits.inflight requests were in progress") {
-		x.book.Waited("queue", waited.For)
+		x.record.Waited("queue", waited.For)
 	}
 	if err == nil || x.ctx.Err() != nil { // the request was not refused
 		return err
@@ -308,7 +308,7 @@ func (x *exchange) findModel() (err error) {
 			return err
 		}
 	}
-	c.Model, x.book.Model = of.Model, of.Model
+	c.Model, x.record.Model = of.Model, of.Model
 	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
 	if q.UseFleet(fleet); len(q.List) == 0 {
 		return models.NotServed(c.Name, fleet, x.r.starting())
@@ -340,12 +340,12 @@ func (x *exchange) follows() error {
 func (x *exchange) tokenize() {
 	c := x.call
 	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
-	x.book.Tokenized(c.Routing.Prompt.Source)
-	x.book.Live, x.book.ID, x.book.Stream = x.r.receipts.Begin(x.book.Start), c.ID, c.View.Stream
+	x.record.Tokenized(c.Routing.Prompt.Source)
+	x.record.Live, x.record.ID, x.record.Stream = x.r.receipts.Begin(x.record.Start), c.ID, c.View.Stream
 	if x.key != nil {
-		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant
+		x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
 	}
-	x.r.budget.Request(x.book.Start)
+	x.r.budget.Request(x.record.Start)
 }
 
 // finish records the outcome of the request, once, and then sends the client the
@@ -373,8 +373,8 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	if e == nil || x.committed {
 		return e
 	}
-	if x.book.Live.ID() != "" {
-		x.book.Headers(x.w.Header())
+	if x.record.Live.ID() != "" {
+		x.record.Headers(x.w.Header())
 	}
 	x.committed = true
 	if own != nil {
@@ -392,11 +392,11 @@ func (x *exchange) ended(e *api.Error, err error) {
 	if e != nil && e.Status == api.StatusClientClosed {
 		status = e.Status
 	}
-	x.book.Ended(account.Outcome{
-		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.book.Start),
+	x.record.Ended(lifecycle.Outcome{
+		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.record.Start),
 	})
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
-		r.log.Debug("request failed", "request", x.call.ID, "decision", x.book.Live.ID(), "status", status, "err", err)
+		r.log.Debug("request failed", "request", x.call.ID, "decision", x.record.Live.ID(), "status", status, "err", err)
 	}
 }
 
@@ -404,7 +404,7 @@ func (x *exchange) ended(e *api.Error, err error) {
 // last error event, anything else is cut so that the client notices. So is the
 // connection of a client that is gone: net/http would send an empty 200.
 func (x *exchange) abort(e *api.Error) {
-	if e.Status == api.StatusClientClosed || !x.book.Answer.Streamed || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
+	if e.Status == api.StatusClientClosed || !x.record.Answer.Streamed || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/control"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
@@ -164,10 +164,10 @@ type observing struct {
 	compute  *watch.Recompute
 	slow     *watch.Slow
 	causes   *watch.Causes
-	costs    *outcome.Teacher
+	costs    *outcome.Collector
 	// untrusted reports whether the index may be wrong about the rank with a slot.
 	untrusted func(slot uint32) bool
-	stream    account.Stream
+	stream    lifecycle.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
@@ -202,18 +202,18 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	l.untrusted = func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) }
 	// The order of effects. Receipts come before counts and logs, so that whoever sees those
 	// finds the receipt written; a recording comes last and gets complete receipts.
-	l.stream = *account.NewStream(
-		account.Pace(l.slow),
-		account.Receipts(l.untrusted),
-		account.Ranks(e.fleet),
-		account.Traffic(&l.traffic),
-		account.Metrics(b.metrics),
-		account.Spans(),
-		account.Recompute(l.compute),
-		account.Failures(&l.failures, b.event),
-		account.Costs(l.costs),
-		account.Progress(),
-		account.Recording(o.Observer.Decision, o.Observer.Outcome),
+	l.stream = *lifecycle.NewStream(
+		lifecycle.Pace(l.slow),
+		lifecycle.Receipts(l.untrusted),
+		lifecycle.Ranks(e.fleet),
+		lifecycle.Traffic(&l.traffic),
+		lifecycle.Metrics(b.metrics),
+		lifecycle.Spans(),
+		lifecycle.Recompute(l.compute),
+		lifecycle.Failures(&l.failures, b.event),
+		lifecycle.Costs(l.costs),
+		lifecycle.Progress(),
+		lifecycle.Recording(o.Observer.Decision, o.Observer.Outcome),
 	)
 	return l
 }

@@ -29,7 +29,7 @@ func (r *run) openLine() {
 		wait:    hdrhistogram.New(1, 1e10, 3),
 	}
 	l.Timeout = cmp.Or(max(l.Timeout, 0), time.Hour)
-	r.book.OnEase(r.eased)
+	r.ledger.OnEase(r.eased)
 }
 
 // eased lets those that wait try again once whatever happens now has happened.

@@ -21,7 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -69,7 +69,7 @@ type Router struct {
 
 	t       *testing.T
 	decider *routing.Decider
-	book    *account.Stream
+	stream  *lifecycle.Stream
 	ring    *receipt.Ring
 
 	mu       sync.Mutex
@@ -197,16 +197,16 @@ func (r *Router) build() {
 	}, 1)
 	failures := new(watch.Failures)
 	r.ring = receipt.NewRing(receipt.Options{Capacity: 1 << 10})
-	r.book = account.NewStream(
-		account.Pace(watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot})),
-		account.Receipts(func(uint32) bool { return false }),
-		account.Ranks(fleet),
-		account.Traffic(&r.Traffic),
-		account.Metrics(r.Metrics),
-		account.Recompute(watch.NewRecompute(watch.RecomputeOptions{Event: r.event})),
-		account.Failures(failures, r.event),
-		account.Costs(costs),
-		account.Progress(),
+	r.stream = lifecycle.NewStream(
+		lifecycle.Pace(watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot})),
+		lifecycle.Receipts(func(uint32) bool { return false }),
+		lifecycle.Ranks(fleet),
+		lifecycle.Traffic(&r.Traffic),
+		lifecycle.Metrics(r.Metrics),
+		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{Event: r.event})),
+		lifecycle.Failures(failures, r.event),
+		lifecycle.Costs(costs),
+		lifecycle.Progress(),
 	)
 	repeats := new(attempt.Repeats)
 	legs := &serving.Legs{
@@ -413,9 +413,9 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 	if q.Header == nil {
 		req.Header = http.Header{}
 	}
-	var book account.Request
+	var record lifecycle.Record
 	c.Details = serving.Details{
-		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Book: &book, Idle: idle(beat),
+		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Record: &record, Idle: idle(beat),
 	}
 	d := &c.Routing
 	d.Settings, d.Model = r.Settings, "m"
@@ -431,11 +431,11 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 	}
 	d.UseFleet(r.Registry.Snapshot())
 	r.decider.Read(ctx, d, ep, ep.Kind, &c.View)
-	book = account.Request{To: r.book, Live: r.ring.Begin(c.Start), Routing: d, ID: id, Endpoint: ep, Model: "m", Stream: c.View.Stream, Start: c.Start}
+	record = lifecycle.Record{To: r.stream, Live: r.ring.Begin(c.Start), Routing: d, ID: id, Endpoint: ep, Model: "m", Stream: c.View.Stream, Start: c.Start}
 	got := &Got{}
 	r.answer(ctx, c, &q, got)
-	book.Ended(account.Outcome{Status: got.Status, Err: got.Err, Took: time.Since(c.Start)})
-	got.Receipt, _ = r.ring.Find(book.Live.ID())
+	record.Ended(lifecycle.Outcome{Status: got.Status, Err: got.Err, Took: time.Since(c.Start)})
+	got.Receipt, _ = r.ring.Find(record.Live.ID())
 	c.Release()
 	return got
 }
@@ -491,14 +491,14 @@ func copied(c *serving.Call, a *serving.Answer, q *Ask, body *strings.Builder) e
 	for {
 		p, head, err := a.Next()
 		if errors.Is(err, io.EOF) {
-			c.Book.Answer.Learn(along.Scanner.Summary())
+			c.Record.Answer.Learn(along.Scanner.Summary())
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 		if seen := along.Scanner.Feed(p); !head && seen.Events > 0 {
-			c.Book.Answer.Piece(time.Now(), seen.Tokens)
+			c.Record.Answer.Piece(time.Now(), seen.Tokens)
 		}
 		body.Write(p)
 		if q.Piece != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -45,7 +45,7 @@ type request struct {
 	ctx    context.Context //nolint:containedctx // of the request
 	cancel context.CancelFunc
 	call   *serving.Call // the newest, which may ask for the rest
-	book   account.Request
+	record lifecycle.Record
 	gone   string // why it was ended from outside
 
 	// What the client got.
@@ -154,7 +154,7 @@ func (q *request) serve(session uint64) {
 		panic(err) // a path that exists
 	}
 	c.Details = serving.Details{
-		ID: q.id, Start: now, Path: ep.Path, Endpoint: ep, Model: model, Book: &q.book, Idle: q,
+		ID: q.id, Start: now, Path: ep.Path, Endpoint: ep, Model: model, Record: &q.record, Idle: q,
 		From:  rewrite.Client{Method: http.MethodPost, Host: "router", Remote: "127.0.0.1:9", Header: http.Header{"Content-Type": {api.MediaJSON}}},
 		Claim: admission.Claim{Tenant: []string{"a", "b", "c"}[q.no%3], Band: admission.Band(q.no%5%3) - 1},
 	}
@@ -167,7 +167,7 @@ func (q *request) serve(session uint64) {
 	c.Name = c.View.Model
 	d.UseFleet(s.registry.Snapshot())
 	s.router.decider.Read(q.ctx, d, ep, ep.Kind, &c.View)
-	q.book = account.Request{
+	q.record = lifecycle.Record{
 		To: s.router.stream, Live: s.router.receipts.Begin(now), Routing: d, ID: c.ID, Endpoint: ep, Model: model, Stream: c.View.Stream, Start: now,
 	}
 	s.budget.Request(now)
@@ -187,7 +187,7 @@ var paths = map[api.Kind]string{api.Completion: "/v1/completions", api.Chat: "/v
 // read copies an answer to the client, and closes it.
 func (q *request) read(a *serving.Answer) (err error) {
 	q.status, q.committed = a.Status, true
-	q.book.Headers(q.header)
+	q.record.Headers(q.header)
 	if a.Whole != nil {
 		q.client = append(q.client, a.Whole...)
 		return a.Close(nil)
@@ -199,11 +199,11 @@ func (q *request) read(a *serving.Answer) (err error) {
 	err = upstream.Stream(q, p, a.Flushes(), upstream.StreamOptions{Gate: &along.Gate, Observe: func(b []byte) {
 		got := along.Scanner.Feed(b)
 		if !p.head && got.Events > 0 {
-			q.book.Answer.Piece(time.Now(), got.Tokens)
+			q.record.Answer.Piece(time.Now(), got.Tokens)
 		}
 	}})
 	along.Scanner.Finish()
-	q.book.Answer.Learn(along.Scanner.Summary())
+	q.record.Answer.Learn(along.Scanner.Summary())
 	return a.Close(err)
 }
 
@@ -242,7 +242,7 @@ func (q *request) finish(err error) {
 			q.status = e.Status
 		}
 	}
-	q.book.Ended(account.Outcome{Status: q.status, Err: e, Took: s.w.Now() - q.arrived})
+	q.record.Ended(lifecycle.Outcome{Status: q.status, Err: e, Took: s.w.Now() - q.arrived})
 	q.balanced()
 	switch {
 	case q.ctx.Err() != nil && q.gone != "":

@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -46,7 +46,7 @@ type router struct {
 	answers  serving.Engine
 	decider  *routing.Decider
 	legs     *serving.Legs
-	stream   *account.Stream
+	stream   *lifecycle.Stream
 	receipts *receipt.Ring
 	traffic  traffic.Traffic
 	failures watch.Failures
@@ -71,7 +71,7 @@ func (s *stage) drawSettings() {
 	}
 	policy := func() selector.Policy { return selector.Policies()[s.rng.IntN(len(selector.Policies()))] }
 	d := &s.settings.Decisions
-	*d = decide.Settings{
+	*d = decide.Options{
 		Decode: policy(), Prefill: policy(), Weights: selector.DefaultWeights(),
 		Rule:     decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
 		Attempts: 8,
@@ -117,18 +117,18 @@ func (s *stage) openRouter() {
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: 16, Epoch: 1, OnFinish: func(c *receipt.Receipt) { s.running.q.audit(c) }})
 	event := func(eventlog.Event) {}
 	costs := outcome.New(outcome.Options{Event: event, Fleet: s.registry.Snapshot})
-	r.stream = account.NewStream(
-		account.Pace(watch.NewSlow(watch.SlowOptions{})),
-		account.Receipts(func(uint32) bool { return false }),
-		account.Ranks(counts{s}),
-		account.Traffic(&r.traffic),
-		account.Metrics(metrics()),
-		account.Recompute(watch.NewRecompute(watch.RecomputeOptions{})),
-		account.Failures(&r.failures, event),
-		account.Costs(costs),
-		account.Progress(),
-		account.Recording(nil, func(*receipt.Receipt) { s.running.q.outcomes++ }),
-		account.Subscriber{account.Chosen: func(account.Event) {
+	r.stream = lifecycle.NewStream(
+		lifecycle.Pace(watch.NewSlow(watch.SlowOptions{})),
+		lifecycle.Receipts(func(uint32) bool { return false }),
+		lifecycle.Ranks(counts{s}),
+		lifecycle.Traffic(&r.traffic),
+		lifecycle.Metrics(metrics()),
+		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{})),
+		lifecycle.Failures(&r.failures, event),
+		lifecycle.Costs(costs),
+		lifecycle.Progress(),
+		lifecycle.Recording(nil, func(*receipt.Receipt) { s.running.q.outcomes++ }),
+		lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
 			q := s.running.q
 			q.hold(q.call)
 			q.sent = true
@@ -342,7 +342,7 @@ func (h held) Close(err error) error {
 }
 
 // after is the router's policy, with the bugs that are planted in it.
-func (s *stage) after(h *attempt.History, a attempt.Settings, prefills []*workers.State) attempt.Next {
+func (s *stage) after(h *attempt.History, a attempt.Allowance, prefills []*workers.State) attempt.Next {
 	next := attempt.AfterFailure(h, a, prefills)
 	switch {
 	case s.plant == giveUpFallBack && next.Step == attempt.FallBack:

@@ -37,9 +37,9 @@ type Facts struct {
 var _ state.Router = (*Facts)(nil)
 
 // Settings is for state.Router.
-func (f *Facts) Settings() state.Settings {
+func (f *Facts) Settings() state.Configured {
 	s := f.InForce.Load()
-	return state.Settings{
+	return state.Configured{
 		Revision: s.Revision, Policy: s.Routing.Policy, Prefill: string(s.Decisions.Prefill), Decode: string(s.Decisions.Decode),
 		Threshold: s.Routing.Threshold.Tokens, Auto: s.Routing.Threshold.Auto, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
@@ -63,8 +63,8 @@ type Details struct {
 	Owner string
 	Claim admission.Claim
 
-	// Book is the account of the client's request, also in a call for the rest of its answer.
-	Book *account.Request
+	// Record is the account of the client's request, also in a call for the rest of its answer.
+	Record *lifecycle.Record
 
 	// Rest says that the client has a part of the answer: only a stream will do, and it must
 	// not begin with a token that a prefill has computed.
@@ -127,7 +127,7 @@ func (c *Call) Release() {
 // Follow has another call, which asks for the rest of the answer, released with this one
 // instead of the one before it. The account of the request is of that one now.
 func (c *Call) Follow(rest *Call) {
-	c.Book.Routing = &rest.Routing
+	c.Record.Routing = &rest.Routing
 	if c.next != nil {
 		c.next.Release()
 	}

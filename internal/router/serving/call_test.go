@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -22,7 +22,7 @@ import (
 // followed it.
 func TestReleasedCallIsEmpty(t *testing.T) {
 	c := New()
-	c.ID, c.Model, c.Name, c.Start, c.Book = "id", "model", "asked", time.Now(), &account.Request{}
+	c.ID, c.Model, c.Name, c.Start, c.Record = "id", "model", "asked", time.Now(), &lifecycle.Record{}
 	c.begun.Store(hasBegun)
 	c.decided, c.retry.budgeted = true, true
 	c.Routing.AcquireHashes()
@@ -33,7 +33,7 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	first, second := New(), New()
 	c.Follow(first)
 	first.ID = "first"
-	if c.Book.Routing != &first.Routing {
+	if c.Record.Routing != &first.Routing {
 		t.Error("the account is not of the call that goes on")
 	}
 	c.Follow(second)
@@ -94,9 +94,9 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	open.Take(1)
 	c := New()
 	defer c.Release()
-	c.Book, c.held = &account.Request{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
+	c.Record, c.held = &lifecycle.Record{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
 	c.decoding = decoding{
-		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Book.BeginLeg(route.Decode, peer, nil), resp: resp,
+		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil), resp: resp,
 		after: func(err error) {
 			if joined++; err == nil {
 				t.Error("the leg beside it hears of a good end")

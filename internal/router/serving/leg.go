@@ -79,7 +79,7 @@ func (g *Legs) fail(c *Call, phase route.Phase, w *workers.Worker, reason attemp
 	out := reason.Means().Outcome
 	g.report(c, phase, out)
 	if out.Failure() {
-		c.Book.Failed(phase, w, reason, err)
+		c.Record.Failed(phase, w, reason, err)
 	}
 	return attempt.NewError(phase, w, reason, sent, err)
 }

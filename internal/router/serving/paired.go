@@ -113,7 +113,7 @@ func (l *paired) handedOver(c *Call) *disagg.Transfer {
 	if t == nil || l.before.rank != l.prefill.Rank || t.Kind() != c.Routing.Run.Plan.Connector || t.Leased() && time.Now().After(c.aliveBy) || !t.HandOver(l.decode) {
 		return nil
 	}
-	c.Book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", l.decode.Rank.Label, l.prefill.Rank.Label))
+	c.Record.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", l.decode.Rank.Label, l.prefill.Rank.Label))
 	return t
 }
 
@@ -135,7 +135,7 @@ func (g *Legs) mayBeLost(ctx context.Context, c *Call, f *attempt.Error, other *
 		return
 	}
 	f.OtherLost = true
-	c.Book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
+	c.Record.Note(other.Name + " had the request at the same time, and gives no sign of life either")
 }
 
 // both are the two legs of a plan, sent at once.
@@ -199,7 +199,7 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 		f.Other = other.State
 		g.mayBeLost(ctx, c, f, other, end.Other)
 		if end.Waiting && f.Phase == route.Decode && f.Reason == attempt.Timeout {
-			c.Book.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
+			c.Record.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
 		}
 	}
 	return nil, end.Err

@@ -46,7 +46,7 @@ func (p *FleetPlanner) Plan(ctx context.Context, c *Call) (Engine, error) {
 	if err := p.decide(ctx, c); err != nil {
 		return nil, err
 	}
-	c.Book.Decided()
+	c.Record.Decided()
 	if q.Run.Plan.Err != nil {
 		if q.Run.NoChoice().Step == attempt.Recall {
 			return nil, ErrAgain
@@ -90,13 +90,13 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	}
 	claim, err := q.Claim(c.Claim, c.From.Header, &c.View, q.Prompt.ISL)
 	if err != nil {
-		c.Book.Refused("request")
+		c.Record.Refused("request")
 		return err
 	}
-	reservation, waited, why, err := p.Decider.DecideInQueue(ctx, p.Queue, claim, q, &c.View, c.Book.Live.ID())
+	reservation, waited, why, err := p.Decider.DecideInQueue(ctx, p.Queue, claim, q, &c.View, c.Record.Live.ID())
 	c.reserved = reservation
 	if q.Waited(waited, why) {
-		c.Book.Waited("queue", waited.For)
+		c.Record.Waited("queue", waited.For)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -106,12 +106,12 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	}
 	switch {
 	case why != "":
-		c.Book.Decided()
+		c.Record.Decided()
 	case q.Run.Attempt == 0: // it was turned away before it could try
-		c.Book.Undecided()
+		c.Record.Undecided()
 	}
 	reason, err := admission.Refusal(err, admission.NamedQueue{Queue: p.DoorQueue}, admission.NamedQueue{Queue: p.Queue, Name: c.Model})
-	c.Book.Refused(reason)
+	c.Record.Refused(reason)
 	return err
 }
 
@@ -146,7 +146,7 @@ var (
 
 // noLeg refuses a request because limits.legs is reached.
 func (c *Call) noLeg() error {
-	c.Book.Refused("legs")
+	c.Record.Refused("legs")
 	return &api.Error{
 		Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, RetryAfter: time.Second, Err: errNoLeg,
 		Message: "too many requests to workers are in progress (limits.legs); try again later",
@@ -195,7 +195,7 @@ func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	if c.reserved = nil; c.held == nil {
 		c.held = p.Decider.Reserve(q)
 	}
-	c.Book.Chosen()
+	c.Record.Chosen()
 	defer func() {
 		if a == nil {
 			c.held.Release()

@@ -139,15 +139,15 @@ func (r *Retried) again(c *Call, number int, err error) bool {
 	switch {
 	case next.Step == attempt.GiveUp:
 		if next.Why != "" {
-			c.Book.Note("no retry: " + next.Why)
+			c.Record.Note("no retry: " + next.Why)
 		}
 		return false
 	case next.Step == attempt.FallBack:
-		c.Book.Note(fmt.Sprintf("fallback to local prefill: %v", f))
+		c.Record.Note(fmt.Sprintf("fallback to local prefill: %v", f))
 	case next.Free && f.Reason != attempt.Stale: // nothing was sent
 	default:
 		c.retry.phase, c.retry.reason = f.Phase, f.Reason
-		c.Book.Note(fmt.Sprintf("attempt %d failed: %v", number, err))
+		c.Record.Note(fmt.Sprintf("attempt %d failed: %v", number, err))
 	}
 	return true
 }
@@ -155,7 +155,7 @@ func (r *Retried) again(c *Call, number int, err error) bool {
 // sends reports a retry: a leg of it goes out.
 func (c *Call) sends() {
 	if p := &c.retry; p.reason != "" {
-		c.Book.Retried(p.phase, p.reason)
+		c.Record.Retried(p.phase, p.reason)
 	}
 	c.retry = retry{}
 }
@@ -183,7 +183,7 @@ func (r *Retried) excuse(c *Call) {
 		r.Outliers.Excuse(blamed[i].Admission)
 		r.Failures.Excuse(blamed[i].Name, string(blamed[i].Reason))
 	}
-	c.Book.Blamed(attempt.Excuse(blamed))
+	c.Record.Blamed(attempt.Excuse(blamed))
 }
 
 // key identifies the request, which has a body, by that and its path.

@@ -50,9 +50,9 @@ var routerMetrics = []metric[*State]{
 	{desc("ready", "Whether requests can be served."), gauge, func(s *State) float64 { ok, _ := s.Ready(); return flag(ok) }},
 }
 
-var settingMetrics = []metric[Settings]{
-	{desc("routing_threshold_tokens", "The fixed threshold in force; none with a threshold that is auto."), gauge, func(c Settings) float64 { n := float64(c.Threshold); return known(&n, !c.Auto) }},
-	{desc("config_revision", "The configuration in force."), gauge, func(c Settings) float64 { return float64(c.Revision) }},
+var settingMetrics = []metric[Configured]{
+	{desc("routing_threshold_tokens", "The fixed threshold in force; none with a threshold that is auto."), gauge, func(c Configured) float64 { n := float64(c.Threshold); return known(&n, !c.Auto) }},
+	{desc("config_revision", "The configuration in force."), gauge, func(c Configured) float64 { return float64(c.Revision) }},
 }
 
 var indexMetrics = []metric[kvindex.Stats]{

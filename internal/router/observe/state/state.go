@@ -25,8 +25,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Settings are what of the configuration is part of the state.
-type Settings struct {
+// Configured are what of the configuration is part of the state.
+type Configured struct {
 	Revision uint64
 	// Policy is the one that was set, Prefill and Decode those in force.
 	Policy, Prefill, Decode      string
@@ -39,7 +39,7 @@ type Settings struct {
 // Router reports what no stage keeps.
 type Router interface {
 	// Settings are those in force.
-	Settings() Settings
+	Settings() Configured
 	// BlockOf is the block size in tokens in which a worker's blocks are named.
 	BlockOf(*workers.Worker) int
 	// Counts are the requests that were sent to a rank, and those that failed.

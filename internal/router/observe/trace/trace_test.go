@@ -84,7 +84,7 @@ func fullDecision() *Decision {
 	from := busy
 	from.Rank, from.KVBlocks, from.Cost = "p/dp0", 200, 1e-9
 	idle := decision.Candidate{Rank: "d/dp1", KVBlocks: 200, KVUsage: -1}
-	s := &decide.Settings{
+	s := &decide.Options{
 		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditCPU: .5, CreditDisk: .125, CreditRemote: 1e-3, CreditDecay: 2, StepTokens: 9, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Stall: .0625, Spread: 1e-9, ActiveRequest: 7, Temperature: 8},
 		Busy: selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5, Requests: 9},
 		Rule: decide.Rule{Threshold: 100, Auto: true, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, StartGate: 7, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
@@ -121,9 +121,9 @@ func write(t testing.TB, recs []Record) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	book := NewBook()
+	references := NewReferences()
 	for i := range recs {
-		if p, err = book.AppendRecord(p, &recs[i]); err != nil {
+		if p, err = references.AppendRecord(p, &recs[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -539,7 +539,7 @@ func fuzzFormat(f *testing.F, format Format, seeds ...[]byte) {
 			t.Fatalf("%d lines in %d bytes", s.Lines, len(in))
 		}
 		for i := range got {
-			line, err := NewBook().AppendRecord(nil, &got[i])
+			line, err := NewReferences().AppendRecord(nil, &got[i])
 			if err != nil {
 				continue
 			}

@@ -16,8 +16,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// Settings are what the operator has decided.
-type Settings struct {
+// Allowance are what the operator has decided.
+type Allowance struct {
 	// Attempts is how many there may be of one request.
 	Attempts int
 	// LocalPrefill says that a decode rank, of which there is one that can,
@@ -282,7 +282,7 @@ func broken(failures []Failure, phase route.Phase) (over bool) {
 
 // AfterFailure says what follows the newest failure of a history. prefills are
 // the workers that could prefill but for their bans.
-func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
+func AfterFailure(h *History, s Allowance, prefills []*workers.State) Next {
 	f := &h.Failures[len(h.Failures)-1]
 	if f.Reason.Means().Final {
 		return Next{Bans: h.Bans}
@@ -352,7 +352,7 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 
 // afterCut says what follows a stream's leg of which the client has a part. The worker
 // that broke off may have the rest if no other one can.
-func afterCut(h *History, s Settings, f *Failure) Next {
+func afterCut(h *History, s Allowance, f *Failure) Next {
 	switch {
 	case s.Continuations == 0:
 		return Next{Bans: h.Bans}

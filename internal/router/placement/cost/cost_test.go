@@ -51,7 +51,7 @@ func taught(rng *rand.Rand, e engine, n int) *Learner {
 	l := NewLearner(Objective{For: ForTTFT})
 	for i := range n {
 		now := time.Duration(i) * time.Second
-		for _, leg := range []Leg{LocalLeg, PrefillLeg} {
+		for _, leg := range []LegKind{LocalLeg, PrefillLeg} {
 			w, ms := outcome(rng, e, 24000)
 			l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), now)
 		}
@@ -134,7 +134,7 @@ func TestModelProperties(t *testing.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		l := NewLearner(Objective{For: Aim(rapid.SampledFrom(Aims()).Draw(t, "aim")), TTFT: time.Second, ITL: 20 * time.Millisecond})
 		for i := range rapid.IntRange(12, 80).Draw(t, "outcomes") {
-			for leg := range legs {
+			for leg := range legKinds {
 				w := Work{Tokens: rng.IntN(1 << rng.IntN(20)), Context: 1 << 20 * rng.IntN(2), Queued: rng.IntN(1 << rng.IntN(22)), Running: rng.IntN(300)}
 				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), time.Duration(i)*time.Second)
 			}

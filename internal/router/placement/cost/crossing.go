@@ -27,8 +27,8 @@ var crossingLoads = [...]int{0, 8, 32}
 const sure = 1.96
 
 // crossings are those of a model by load, as sure as the fits are of which it was made.
-func crossings(m *Model, fits *[legs]fit) []Crossing {
-	var errors [legs]uncertainty
+func crossings(m *Model, fits *[legKinds]fit) []Crossing {
+	var errors [legKinds]uncertainty
 	for i := range errors {
 		errors[i] = fits[i].uncertainty()
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Settings are the operator's part of decisions, of one configuration revision.
-type Settings struct {
+// Options are the operator's part of decisions, of one configuration revision.
+type Options struct {
 	// Decode and Prefill are the policies of the phases.
 	Decode, Prefill selector.Policy
 	Weights         selector.Weights
@@ -32,7 +32,7 @@ type Settings struct {
 
 // Blind reports whether no decision looks at caches: no policy, limit, gate,
 // threshold or cost does.
-func (s *Settings) Blind() bool {
+func (s *Options) Blind() bool {
 	return !s.Decode.LooksAtCaches() && !s.Prefill.LooksAtCaches() && s.Busy.PrefillTokens == 0 && s.Rule.PrefillGate == 0 &&
 		!s.Rule.Auto && (s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
 }
@@ -116,7 +116,7 @@ type Run struct {
 	// what was tried.
 	Attempt int
 	// After is what says what follows a failure; a test may put a bug there.
-	After func(*attempt.History, attempt.Settings, []*workers.State) attempt.Next
+	After func(*attempt.History, attempt.Allowance, []*workers.State) attempt.Next
 
 	progress
 
@@ -127,7 +127,7 @@ type Run struct {
 // progress is what a run knows of its request besides.
 type progress struct {
 	// The settings and workers of the newest decision.
-	settings *Settings
+	settings *Options
 	workers  []*workers.Worker
 	// gaveUp is why remote prefill was given up in this request; empty if it was
 	// not.
@@ -147,7 +147,7 @@ func (r *Run) Begin(q Criteria) {
 // request's model. unit is the router's block in tokens. A phase whose workers are
 // all kept out, some of them by nothing but their ejection, has those as
 // candidates.
-func (r *Run) NextPlan(s *Settings, list []*workers.Worker, unit int, seen FleetView) (e Effects) {
+func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetView) (e Effects) {
 	r.acquire()
 	in, q := &r.In, &r.Criteria
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
@@ -306,7 +306,7 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 		after = attempt.AfterFailure
 	}
 	r.History.Add(f)
-	return r.enterNext(after(&r.History, attempt.Settings{
+	return r.enterNext(after(&r.History, attempt.Allowance{
 		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams, Continuations: r.settings.Continuations,
 		// Whoever can prefill by itself need not be usable, nor the one chosen now.
 		LocalPrefill: r.settings.Rule.Fallback != FallbackError && slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {

@@ -39,8 +39,8 @@ func eject(w *workers.Worker) {
 	w.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
 }
 
-func usual() *Settings {
-	return &Settings{Decode: selector.RoundRobin, Prefill: selector.RoundRobin, Weights: selector.DefaultWeights(), Attempts: 3}
+func usual() *Options {
+	return &Options{Decode: selector.RoundRobin, Prefill: selector.RoundRobin, Weights: selector.DefaultWeights(), Attempts: 3}
 }
 
 func prompt(tokens int) Criteria {
@@ -353,13 +353,13 @@ func TestJudge(t *testing.T) {
 // TestBlind: prompts are looked up in caches as soon as one part of the settings
 // depends on what is found.
 func TestBlind(t *testing.T) {
-	for i, change := range []func(*Settings){
-		func(s *Settings) { s.Decode = selector.KV },
-		func(s *Settings) { s.Prefill = selector.KVDynamo },
-		func(s *Settings) { s.Busy.PrefillTokens = 1 },
-		func(s *Settings) { s.Rule.PrefillGate = 1 },
-		func(s *Settings) { s.Rule.Threshold = 1 },
-		func(s *Settings) { s.Rule.Threshold, s.Rule.On = 1, OnEffISL },
+	for i, change := range []func(*Options){
+		func(s *Options) { s.Decode = selector.KV },
+		func(s *Options) { s.Prefill = selector.KVDynamo },
+		func(s *Options) { s.Busy.PrefillTokens = 1 },
+		func(s *Options) { s.Rule.PrefillGate = 1 },
+		func(s *Options) { s.Rule.Threshold = 1 },
+		func(s *Options) { s.Rule.Threshold, s.Rule.On = 1, OnEffISL },
 	} {
 		s := usual()
 		if !s.Blind() {

@@ -14,7 +14,7 @@ import (
 type trial struct {
 	t    *testing.T
 	r    Run
-	s    *Settings
+	s    *Options
 	list []*workers.Worker
 	seen FleetView
 }

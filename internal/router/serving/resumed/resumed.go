@@ -168,7 +168,7 @@ func (b *body) read(p []byte) ([]byte, error) {
 // limits.body_memory has just been used up.
 func (b *body) noMemory() {
 	if b.Lost() {
-		b.call.Book.Unkept(resume.Memory.String())
+		b.call.Record.Unkept(resume.Memory.String())
 	}
 }
 
@@ -262,14 +262,14 @@ func (b *body) closing(cut *attempt.Failure) ([]byte, error) {
 	case len(end) == 0:
 		return nil, io.EOF
 	}
-	b.call.Book.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
+	b.call.Record.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
 	return end, nil
 }
 
 // notContinued says in receipt, metrics, events and the client's error why a stream
 // that has broken off is not continued elsewhere.
 func (b *body) notContinued(first, err error, label, words string) error {
-	b.call.Book.NotContinued(label, words)
+	b.call.Record.NotContinued(label, words)
 	e := *api.FromError(first)
 	e.Message += "; not continued elsewhere: " + words
 	e.Err = err
@@ -298,7 +298,7 @@ func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, st
 	b.call.DropInput()
 	b.call = rest
 	b.first.Follow(rest)
-	rest.Book.Continued(cut, from, sent, generated-sent)
+	rest.Record.Continued(cut, from, sent, generated-sent)
 	return "", ""
 }
 
@@ -312,7 +312,7 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 	x, c := b.call, serving.New()
 	c.Details = serving.Details{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
-		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Pacer: b,
+		Owner: x.Owner, Claim: x.Claim, Record: x.Record, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Pacer: b,
 	}
 	q := &c.Routing
 	x.Routing.CopyForRest(q, fleet)
@@ -337,7 +337,7 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 		return nil, "", err.Error()
 	}
 	b.e.Decider.Read(b.ctx, q, c.Endpoint, kind, &c.View)
-	c.Book.Tokenized(q.Prompt.Source)
+	c.Record.Tokenized(q.Prompt.Source)
 	return c, "", ""
 }
 
@@ -367,7 +367,7 @@ func (b *body) Enter(ctx context.Context, run *decide.Run) error {
 	if err == nil {
 		b.pacedOn = slots
 	}
-	b.call.Book.Waited("move", time.Since(began))
+	b.call.Record.Waited("move", time.Since(began))
 	return err
 }
 

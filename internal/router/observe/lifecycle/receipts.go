@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"fmt"
@@ -76,7 +76,7 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 }
 
 // introduce writes what a receipt says before any decision.
-func (r *Request) introduce(c *receipt.Receipt) {
+func (r *Record) introduce(c *receipt.Receipt) {
 	q := r.Routing
 	c.RequestID, c.Endpoint, c.Model, c.Stream, c.Key, c.Tenant = r.ID, r.Endpoint.Kind.String(), r.Model, r.Stream, r.Key, r.Tenant
 	c.ConfigRevision = q.Settings.Revision
@@ -104,7 +104,7 @@ func Fill(c *receipt.Receipt, q *routing.Request, untrusted func(slot uint32) bo
 }
 
 // result writes the outcome of the request.
-func (r *Request) result(c *receipt.Receipt) {
+func (r *Record) result(c *receipt.Receipt) {
 	a, end, o := &r.Answer, &r.Outcome, &c.Outcome
 	o.Status, o.E2EMS = end.Status, ms(end.Took)
 	o.Finish, o.PromptTokens, o.CachedTokens, o.CompletionTokens = a.Finish, a.Prompt, a.Cached, a.Completion

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 // Spans completes the span of a request, and makes those of its legs.
 func Spans() Subscriber {

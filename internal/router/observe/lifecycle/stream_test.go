@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"context"
@@ -112,8 +112,8 @@ func TestSubscribers(t *testing.T) {
 		}
 		return s
 	}
-	r := Request{To: NewStream(hear("a", Noted, Unkept), hear("b", Piece), hear("c", Piece, Noted), Subscriber{Noted: func(Event) { got = append(got, "d") }})}
-	l := &Leg{of: &r}
+	r := Record{To: NewStream(hear("a", Noted, Unkept), hear("b", Piece), hear("c", Piece, Noted), Subscriber{Noted: func(Event) { got = append(got, "d") }})}
+	l := &LegRecord{of: &r}
 	r.Answer.Of(l)
 	r.Answer.Piece(time.Now(), 1)
 	r.Note("x")
@@ -121,18 +121,18 @@ func TestSubscribers(t *testing.T) {
 	if want := []string{"b:piece:", "c:piece:", "a:noted:x", "c:noted:x", "d"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	(&Request{}).Note("to nobody")
+	(&Record{}).Note("to nobody")
 }
 
 // TestWithoutReceipt: a request that ends before it has a receipt is counted.
 func TestWithoutReceipt(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, decide.Plan{})
-	r := Request{To: s.To}
+	r := Record{To: s.To}
 	r.Arrived()
 	r.Refused("path")
 	r.Ended(Outcome{Status: 404, Err: &api.Error{Status: 404}, Path: "none"})
-	r = Request{To: s.To, Model: "secret", Routing: s.Routing}
+	r = Record{To: s.To, Model: "secret", Routing: s.Routing}
 	r.Arrived()
 	r.Ended(Outcome{Status: api.StatusClientClosed, Path: "none"})
 	page := s.page()
@@ -197,7 +197,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestCosts: the legs of a plan that was chosen teach what they took, where the threshold
+// TestCosts: the legs of a plan that was chosen report what they took, where the threshold
 // is auto.
 func TestCosts(t *testing.T) {
 	t.Parallel()

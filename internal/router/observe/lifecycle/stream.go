@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"time"
@@ -52,8 +52,8 @@ const numberOfKinds = int(Finished) + 1
 // nothing. What it points to may change after the subscriber returns.
 type Event struct {
 	Kind    Kind
-	Request *Request
-	Leg     *Leg
+	Request *Record
+	Leg     *LegRecord
 	At      time.Time
 	Took    time.Duration
 

@@ -1,16 +1,15 @@
-package account
+package lifecycle
 
 import (
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// Costs teaches the models of cost what legs and answers took, where the threshold is
-// auto. It learns from the legs of plans that were reported as Chosen.
-func Costs(t *outcome.Teacher) Subscriber {
+// Costs passes to the cost models what legs and answers took, where the threshold is auto. It learns from the legs of plans that were reported as Chosen.
+func Costs(c *outcome.Collector) Subscriber {
 	return Subscriber{
 		Chosen: func(e Event) {
-			e.Request.teaches = e.Request.Routing.Settings.Decisions.Rule.Auto
+			e.Request.learns = e.Request.Routing.Settings.Decisions.Rule.Auto
 		},
 		LegSent: func(e Event) {
 			if e.Leg.Phase == route.Prefill {
@@ -18,13 +17,13 @@ func Costs(t *outcome.Teacher) Subscriber {
 			}
 		},
 		FirstToken: func(e Event) {
-			if r, l := e.Request, e.Leg; r.teaches {
-				t.Took(&r.costs, &r.Routing.Run.Plan, outcome.Leg{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
+			if r, l := e.Request, e.Leg; r.learns {
+				c.Took(&r.costs, &r.Routing.Run.Plan, outcome.LegSample{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
 			}
 		},
 		Runs: func(e Event) {
 			r := e.Request
-			t.Runs(&r.costs, r.teaches, r.Model, e.Leg.Tokens, e.At)
+			c.Runs(&r.costs, r.learns, r.Model, e.Leg.Tokens, e.At)
 		},
 		Piece: func(e Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
 		Answered: func(e Event) {

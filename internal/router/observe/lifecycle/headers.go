@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"net/http"
@@ -8,7 +8,7 @@ import (
 )
 
 // Headers sets the headers that say what was decided.
-func (r *Request) Headers(h http.Header) {
+func (r *Record) Headers(h http.Header) {
 	values := make([]string, 0, 5) // one allocation for all
 	set := func(key, value string) {
 		values = append(values, value)

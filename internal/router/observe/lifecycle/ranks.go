@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"sync"
@@ -25,7 +25,7 @@ func Recording(decision func(asked time.Time, d *trace.Decision), outcome func(*
 var recorded = sync.Pool{New: func() any { return new(trace.Decision) }}
 
 // record passes the newest decision to a recording.
-func (r *Request) record(to func(asked time.Time, d *trace.Decision)) {
+func (r *Record) record(to func(asked time.Time, d *trace.Decision)) {
 	q := r.Routing
 	d := recorded.Get().(*trace.Decision)
 	*d = trace.Decision{

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
@@ -8,14 +8,14 @@ import (
 // Pace measures how fast ranks answer, for the watch on slow ranks.
 func Pace(slow *watch.Slow) Subscriber {
 	// waited takes the prompt out of those that have no token yet.
-	waited := func(l *Leg) {
+	waited := func(l *LegRecord) {
 		if l.pace.waiting {
 			l.pace.waiting = false
 			l.pace.meter.End(slow.Since(l.Start))
 		}
 	}
 	// answered counts, once, that the rank has answered, or will not.
-	answered := func(l *Leg, ok bool) {
+	answered := func(l *LegRecord, ok bool) {
 		if !l.pace.counted {
 			l.pace.counted = true
 			l.pace.meter.Answered(ok)
@@ -53,7 +53,7 @@ func Pace(slow *watch.Slow) Subscriber {
 
 // toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
 // where KV comes from another rank.
-func (r *Request) toCompute(phase route.Phase) int {
+func (r *Record) toCompute(phase route.Phase) int {
 	p := &r.Routing.Run.Plan
 	switch {
 	case phase == route.Prefill:

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"time"
@@ -12,7 +12,7 @@ import (
 // decode rank of a remote plan has made a token: by then its engine has counted what it
 // loaded. Engines that report in their usage what was moved need no watch.
 func Recompute(w *watch.Recompute) Subscriber {
-	began := func(r *Request, now time.Time) {
+	began := func(r *Record, now time.Time) {
 		in, p, l := &r.Routing.Run.In, &r.Routing.Run.Plan, r.Answer.leg
 		if r.begun || l == nil || p.Path != route.Remote || p.DecodeIndex < 0 || disagg.CountsTransfers(p.Connector) || p.Remote.Transfer < in.Decode.BlockSize {
 			return

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"errors"
@@ -13,8 +13,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Leg is the record of one leg, which its events carry.
-type Leg struct {
+// LegRecord is the record of one leg, which its events carry.
+type LegRecord struct {
 	Phase route.Phase
 	Peer  workers.Peer
 	Start time.Time
@@ -27,7 +27,7 @@ type Leg struct {
 	// Held gets the number of streamed tokens now and then; nil for none. See Progress.
 	Held interface{ Progress(tokens int) }
 
-	of    *Request
+	of    *Record
 	ended bool
 
 	// What subscribers keep of it.
@@ -42,34 +42,34 @@ type Leg struct {
 	}
 }
 
-func (l *Leg) send(e Event) {
+func (l *LegRecord) send(e Event) {
 	e.Request, e.Leg = l.of, l
 	l.of.To.send(&e)
 }
 
 // BeginLeg reports that a leg is about to be sent. A subscriber may add headers to the call.
-func (r *Request) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg) *Leg {
-	l := &Leg{of: r, Phase: phase, Peer: p, Start: time.Now()}
+func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg) *LegRecord {
+	l := &LegRecord{of: r, Phase: phase, Peer: p, Start: time.Now()}
 	l.send(Event{Kind: LegSent, Call: call})
 	return l
 }
 
 // Head reports the status of the answer.
-func (l *Leg) Head(status int) {
+func (l *LegRecord) Head(status int) {
 	now := time.Now()
 	l.FirstByte = now.Sub(l.Start)
 	l.send(Event{Kind: Head, At: now, Count: status})
 }
 
 // Facts reports the contents of a prefill's answer.
-func (l *Leg) Facts(f disagg.Checked) {
+func (l *LegRecord) Facts(f disagg.Checked) {
 	l.Prompt, l.Cached, l.Blocks = f.PromptTokens, f.CachedTokens, f.Blocks
 	l.send(Event{Kind: Facts})
 }
 
 // Streams reports that the head of a decode leg's stream has come, with its first token or
 // without.
-func (l *Leg) Streams(now time.Time, token bool) {
+func (l *LegRecord) Streams(now time.Time, token bool) {
 	a := &l.of.Answer
 	a.Streamed = true
 	if token {
@@ -83,13 +83,13 @@ func (l *Leg) Streams(now time.Time, token bool) {
 }
 
 // Runs reports that the rest of a decode leg's stream begins; its head had some tokens.
-func (l *Leg) Runs(tokens int, now time.Time) {
+func (l *LegRecord) Runs(tokens int, now time.Time) {
 	l.Tokens = tokens
 	l.send(Event{Kind: Runs, At: now})
 }
 
 // End closes the leg at a time. Only the first call counts, and returns true.
-func (l *Leg) End(err error, now time.Time) bool {
+func (l *LegRecord) End(err error, now time.Time) bool {
 	if l.ended {
 		return false
 	}

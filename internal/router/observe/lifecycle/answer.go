@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"time"
@@ -19,11 +19,11 @@ type Answer struct {
 	Prompt, Cached, Completion int
 	Gaps                       traffic.Gaps
 
-	leg *Leg // the newest decode leg
+	leg *LegRecord // the newest decode leg
 }
 
 // Of begins the answer to a decode leg. What an earlier engine has reported does not count.
-func (a *Answer) Of(l *Leg) { a.leg = l }
+func (a *Answer) Of(l *LegRecord) { a.leg = l }
 
 // Unknown forgets the usage that an engine has reported.
 func (a *Answer) Unknown() { a.Prompt, a.Cached, a.Completion = -1, -1, -1 }
@@ -46,7 +46,7 @@ func (a *Answer) Piece(now time.Time, tokens int) {
 // recomputed reports whether the decode engine of a good request computed again what a
 // prefill engine had computed for it: it counts transferred tokens as cached, and reports
 // fewer than were moved. NIXL's engines do not count them; see Recompute.
-func (r *Request) recomputed(block int) bool {
+func (r *Record) recomputed(block int) bool {
 	cached, p := r.Answer.Cached, &r.Routing.Run.Plan
 	return p.Path == route.Remote && cached >= 0 && disagg.CountsTransfers(p.Connector) && cached+block < p.Remote.Transfer
 }

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 import (
 	"errors"
@@ -41,14 +41,14 @@ func (r *ranks) Took(k *workers.Rank)   { r.calls = append(r.calls, "took "+k.La
 
 // stand is a request, and the subscribers that a router has.
 type stand struct {
-	Request
+	Record
 	ring    *receipt.Ring
 	ranks   ranks
 	events  []eventlog.Event
 	peer    workers.Peer
 	metrics *telemetry.Metrics
 	traffic traffic.Traffic
-	costs   *outcome.Teacher
+	costs   *outcome.Collector
 	kinds   []Kind // of the events that were sent
 }
 
@@ -72,7 +72,7 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	for k := range numberOfKinds {
 		seen[Kind(k)] = func(e Event) { s.kinds = append(s.kinds, e.Kind) }
 	}
-	s.Request = Request{
+	s.Record = Record{
 		To: NewStream(append([]Subscriber{
 			Pace(watch.NewSlow(watch.SlowOptions{})), Receipts(func(uint32) bool { return false }), Ranks(&s.ranks), Traffic(&s.traffic), Metrics(s.metrics), Spans(),
 			Recompute(watch.NewRecompute(watch.RecomputeOptions{})), Failures(&watch.Failures{}, log), Costs(s.costs), Progress(), seen,

@@ -1,12 +1,12 @@
-// Package account reports what happens to one request. The code that serves a request
-// calls a method of [Request] or [Leg] at each step; each sends one [Event] to the
+// Package lifecycle reports what happens to one request. The code that serves a request
+// calls a method of [Record] or [LegRecord] at each step; each sends one [Event] to the
 // [Subscriber]s of a [Stream]: the receipt, metrics, spans, the event log, a recording,
 // and the watches that learn from requests. A new consumer is a file with a Subscriber,
 // and a line where the router makes its stream.
 //
 // Events only report. What a request holds (reservations, admissions, retry budget,
 // memory) its owners take and give back themselves.
-package account
+package lifecycle
 
 import (
 	"cmp"
@@ -24,10 +24,10 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Request is the record of one request, which its events carry. With To alone it reports
+// Record is the record of one request, which its events carry. With To alone it reports
 // that a request arrives, is refused and ends; from its first decision on it needs Live,
 // Routing and Endpoint, too. With a nil To nothing is reported.
-type Request struct {
+type Record struct {
 	To   *Stream
 	Live receipt.Live
 	// Span is the request's; nil without tracing.
@@ -48,9 +48,9 @@ type Request struct {
 	Answer  Answer
 	Outcome Outcome // set when the request ends
 
-	costs   outcome.Request // see Costs
-	teaches bool
-	begun   bool // see Recompute
+	costs  outcome.RequestSamples // see Costs
+	learns bool
+	begun  bool // see Recompute
 }
 
 // Outcome is how a request ended, apart from its answer.
@@ -73,33 +73,33 @@ type Outcome struct {
 // gone reports whether the client left before the end.
 func (o *Outcome) gone() bool { return o.Status == api.StatusClientClosed }
 
-func (r *Request) send(e Event) {
+func (r *Record) send(e Event) {
 	e.Request = r
 	r.To.send(&e)
 }
 
 // Arrived reports that the router received the request.
-func (r *Request) Arrived() { r.send(Event{Kind: Arrived}) }
+func (r *Record) Arrived() { r.send(Event{Kind: Arrived}) }
 
 // Refused reports that the router refuses the request before routing it.
-func (r *Request) Refused(reason string) { r.send(Event{Kind: Refused, Reason: reason}) }
+func (r *Record) Refused(reason string) { r.send(Event{Kind: Refused, Reason: reason}) }
 
 // Waited reports how long the request waited in a stage of the metrics: "queue", or "move"
 // for a stream that another engine is to continue.
-func (r *Request) Waited(stage string, d time.Duration) {
+func (r *Record) Waited(stage string, d time.Duration) {
 	r.send(Event{Kind: Waited, Reason: stage, Took: d})
 }
 
 // Tokenized reports the source of the prompt's tokens.
-func (r *Request) Tokenized(source route.Source) {
+func (r *Record) Tokenized(source route.Source) {
 	r.send(Event{Kind: Tokenized, Reason: string(source)})
 }
 
 // Undecided begins the receipt of a request that ends before its first decision.
-func (r *Request) Undecided() { r.send(Event{Kind: Introduced}) }
+func (r *Record) Undecided() { r.send(Event{Kind: Introduced}) }
 
 // Decided reports the newest decision.
-func (r *Request) Decided() {
+func (r *Record) Decided() {
 	if p := &r.Routing.Run.Plan; p.Err == nil {
 		r.Path = string(p.Path)
 	}
@@ -108,27 +108,27 @@ func (r *Request) Decided() {
 
 // Chosen reports that the newest decision's plan is carried out: its place is taken, and
 // its legs follow. From then on costs are learned from this attempt's legs.
-func (r *Request) Chosen() { r.send(Event{Kind: Chosen}) }
+func (r *Record) Chosen() { r.send(Event{Kind: Chosen}) }
 
 // Retried reports that a leg of another attempt is sent, after a failure of a phase.
-func (r *Request) Retried(phase route.Phase, reason attempt.Reason) {
+func (r *Record) Retried(phase route.Phase, reason attempt.Reason) {
 	r.send(Event{Kind: Retried, Phase: phase, Reason: string(reason)})
 }
 
 // Note adds a text to the receipt.
-func (r *Request) Note(text string) { r.send(Event{Kind: Noted, Text: text}) }
+func (r *Record) Note(text string) { r.send(Event{Kind: Noted, Text: text}) }
 
 // Failed reports that a worker failed a leg of the request.
-func (r *Request) Failed(phase route.Phase, w *workers.Worker, reason attempt.Reason, err error) {
+func (r *Record) Failed(phase route.Phase, w *workers.Worker, reason attempt.Reason, err error) {
 	r.send(Event{Kind: Failed, Phase: phase, Worker: w, Reason: string(reason), Err: err, At: time.Now()})
 }
 
 // Blamed reports that several engines broke on the request, and the router counts that
 // against none of them.
-func (r *Request) Blamed(text string) { r.send(Event{Kind: Blamed, Text: text, At: time.Now()}) }
+func (r *Record) Blamed(text string) { r.send(Event{Kind: Blamed, Text: text, At: time.Now()}) }
 
 // Prefilled reports how a prefill's good answer was judged: err is why its KV cannot move.
-func (r *Request) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
+func (r *Record) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
 	e := Event{Kind: Prefilled, Worker: w, Err: err, At: time.Now()}
 	if err == nil {
 		e.Count, e.Text = f.Groups, strings.Join(f.Odd, "; ")
@@ -137,12 +137,12 @@ func (r *Request) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
 }
 
 // Unkept reports that from now on the stream cannot be continued elsewhere, and why.
-func (r *Request) Unkept(why string) {
+func (r *Record) Unkept(why string) {
 	r.send(Event{Kind: Unkept, Text: "from here on it could not be continued elsewhere: " + why})
 }
 
 // EngineError reports that the engine's stream ended with an error event.
-func (r *Request) EngineError(text string) {
+func (r *Record) EngineError(text string) {
 	r.Answer.Finish = "error"
 	r.Note("the engine's stream ended with an error: " + text)
 }
@@ -150,21 +150,21 @@ func (r *Request) EngineError(text string) {
 // Continued reports that another engine continues the stream after a leg was cut off a
 // rank. sent counts the tokens that the client has, dropped those that the engine had sent
 // beyond them.
-func (r *Request) Continued(cut *attempt.Failure, from *workers.Rank, sent, dropped int) {
+func (r *Record) Continued(cut *attempt.Failure, from *workers.Rank, sent, dropped int) {
 	r.send(Event{Kind: Continued, Text: cut.Name, Reason: string(cut.Reason), Rank: from, Count: sent, Dropped: dropped, At: time.Now()})
 }
 
 // NotContinued reports why no engine continues a stream that broke off: in a label of a
 // closed set, and in words.
-func (r *Request) NotContinued(label, words string) {
+func (r *Record) NotContinued(label, words string) {
 	r.send(Event{Kind: NotContinued, Reason: label, Text: words, At: time.Now()})
 }
 
 // Aborted reports that the request ends early, and who ended it.
-func (r *Request) Aborted(reason string) { r.send(Event{Kind: Aborted, Reason: reason}) }
+func (r *Record) Aborted(reason string) { r.send(Event{Kind: Aborted, Reason: reason}) }
 
 // Ended reports, once, how the request ended, and finishes its receipt if it has one.
-func (r *Request) Ended(end Outcome) {
+func (r *Record) Ended(end Outcome) {
 	end.Path = cmp.Or(r.Path, "none")
 	r.Outcome = end
 	switch {
@@ -178,7 +178,7 @@ func (r *Request) Ended(end Outcome) {
 }
 
 // Finish closes the receipt with the outcome of the request. Only the first call counts.
-func (r *Request) Finish(end Outcome) {
+func (r *Record) Finish(end Outcome) {
 	r.Live.Finish(func(c *receipt.Receipt) {
 		r.Outcome = end
 		if end.Err == nil {

@@ -1,4 +1,4 @@
-package account
+package lifecycle
 
 // progressEvery is after how many streamed tokens Progress reports them.
 const progressEvery = 16
