@@ -32,7 +32,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 		return nil, api.BadRequest("path", "%v", err)
 	}
 	x.call.Routing.FindSession(in.Session, &x.call.View)
-	if err := x.follows(); err != nil {
+	if err := x.pinToResponse(); err != nil {
 		return nil, err
 	}
 	x.r.decider.Read(ctx, &x.call.Routing, ep, ep.Kind, &x.call.View)

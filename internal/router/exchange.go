@@ -150,8 +150,8 @@ func (x *exchange) serve() error {
 			return x.refuse(reason, err)
 		}
 	}
-	if ep.Local {
-		return x.local()
+	if ep.ByRouter {
+		return x.answerModels()
 	}
 	if !s.Routing.AllowTransferFields {
 		if err := api.CheckQuery(x.req.URL.RawQuery); err != nil {
@@ -291,7 +291,7 @@ func (x *exchange) resolve() error {
 		}
 	}
 	x.call.Routing.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
-	if err := x.follows(); err != nil {
+	if err := x.pinToResponse(); err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
@@ -324,8 +324,8 @@ const introduction = 10 * time.Second
 // begun.
 func (r *base) starting() bool { return time.Since(r.started) < introduction }
 
-// follows sends what belongs to a stored response to the worker that has it.
-func (x *exchange) follows() error {
+// pinToResponse sends what belongs to a stored response to the worker that has it.
+func (x *exchange) pinToResponse() error {
 	id, param := "", ""
 	switch x.call.Endpoint.Kind {
 	case api.ResponseObject:

@@ -118,7 +118,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.prepare(first, first, specs); err != nil {
 		return nil, err
 	}
-	r.follow(first)
+	r.applyInForce(first)
 	if len(o.Sim) > 0 {
 		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
 			return nil, err
@@ -196,8 +196,8 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 	return nil
 }
 
-// follow applies settings that are in force to the rest.
-func (r *Router) follow(now *effective.Settings) {
+// applyInForce applies settings that are in force to what cannot refuse them.
+func (r *Router) applyInForce(now *effective.Settings) {
 	r.rankQueue.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())
 }

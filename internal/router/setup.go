@@ -100,7 +100,7 @@ type entry struct {
 
 func newEntry(c *settings.Config, b *base) *entry {
 	e := &entry{
-		limiter: admission.NewLimiter(admission.Limits{}), rankQueue: admission.NewQueue(0, 0, lookInterval), // prepare and follow set the limits
+		limiter: admission.NewLimiter(admission.Limits{}), rankQueue: admission.NewQueue(0, 0, lookInterval), // prepare and applyInForce set the limits
 		bodies: admission.NewMemory(c.Limits.BodyMemory, func(full bool, limit int64) { b.event(watch.BodyMemory(full, limit)) }),
 		legs:   admission.NewMemory(admission.LegLimit(c.Limits.Legs), func(full bool, limit int64) { b.event(watch.Legs(full, limit)) }),
 		ledger: ledger.New(),
@@ -300,7 +300,7 @@ type applied struct {
 func newApplied(r *Router) *applied {
 	return &applied{
 		reload: effective.NewReloader(r.settings, effective.Options{
-			Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
+			Prepare: r.prepare, Follow: r.applyInForce, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
 		}),
 		state: &state.State{
 			Router: &control.Facts{

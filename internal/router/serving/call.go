@@ -63,7 +63,7 @@ type Details struct {
 	Owner string
 	Claim admission.Claim
 
-	// Record is the account of the client's request, also in a call for the rest of its answer.
+	// Record is that of the client's request, also in a call for the rest of its answer.
 	Record *lifecycle.Record
 
 	// Rest says that the client has a part of the answer: only a stream will do, and it must
@@ -124,9 +124,9 @@ func (c *Call) Release() {
 	calls.Put(c)
 }
 
-// Follow has another call, which asks for the rest of the answer, released with this one
-// instead of the one before it. The account of the request is of that one now.
-func (c *Call) Follow(rest *Call) {
+// SetRest makes another call the one that asks for the rest of the answer: it is released
+// with this one, in place of the one before it, and the request's record is of it now.
+func (c *Call) SetRest(rest *Call) {
 	c.Record.Routing = &rest.Routing
 	if c.next != nil {
 		c.next.Release()

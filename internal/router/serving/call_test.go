@@ -31,12 +31,12 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	used := c.scratch
 	c.leg("prefill", workers.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	first, second := New(), New()
-	c.Follow(first)
+	c.SetRest(first)
 	first.ID = "first"
 	if c.Record.Routing != &first.Routing {
-		t.Error("the account is not of the call that goes on")
+		t.Error("the record is not of the call that continues")
 	}
-	c.Follow(second)
+	c.SetRest(second)
 	if first.ID != "" {
 		t.Error("the call before is not released")
 	}

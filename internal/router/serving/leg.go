@@ -108,7 +108,7 @@ func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) {
 func (c *Call) source() rewrite.Source {
 	set := c.Routing.Settings
 	s := rewrite.Source{
-		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
+		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, RequestedModel: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
 		KeepTransferFields: set.Routing.AllowTransferFields, Proxies: set, IdleTimeout: set.Timeouts.Idle,
 	}
 	if c.Body != nil {

@@ -48,7 +48,7 @@ func (p *FleetPlanner) Plan(ctx context.Context, c *Call) (Engine, error) {
 	}
 	c.Record.Decided()
 	if q.Run.Plan.Err != nil {
-		if q.Run.NoChoice().Step == attempt.Recall {
+		if q.Run.NoChoice().Step == attempt.LiftBans {
 			return nil, ErrAgain
 		}
 		return nil, q.Run.Refusal()

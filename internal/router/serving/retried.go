@@ -82,7 +82,7 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 	a, err := r.attempts(ctx, c)
 	if err != nil {
 		if c.begun.Load() != hasBegun && ctx.Err() == nil {
-			r.excuse(c)
+			r.uncountFailures(c)
 		}
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 
 func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 	run := &c.Routing.Run
-	defer r.noRetry(c)
+	defer r.refundRetry(c)
 	defer c.releaseReservation()
 	var last error // of the attempts that sent a leg, if there are any
 	for {
@@ -112,7 +112,7 @@ func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 		if last != nil && errors.Is(err, errNoLeg) {
 			return nil, last // what an engine has answered says more
 		}
-		if c.begun.Load() == hasBegun || ctx.Err() != nil || !r.again(c, run.Attempt, err) {
+		if c.begun.Load() == hasBegun || ctx.Err() != nil || !r.prepareRetry(c, run.Attempt, err) {
 			return nil, err
 		}
 		if f, ok := errors.AsType[*attempt.Error](err); last == nil || !ok || !f.Reason.Means().Unsent {
@@ -121,9 +121,9 @@ func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 	}
 }
 
-// again reports whether another attempt may follow one that has failed, and
+// prepareRetry reports whether another attempt may follow one that has failed, and
 // prepares it.
-func (r *Retried) again(c *Call, number int, err error) bool {
+func (r *Retried) prepareRetry(c *Call, number int, err error) bool {
 	run := &c.Routing.Run
 	var f *attempt.Error
 	if !errors.As(err, &f) {
@@ -160,30 +160,30 @@ func (c *Call) sends() {
 	c.retry = retry{}
 }
 
-// noRetry gives back what was taken of the budget where no worker was left to
-// ask: a lone worker that refuses would use up what the others need.
-func (r *Retried) noRetry(c *Call) {
+// refundRetry returns a reserved retry to the budget when no other worker was available: a
+// lone worker that refuses would use up what the others need.
+func (r *Retried) refundRetry(c *Call) {
 	if c.retry.budgeted {
 		r.Budget.Return(time.Now())
 	}
 	c.retry = retry{}
 }
 
-// excuse takes back the failures counted against engines that broke on a request, where
-// it failed in the end and is as likely at fault itself.
-func (r *Retried) excuse(c *Call) {
+// uncountFailures takes back the failures of engines that broke on a request, where it
+// failed in the end and is as likely at fault itself.
+func (r *Retried) uncountFailures(c *Call) {
 	if c.Body == nil { // nothing says that two requests are the same
 		return
 	}
-	blamed := r.Repeats.Failed(c.key(), &c.Routing.Run.History, time.Now())
-	if len(blamed) == 0 {
+	uncounted := r.Repeats.Failed(c.key(), &c.Routing.Run.History, time.Now())
+	if len(uncounted) == 0 {
 		return
 	}
-	for i := range blamed {
-		r.Outliers.Excuse(blamed[i].Admission)
-		r.Failures.Excuse(blamed[i].Name, string(blamed[i].Reason))
+	for i := range uncounted {
+		r.Outliers.Uncount(uncounted[i].Admission)
+		r.Failures.Uncount(uncounted[i].Name, string(uncounted[i].Reason))
 	}
-	c.Record.Blamed(attempt.Excuse(blamed))
+	c.Record.RequestFaulty(attempt.WhyUncounted(uncounted))
 }
 
 // key identifies the request, which has a body, by that and its path.

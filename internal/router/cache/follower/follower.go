@@ -164,13 +164,13 @@ func (f *Follower) watch(ctx context.Context) error {
 		case <-audit.C:
 			f.audit()
 		case <-changed:
-			f.follow(f.Registry.Snapshot())
+			f.applySnapshot(f.Registry.Snapshot())
 		}
 	}
 }
 
-// follow brings everything keyed by rank to the state of a snapshot.
-func (f *Follower) follow(now *workers.Snapshot) {
+// applySnapshot brings everything keyed by rank to the state of a snapshot.
+func (f *Follower) applySnapshot(now *workers.Snapshot) {
 	f.ranksMu.Lock()
 	defer f.ranksMu.Unlock()
 	changes := workers.Diff(f.last, now)

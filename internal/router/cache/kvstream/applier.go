@@ -212,7 +212,7 @@ func (a *Applier) each(b *kvevent.Batch, ops *kvindex.Batch) {
 			a.clear(ops)
 		}
 		if a.groups != nil {
-			a.note(e)
+			a.noteGroups(e)
 		}
 	}
 }

@@ -111,7 +111,7 @@ func (s *Stream) ApplyUnnumbered(b *kvevent.Batch) { s.apply(s.seq.Next(), b) }
 func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	was := s.app.Mismatch()
 	if s.app.groups == nil && s.app.several(b) {
-		s.follow()
+		s.beginGroups()
 	}
 	s.ops.Reset()
 	tiered := s.app.Counters.Tiered
@@ -271,7 +271,7 @@ func (s *Stream) Position() (Position, bool) {
 			return Position{}, false
 		}
 	}
-	if s.tiers != nil && s.followsTiers() {
+	if s.tiers != nil && s.countsTiers() {
 		if kept := s.tiers.Append(nil); len(p.Groups)+len(kept) <= maxKept {
 			p.Tiers = kept
 		}

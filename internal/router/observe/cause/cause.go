@@ -198,7 +198,7 @@ func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
 		s.seen = j.step
 		s.count(w, j.step)
 		for k := range w.Ranks {
-			s.follow(&w.Ranks[k], j.step)
+			s.observe(&w.Ranks[k], j.step)
 		}
 		groups[w.Group] = append(groups[w.Group], w)
 	}
@@ -387,8 +387,8 @@ func byFrequency(reasons map[string]uint64) string {
 	return strings.Join(words, ", ")
 }
 
-// follow keeps what a rank has shown up to now.
-func (s *worker) follow(in *Rank, step int) {
+// observe keeps what a rank has shown up to now.
+func (s *worker) observe(in *Rank, step int) {
 	r := s.ranks[in.Label]
 	if r == nil {
 		r = &rank{removed: in.Removed}

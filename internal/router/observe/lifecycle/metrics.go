@@ -49,11 +49,11 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 				m.OddParams(e.Worker.Name)
 			}
 		},
-		Unkept:       func(Event) { m.StreamWithoutMemory() },
-		Blamed:       func(Event) { m.Blamed() },
-		Continued:    func(e Event) { m.Continued(e.Text, e.Reason) },
-		NotContinued: func(e Event) { m.NotContinued(e.Reason) },
-		Aborted:      func(e Event) { m.Abort(e.Reason) },
+		Unkept:        func(Event) { m.StreamWithoutMemory() },
+		RequestFaulty: func(Event) { m.RequestFaulty() },
+		Continued:     func(e Event) { m.Continued(e.Text, e.Reason) },
+		NotContinued:  func(e Event) { m.NotContinued(e.Reason) },
+		Aborted:       func(e Event) { m.Abort(e.Reason) },
 		Ended: func(e Event) {
 			r := e.Request
 			endpoint, model := "unknown", r.Model

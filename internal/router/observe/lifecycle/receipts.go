@@ -60,12 +60,12 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 				note(e)
 			}
 		},
-		Noted:  note,
-		Unkept: note,
-		Blamed: note,
+		Noted:         note,
+		Unkept:        note,
+		RequestFaulty: note,
 		Continued: func(e Event) {
 			e.Request.Live.Update(func(c *receipt.Receipt) {
-				c.GoesOn(receipt.Continuation{AtMS: c.Since(e.At), From: e.Text, Reason: e.Reason, Tokens: e.Count, Dropped: e.Dropped})
+				c.AddContinuation(receipt.Continuation{AtMS: c.Since(e.At), From: e.Text, Reason: e.Reason, Tokens: e.Count, Dropped: e.Dropped})
 			})
 		},
 		NotContinued: func(e Event) {

@@ -123,9 +123,11 @@ func (r *Record) Failed(phase route.Phase, w *workers.Worker, reason attempt.Rea
 	r.send(Event{Kind: Failed, Phase: phase, Worker: w, Reason: string(reason), Err: err, At: time.Now()})
 }
 
-// Blamed reports that several engines broke on the request, and the router counts that
+// RequestFaulty reports that several engines broke on the request, and the router counts that
 // against none of them.
-func (r *Record) Blamed(text string) { r.send(Event{Kind: Blamed, Text: text, At: time.Now()}) }
+func (r *Record) RequestFaulty(text string) {
+	r.send(Event{Kind: RequestFaulty, Text: text, At: time.Now()})
+}
 
 // Prefilled reports how a prefill's good answer was judged: err is why its KV cannot move.
 func (r *Record) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {

@@ -246,7 +246,7 @@ func TestContinuedAndNot(t *testing.T) {
 	if d := cmp.Diff([]string{"stream_continued", s.Live.ID(), "stream_not_continued", "left a/dp0"}, said); d != "" {
 		t.Errorf("the events and the first call for a rank (-want +got):\n%s", d)
 	}
-	s.Blamed("the request is at fault")
+	s.RequestFaulty("the request is at fault")
 	if len(s.events) != 3 || s.events[2].Kind != "request_blamed" || s.events[2].Request != s.Live.ID() || len(s.receipt(t).Notes) != 1 {
 		t.Errorf("%+v, %q", s.events[2:], s.receipt(t).Notes)
 	}

@@ -23,27 +23,27 @@ const (
 	Aborted               // it ends early: Reason (who ended it)
 	Ended                 // it has ended, with Request.Outcome: Err (the cause)
 
-	Introduced   // its receipt begins in place of a decision
-	Decided      // a decision is made, for each attempt
-	Chosen       // the decision's plan is carried out
-	Retried      // a leg of another attempt is sent: Phase, Reason
-	LegSent      // a leg is about to be sent: leg, Call
-	Head         // the head of a leg's answer came: leg, At, Count (the HTTP status)
-	Facts        // a prefill's answer was read: leg
-	Prefilled    // a prefill's answer was checked: Worker, Count (cache groups), Text (what is odd), Err (why its KV cannot move), At
-	FirstToken   // a leg's first token came, for a prefill leg its answer: leg, At
-	Streams      // the head of a decode leg's stream came: leg, At
-	Runs         // the rest of the stream begins: leg, At
-	Piece        // a piece of the stream came: leg, At, Took (the gap before it), Count (its tokens)
-	Unkept       // too little is kept of the stream to continue it elsewhere: Text
-	LegEnded     // a leg has ended: leg, At, Err, Reason (its outcome)
-	Failed       // a worker failed a leg: Phase, Worker, Reason, Err, At
-	Continued    // another engine continues the stream: Worker name in Text, Reason, Rank, Count (tokens sent), Dropped, At
-	NotContinued // no engine continues the stream: Reason, Text, At
-	Blamed       // several engines broke on the request: Text, At
-	Noted        // a note for people: Text
-	Answered     // it was answered without an error, with Request.Outcome
-	Finished     // the receipt closes, with Request.Outcome: Receipt
+	Introduced    // its receipt begins in place of a decision
+	Decided       // a decision is made, for each attempt
+	Chosen        // the decision's plan is carried out
+	Retried       // a leg of another attempt is sent: Phase, Reason
+	LegSent       // a leg is about to be sent: leg, Call
+	Head          // the head of a leg's answer came: leg, At, Count (the HTTP status)
+	Facts         // a prefill's answer was read: leg
+	Prefilled     // a prefill's answer was checked: Worker, Count (cache groups), Text (what is odd), Err (why its KV cannot move), At
+	FirstToken    // a leg's first token came, for a prefill leg its answer: leg, At
+	Streams       // the head of a decode leg's stream came: leg, At
+	Runs          // the rest of the stream begins: leg, At
+	Piece         // a piece of the stream came: leg, At, Took (the gap before it), Count (its tokens)
+	Unkept        // too little is kept of the stream to continue it elsewhere: Text
+	LegEnded      // a leg has ended: leg, At, Err, Reason (its outcome)
+	Failed        // a worker failed a leg: Phase, Worker, Reason, Err, At
+	Continued     // another engine continues the stream: Worker name in Text, Reason, Rank, Count (tokens sent), Dropped, At
+	NotContinued  // no engine continues the stream: Reason, Text, At
+	RequestFaulty // several engines broke on the request: Text, At
+	Noted         // a note for people: Text
+	Answered      // it was answered without an error, with Request.Outcome
+	Finished      // the receipt closes, with Request.Outcome: Receipt
 )
 
 const numberOfKinds = int(Finished) + 1

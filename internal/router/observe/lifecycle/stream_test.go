@@ -157,7 +157,7 @@ func TestCounted(t *testing.T) {
 	s.Waited("move", time.Second)
 	s.Retried(route.Decode, attempt.Reset)
 	s.Unkept("no memory")
-	s.Blamed("it is at fault")
+	s.RequestFaulty("it is at fault")
 	s.Ended(Outcome{Status: 200, Err: &api.Error{Status: 502}, Cut: true, Path: "local"})
 	page := s.page()
 	for _, want := range []string{

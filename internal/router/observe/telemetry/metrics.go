@@ -198,8 +198,8 @@ func (m *Metrics) Stage(stage string, took time.Duration) {
 // Decision counts a decision.
 func (m *Metrics) Decision(path, reason string) { m.decisions.of(path, reason).Inc() }
 
-// Blamed counts a failed request on which several engines broke.
-func (m *Metrics) Blamed() { m.blamed.of().Inc() }
+// RequestFaulty counts a failed request on which several engines broke.
+func (m *Metrics) RequestFaulty() { m.blamed.of().Inc() }
 
 // Continued counts a stream that goes on elsewhere, because a worker broke off.
 func (m *Metrics) Continued(worker, reason string) { m.continued.of(worker, reason).Inc() }

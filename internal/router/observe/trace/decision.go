@@ -174,14 +174,14 @@ type settingsLine struct {
 
 // costsLine is a revision of cost.Model, by its members.
 type costsLine struct {
-	Revision uint64   `json:"revision"`
-	Local    cost.Law `json:"local"`
-	Prefill  cost.Law `json:"prefill"`
-	Transfer cost.Law `json:"transfer"`
-	Stall    float64  `json:"stall"`
-	Limit    float64  `json:"limit_ms"`
-	Beyond   float64  `json:"beyond"`
-	Lost     float64  `json:"lost_ms,omitempty"`
+	Revision uint64        `json:"revision"`
+	Local    cost.LegModel `json:"local"`
+	Prefill  cost.LegModel `json:"prefill"`
+	Transfer cost.LegModel `json:"transfer"`
+	Stall    float64       `json:"stall"`
+	Limit    float64       `json:"limit_ms"`
+	Beyond   float64       `json:"beyond"`
+	Lost     float64       `json:"lost_ms,omitempty"`
 	// Spare is of routers that explored: it is read, and means nothing any more.
 	Spare float64 `json:"spare_ms,omitempty"`
 	// Slow are the ranks that take longer than their peers.

@@ -93,7 +93,7 @@ func fullDecision() *Decision {
 	in := &decide.Input{
 		Rule: s.Rule, Model: "m", Force: route.ForceLocal, GaveUp: "connect",
 		Costs: &cost.Model{
-			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
+			Revision: 9, Local: cost.LegModel{1, 2, 3, 4, 1. / 3}, Prefill: cost.LegModel{5, 6, 7, 8, 9}, Transfer: cost.LegModel{.1, .2, .3, .4, .5},
 			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
 		},
 		Facts: api.Facts{

@@ -184,7 +184,7 @@ func TestAfterNoChoice(t *testing.T) {
 	p1, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}
 	h := History{Bans: []Ban{{Worker: p1, Phase: prefill, Suspect: true}, {Worker: d1, Phase: decode, Suspect: true}, {Worker: d2, Phase: decode}}}
 	next := AfterNoChoice(&h, decode)
-	if next.Step != Recall || len(next.Bans) != 2 || len(h.Bans) != 3 {
+	if next.Step != LiftBans || len(next.Bans) != 2 || len(h.Bans) != 3 {
 		t.Fatalf("%+v, left %+v", next, h.Bans)
 	}
 	h.Bans = next.Bans
@@ -196,7 +196,7 @@ func TestAfterNoChoice(t *testing.T) {
 	h.Failures = append(h.Failures, Failure{Worker: d1, Phase: decode}, Failure{Worker: d2, Phase: decode})
 	for _, want := range []*workers.State{d1, d2} { // the one whose last failure is older comes first
 		next = AfterNoChoice(&h, decode)
-		if _, out := banned(next.Bans, want, decode); next.Step != Recall || out || len(next.Bans) != len(h.Bans)-1 {
+		if _, out := banned(next.Bans, want, decode); next.Step != LiftBans || out || len(next.Bans) != len(h.Bans)-1 {
 			t.Fatalf("%+v", next)
 		}
 		h.Bans = next.Bans
@@ -235,7 +235,7 @@ func (f *fleet) run(t *rapid.T, s Allowance) (ok bool, legs int) {
 		decodes, prefills := f.free(f.decodes, decode), f.free(f.prefills, prefill)
 		if len(decodes) == 0 {
 			next := AfterNoChoice(&f.h, decode)
-			if next.Step != Recall {
+			if next.Step != LiftBans {
 				return false, legs
 			}
 			f.h.Bans = next.Bans
@@ -413,7 +413,7 @@ func TestAfterCut(t *testing.T) {
 		if _, out := h.Banned(a, p); !out {
 			t.Errorf("the engine that broke off is asked for %s at once", p)
 		}
-		if back := AfterNoChoice(h, p); back.Step != Recall {
+		if back := AfterNoChoice(h, p); back.Step != LiftBans {
 			t.Errorf("nobody else is left for %s: %+v", p, back)
 		}
 	}
@@ -434,7 +434,7 @@ func TestAfterCut(t *testing.T) {
 
 // TestExcuse: each worker is named once, in the order in which they broke.
 func TestExcuse(t *testing.T) {
-	if got, want := Excuse([]Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while working on this request; it failed wherever it was sent, and counts against none of them"; got != want {
+	if got, want := WhyUncounted([]Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while working on this request; it failed wherever it was sent, and counts against none of them"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 }

@@ -405,7 +405,7 @@ func TestGoodput(t *testing.T) {
 	// all the same where it would be late elsewhere, and a long one, which many would be
 	// lost for, goes.
 	m = o.model(250, 25)
-	m.Local, m.Prefill, m.Transfer = Law{20, 30, 0, 30, 0}, Law{20, 30, 0, 30, 0}, Law{5, 1, 0, 0, 0}
+	m.Local, m.Prefill, m.Transfer = LegModel{20, 30, 0, 30, 0}, LegModel{20, 30, 0, 30, 0}, LegModel{5, 1, 0, 0, 0}
 	paths := func(tokens, queued int) Costs {
 		return m.Of(&Paths{
 			Local:   Work{Tokens: tokens, Context: tokens, Running: 16},

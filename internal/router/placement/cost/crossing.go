@@ -104,11 +104,11 @@ type share struct {
 
 // uncertainty is how far a law can be off.
 type uncertainty struct {
-	law Law
+	law LegModel
 	// known says that the rest is; without, the law can be off by anything.
 	known bool
 	// inverse is the covariance of the law's coefficients.
-	inverse [terms]Law
+	inverse [terms]LegModel
 	// misfit is by what share of its time the law is off in a band.
 	misfit [bands]float64
 }

@@ -35,7 +35,7 @@ const every = time.Second
 
 // start is what is assumed before anything was seen: little more than that time
 // grows with work. It weighs next to nothing.
-var start = [legKinds]Law{
+var start = [legKinds]LegModel{
 	LocalLeg:    {20, 20, 1, 20, 0},
 	PrefillLeg:  {20, 20, 1, 20, 0},
 	TransferLeg: {5, 2, 0, 10, 0},
@@ -58,9 +58,9 @@ type Learner struct {
 	mu        sync.Mutex // guards the fields below
 	objective Objective
 	fits      [legKinds]fit
-	assumed   [legKinds]Law // before anything was seen
-	answers   float64       // mean tokens of an answer
-	gaps      float64       // mean ms between them, of late
+	assumed   [legKinds]LegModel // before anything was seen
+	answers   float64            // mean tokens of an answer
+	gaps      float64            // mean ms between them, of late
 	published time.Duration
 	slow      []Slow        // ranks that take longer than their peers; never written to
 	fresh     bool          // there is something new to publish

@@ -18,8 +18,8 @@ import (
 func priced(change ...func(*Input)) *Input {
 	in := pair(2048)
 	in.Rule.Auto = true
-	compute := cost.Law{0, 10, 0, 10, 0}
-	in.Costs = &cost.Model{Revision: 7, Local: compute, Prefill: compute, Transfer: cost.Law{1, 0, 0, 0, 0}, Stall: 1, Beyond: 1}
+	compute := cost.LegModel{0, 10, 0, 10, 0}
+	in.Costs = &cost.Model{Revision: 7, Local: compute, Prefill: compute, Transfer: cost.LegModel{1, 0, 0, 0, 0}, Stall: 1, Beyond: 1}
 	for _, c := range change {
 		c(in)
 	}

@@ -202,7 +202,7 @@ func withCosts(in *Input, rng *rand.Rand) {
 	in.Rule.Auto, in.Rule.Threshold = true, max(in.Rule.Threshold, 1)
 	stall := float64(rng.IntN(2)) / 13
 	in.Decode.Weights.Stall, in.Prefill.Weights.Stall = stall, stall
-	law := func() (l cost.Law) {
+	law := func() (l cost.LegModel) {
 		for i := range l {
 			l[i] = 20 * rng.Float64()
 		}

@@ -138,7 +138,7 @@ func TestTrialThatAnotherRequestTook(t *testing.T) {
 	r := &runs[1]
 	r.Failed(attempt.Failure{Worker: list[0].State, Name: "d1", Phase: route.Decode, Reason: attempt.Ejected})
 	r.NextPlan(usual(), list, 16, nothing{})
-	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.Recall {
+	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.LiftBans {
 		t.Fatalf("%v: %v", r.Plan.Err, next.Step)
 	}
 	e := r.NextPlan(usual(), list, 16, nothing{})
@@ -239,7 +239,7 @@ func TestRunGoesOn(t *testing.T) {
 	if r.NextPlan(usual(), pair, 16, nothing{}); r.Plan.Err == nil {
 		t.Fatalf("%s is tried again at once", r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
 	}
-	if next := r.NoChoice(); next.Step != attempt.Recall {
+	if next := r.NoChoice(); next.Step != attempt.LiftBans {
 		t.Fatalf("%+v", next)
 	}
 	if r.NextPlan(usual(), pair, 16, nothing{}); r.Plan.Err != nil || r.Attempt != 3 {

@@ -71,7 +71,7 @@ func TestStayEndsNoEjection(t *testing.T) {
 				}
 				break
 			}
-			if next := q.r.NoChoice(); next.Step != attempt.Recall {
+			if next := q.r.NoChoice(); next.Step != attempt.LiftBans {
 				t.Fatalf("%s: %s", reason, next.Step)
 			}
 		}
@@ -111,7 +111,7 @@ func TestStaleMayHaveDied(t *testing.T) {
 			for range 8 {
 				d, p, _ := q.next()
 				if d == nil {
-					if q.r.NoChoice().Step != attempt.Recall {
+					if q.r.NoChoice().Step != attempt.LiftBans {
 						break
 					}
 					continue

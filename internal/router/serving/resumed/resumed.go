@@ -230,7 +230,7 @@ func (b *body) ended(err error) ([]byte, error) {
 	}
 	why, words := c.Refused, ""
 	if why == "" {
-		why, words = b.ask(cut, from)
+		why, words = b.beginRest(cut, from)
 	}
 	switch {
 	case why != "":
@@ -276,9 +276,9 @@ func (b *body) notContinued(first, err error, label, words string) error {
 	return &e
 }
 
-// ask makes the call for the rest of the stream, which came from a rank. Where there is none
+// beginRest makes the call for the rest of the stream, which came from a rank. Where there is none
 // it returns why: one of the known reasons, or else a text.
-func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, string) {
+func (b *body) beginRest(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, string) {
 	c := &b.Continuation
 	c.Stream.Broke()
 	generated := c.Stream.Generated()
@@ -291,20 +291,20 @@ func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, st
 	rest := b.move
 	if b.move = nil; rest == nil {
 		var words string
-		if rest, why, words = b.rest(ids, sent, cut, b.e.Fleet()); rest == nil {
+		if rest, why, words = b.callForRest(ids, sent, cut, b.e.Fleet()); rest == nil {
 			return why, words
 		}
 	}
 	b.call.DropInput()
 	b.call = rest
-	b.first.Follow(rest)
+	b.first.SetRest(rest)
 	rest.Record.Continued(cut, from, sent, generated-sent)
 	return "", ""
 }
 
-// rest makes the call for what comes after ids, the last so many of them the
+// callForRest makes the call for what comes after ids, the last so many of them the
 // answer's; nil, with the reason, where there is none.
-func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers.Snapshot) (_ *serving.Call, why resume.Refusal, words string) {
+func (b *body) callForRest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers.Snapshot) (_ *serving.Call, why resume.Refusal, words string) {
 	raw, why := b.Rest(ids, sent)
 	if why != "" {
 		return nil, why, ""
@@ -403,7 +403,7 @@ func (b *body) moves() bool {
 	}) {
 		return false
 	}
-	c, _, _ := b.rest(b.Stream.IDs(), b.Stream.Sent(), attempt.Cut(from, attempt.Moved), fleet)
+	c, _, _ := b.callForRest(b.Stream.IDs(), b.Stream.Sent(), attempt.Cut(from, attempt.Moved), fleet)
 	if c == nil {
 		return false
 	}

@@ -15,8 +15,8 @@ import (
 // maxModelAnswer bounds a worker's list of its models.
 const maxModelAnswer = 8 << 20
 
-// local answers from what the router knows.
-func (x *exchange) local() error {
+// answerModels answers a request for the list of models or for one of them.
+func (x *exchange) answerModels() error {
 	list, err := x.r.lists.Get(x.ctx, x.call.Hops)
 	if err != nil {
 		return err
