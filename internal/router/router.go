@@ -61,8 +61,8 @@ type Options struct {
 type Observer struct {
 	// Batch is a change of a rank's entries in the index.
 	Batch func(o kvfeed.Observation)
-	// Decision is a decision that asked the index at a time.
-	Decision func(asked time.Time, d *trace.Decision)
+	// Decision is a decision that queried the index at a time.
+	Decision func(queried time.Time, d *trace.Decision)
 	// Outcome is a finished receipt.
 	Outcome func(r *receipt.Receipt)
 }
@@ -76,7 +76,7 @@ type Router struct {
 	*entry
 	*engines
 	*observing
-	*asking
+	*deciding
 	*served
 	*sources
 	*applied
@@ -103,10 +103,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.observing = newObserving(&o, r.base, r.entry, r.engines)
-	if r.asking, err = newAsking(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
+	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
 		return nil, err
 	}
-	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.asking, r.panicked)
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.deciding, r.panicked)
 	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}

@@ -218,15 +218,15 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	return l
 }
 
-// asking is what reads prompts and decides.
-type asking struct {
+// deciding is what reads prompts and decides.
+type deciding struct {
 	tokens  *prompt.Stage
 	decider *routing.Decider
 	stored  *stored.Responses
 	lists   models.Lists
 }
 
-func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*asking, error) {
+func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*deciding, error) {
 	tokens, err := prompt.New(prompt.Options{
 		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
@@ -235,7 +235,7 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 	if err != nil {
 		return nil, err
 	}
-	a := &asking{tokens: tokens, stored: stored.New(1 << 16)}
+	a := &deciding{tokens: tokens, stored: stored.New(1 << 16)}
 	a.decider = routing.New(routing.Sources{
 		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Readmit: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
@@ -257,7 +257,7 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 // served is what answers calls.
 type served struct{ answers serving.Engine }
 
-func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked func(*serving.Call, any)) *served {
+func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panicked func(*serving.Call, any)) *served {
 	legs := &serving.Legs{
 		Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 		Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,

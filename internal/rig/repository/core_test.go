@@ -156,7 +156,7 @@ func TestCopiesAreFound(t *testing.T) {
 		`func f() any { return decide.Plan{Path: "local"} }`:                         "makes the plan",
 		`func f() { decide.MakePlan(nil, nil) }`:                                     "asks for the plan",
 		`func f() any { return ledger.Claim{} }`:                                     "takes of the ledger",
-		`func f() { attempt.AfterFailure(nil, attempt.Allowance{}, nil) }`:            "another attempt",
+		`func f() { attempt.AfterFailure(nil, attempt.Allowance{}, nil) }`:           "another attempt",
 		`func f() any { return attempt.Next{Step: attempt.GiveUp} }`:                 "another attempt",
 		// What only reads is no copy.
 		`func f(list []decision.Candidate) *selector.Input { var c *decision.Candidate = &list[0]; _ = c.Rank; return nil }`: "",

@@ -1,6 +1,6 @@
-// Package serving answers calls. Whatever does so is an [Engine]: a leg to a worker, a pair
-// of legs, an engine that is asked again elsewhere until the head of an answer is good. The
-// paths of requests differ in what they are composed of.
+// Package serving answers calls. An [Engine] does so: a leg to a worker, a pair of legs, an
+// engine that tries other workers until the head of an answer is good. The paths of requests
+// differ in what they are composed of.
 //
 //	local   leg(decode)
 //	remote  paired(leg(prefill), leg(decode), transfer)
@@ -30,7 +30,7 @@ type Engine interface {
 	Do(ctx context.Context, c *Call) (*Answer, error)
 }
 
-// Call is one request, as it is asked of engines. [New] makes one.
+// Call is one request to engines. [New] makes one.
 type Call struct {
 	Details
 	View    api.View

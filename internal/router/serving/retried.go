@@ -18,12 +18,12 @@ import (
 )
 
 // Planner decides on a call, and returns what serves the decision. The error is that there
-// is no worker for it; ErrAgain that it has to be asked once more.
+// is no worker for it; ErrAgain requires another call of Plan.
 type Planner interface {
 	Plan(ctx context.Context, c *Call) (Engine, error)
 }
 
-// ErrAgain asks for another decision: workers that were kept out are asked after all.
+// ErrAgain requires another decision: workers that were kept out may be used after all.
 var ErrAgain = errors.New("decide again")
 
 // Retried is an engine that has a call served by another plan after a failure, until the

@@ -336,7 +336,7 @@ func (f *Follower) publish() {
 
 // process returns when the engine's process behind a rank was started, NaN when
 // it does not say, and when it was asked.
-func (f *Follower) process(worker string, dp int) (started float64, asked time.Time) {
+func (f *Follower) process(worker string, dp int) (started float64, queried time.Time) {
 	if w, ok := f.Registry.Snapshot().Worker(worker); ok && dp < len(w.Ranks) {
 		if l := w.Ranks[dp].Load(); l != nil {
 			return l.Process, l.Asked

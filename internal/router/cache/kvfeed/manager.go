@@ -270,9 +270,9 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	m.stop(r)
 	r.mu.Lock()
 	r.set(Unknown, wantEnd, "removed")
-	r.place.word.Store(0)
-	r.place.groups.Store(nil)
-	r.place.tiers.Store(nil)
+	r.reader.word.Store(0)
+	r.reader.groups.Store(nil)
+	r.reader.tiers.Store(nil)
 	r.observeFeed(Observation{})
 	r.mu.Unlock()
 	return true
@@ -317,7 +317,7 @@ func (m *Manager) join(r *rank) *hub {
 	h := m.hubs[r.src.Endpoint]
 	if h == nil {
 		ctx, cancel := context.WithCancel(m.ctx)
-		h = &hub{m: m, endpoint: r.src.Endpoint, cancel: cancel, lines: map[*line]struct{}{}}
+		h = &hub{m: m, endpoint: r.src.Endpoint, cancel: cancel, conns: map[*publisherConn]struct{}{}}
 		m.hubs[h.endpoint] = h
 		h.wg.Go(func() { h.run(ctx) })
 	}

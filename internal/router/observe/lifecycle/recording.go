@@ -10,7 +10,7 @@ import (
 
 // Recording passes decisions and finished receipts to a recording, which must not keep
 // them. Either function may be nil.
-func Recording(decision func(asked time.Time, d *trace.Decision), outcome func(*receipt.Receipt)) Subscriber {
+func Recording(decision func(queried time.Time, d *trace.Decision), outcome func(*receipt.Receipt)) Subscriber {
 	s := Subscriber{}
 	if decision != nil {
 		s[Decided] = func(e Event) { e.Request.record(decision) }
@@ -25,7 +25,7 @@ func Recording(decision func(asked time.Time, d *trace.Decision), outcome func(*
 var recorded = sync.Pool{New: func() any { return new(trace.Decision) }}
 
 // record passes the newest decision to a recording.
-func (r *Record) record(to func(asked time.Time, d *trace.Decision)) {
+func (r *Record) record(to func(queried time.Time, d *trace.Decision)) {
 	q := r.Routing
 	d := recorded.Get().(*trace.Decision)
 	*d = trace.Decision{

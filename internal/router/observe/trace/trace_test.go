@@ -37,7 +37,7 @@ func every() []Record {
 		{Kind: KindFeed, Time: us(5), Rank: "decode-0/dp1", Trusted: true},
 		{Kind: KindBatch, Time: us(9), Rank: "decode-0/dp1", Batch: Batch{Seq: 7, Received: us(8), Replayed: true, Payload: []byte{0x93, 1, 2, 0xff}}},
 		{Kind: KindBatch, Time: us(9), Rank: `odd "name"\n/dp0`, Batch: Batch{Seq: 1<<64 - 1, Received: us(-8), Payload: []byte{}}},
-		{Kind: KindClear, Time: us(10), Rank: "decode-0/dp1", Clear: Clear{Anew: true, Reason: "batches 8 to 9 are lost: <no replay> \u2028"}},
+		{Kind: KindClear, Time: us(10), Rank: "decode-0/dp1", Clear: Clear{ForgotPublisher: true, Reason: "batches 8 to 9 are lost: <no replay> \u2028"}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 12, Op: Stored, Names: []uint64{1, 1<<64 - 1}, Locals: []uint64{3, 4}, Parent: 1 << 63, HasParent: true, Start: 2}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 12, Op: Stored, Names: []uint64{1}, Locals: []uint64{3}, Start: -1, Tier: "disk", Domain: "worker", Session: "s", Extra: json.RawMessage(`[{"mm_objects":[]}]`)}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 13, Op: Removed, Names: manyHashes(100), Start: -1}},

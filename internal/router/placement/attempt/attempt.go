@@ -16,7 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// Allowance are what the operator has decided.
+// Allowance is what the operator allows.
 type Allowance struct {
 	// Attempts is how many there may be of one request.
 	Attempts int
@@ -241,7 +241,7 @@ type Next struct {
 	// Bans and Stays replace those of the history.
 	Bans  []Ban
 	Stays []Stay
-	// Free says that what failed was no attempt: no engine was asked.
+	// Free reports that what failed was no attempt: nothing was sent to an engine.
 	Free bool
 	// Budgeted says that the step is taken out of the budget for retries; if that
 	// has no room, AfterNoBudget follows.
@@ -389,7 +389,7 @@ func AfterNoChoice(h *History, p route.Phase) Next {
 
 // withoutOldest is bans without those of one worker that has failed in a phase, for when
 // nobody else is left: of two or more the one that failed longest ago, which is
-// the likeliest to be well by now. One that has failed alone is not asked again.
+// the likeliest to be well by now. One that has failed alone is not used again.
 func withoutOldest(h *History, bans []Ban, p route.Phase) (rest []Ban, ok bool) {
 	var failed []*workers.State // by their last failure, newest first
 	for _, f := range slices.Backward(h.Failures) {

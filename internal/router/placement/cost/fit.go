@@ -18,8 +18,8 @@ type fit struct {
 	// count is how many outcomes there were, seen how many of them count.
 	count int
 	seen  float64
-	// law is the newest solution.
-	law   LegModel
+	// model is the newest solution.
+	model LegModel
 	watch watch
 }
 
@@ -35,7 +35,7 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	w := *leg
 	ms, w.Times = ms/leg.times(), 0
 	x := w.values()
-	predicted := f.law.Time(&w)
+	predicted := f.model.Time(&w)
 	// Long waits differ by more than short ones: errors are relative. An outcome
 	// that is far from what was expected weighs less.
 	scale := floor + max(predicted, ms)/2
@@ -78,7 +78,7 @@ func (f *fit) solve(assumed *LegModel, like *fit) {
 		b[i] += r * assumed[i]
 	}
 	if l, ok := positive(a, b); ok {
-		f.law, f.watch.made = l, f.count
+		f.model, f.watch.made = l, f.count
 	}
 }
 

@@ -80,7 +80,7 @@ func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	o = o.sound()
 	l := &Learner{objective: o, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
 	for i := range l.fits {
-		l.fits[i].law = start[i]
+		l.fits[i].model = start[i]
 	}
 	return l
 }
@@ -94,7 +94,7 @@ func (l *Learner) Assume(times float64) {
 		for k := range l.assumed[i] {
 			l.assumed[i][k] *= times
 		}
-		l.fits[i].law = l.assumed[i]
+		l.fits[i].model = l.assumed[i]
 	}
 }
 
@@ -144,7 +144,7 @@ func (l *Learner) publish(now time.Duration) Change {
 		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
 		return NoChange
 	}
-	local, prefill := f[LocalLeg].law, f[PrefillLeg].law
+	local, prefill := f[LocalLeg].model, f[PrefillLeg].model
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
@@ -154,7 +154,7 @@ func (l *Learner) publish(now time.Duration) Change {
 	}
 	m := l.objective.model(l.answers, l.gaps)
 	m.Revision, m.Slow = l.revision.Add(1), l.slow
-	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
+	m.Local, m.Prefill, m.Transfer = f[LocalLeg].model, f[PrefillLeg].model, f[TransferLeg].model
 	if l.model.Swap(m) == nil {
 		return Learned
 	}

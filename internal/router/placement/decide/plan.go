@@ -142,9 +142,9 @@ type Plan struct {
 	// remote was possible. The one that was not taken is the what-if.
 	Local, Remote Work
 	HasRemote     bool
-	// Paths is what the paths ask of their ranks, and Costs what that would cost by
+	// Paths is the work of both paths, and Costs what that would cost by
 	// revision CostRevision of the laws; with Rule.Auto, where remote was possible. The
-	// revision is 0 where the costs were not asked for or not known.
+	// revision is 0 where the costs were not needed or not known.
 	Paths        cost.Paths
 	Costs        cost.Costs
 	CostRevision uint64
@@ -395,7 +395,7 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.passSlowPrefill(in)
 }
 
-// prefillWork is what the chosen prefill rank is asked for.
+// prefillWork is the work of the chosen prefill rank.
 func (p *Plan) prefillWork(in *Input) cost.Work {
 	isl, c := in.Facts.ISL, &in.Prefill.Candidates[p.PrefillIndex]
 	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests}
@@ -504,7 +504,7 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 			p.Path, p.Reason = route.Local, noPrefill(&p.Prefill)
 		}
 	case !in.Facts.Splittable:
-		// Nobody says that it needs a prefill worker for this: it is asked.
+		// It may not need a prefill worker for this: the request goes to it.
 	case in.Force == route.ForceLocal:
 		p.failed(p.Reason, fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded))
 	case p.Path == route.Local && p.Prefill.Policy == "":

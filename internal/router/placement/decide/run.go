@@ -59,12 +59,12 @@ type Criteria struct {
 	Waited bool
 }
 
-// Pin is who was asked for.
+// Pin is the workers and the rank that the client requires.
 type Pin struct {
 	// Decode and Prefill are the workers' names; empty for any.
 	Decode, Prefill string
-	// HasRank says that Rank, the number of a data-parallel rank, was asked for
-	// of the decode worker.
+	// HasRank reports that Rank, the number of a data-parallel rank of the decode
+	// worker, is required.
 	HasRank bool
 	Rank    int
 }
@@ -93,11 +93,10 @@ type FleetView interface {
 	Ledger() *ledger.Ledger
 }
 
-// Effects are what a decision asks of its caller. Who only asks what would be done
-// leaves them.
+// Effects are what a decision requires of its caller. A dry run drops them.
 type Effects struct {
-	// Readmit are ejected workers that were candidates, because a phase has
-	// nobody else.
+	// Readmit are ejected workers that were candidates, because a phase has no
+	// other worker.
 	Readmit []*workers.Worker
 	// ReturnTurn says that the request has no use for its turn in the prefill
 	// phase: it is the next request's, unless that has one already.
@@ -132,7 +131,7 @@ type progress struct {
 	// gaveUp is why remote prefill was given up in this request; empty if it was
 	// not.
 	gaveUp attempt.Reason
-	// forceBefore is the path that was asked for before remote prefill was given up.
+	// forceBefore is the path that was required before remote prefill was given up.
 	forceBefore route.Force
 }
 

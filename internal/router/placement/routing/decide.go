@@ -41,7 +41,7 @@ type Sources struct {
 	}
 	// Now are the settings and the fleet as they are.
 	Now func() (*effective.Settings, *workers.Snapshot)
-	// Readmit hears of workers that are ejected and yet asked, since nobody else is left.
+	// Readmit is called with ejected workers that are used because no other is left.
 	Readmit func(*workers.Worker)
 }
 

@@ -55,7 +55,7 @@ type Details struct {
 	IDs []uint32
 	// Chunked says that blocks are text chunks, not tokens.
 	Chunked bool
-	// At is when the index was about to be asked.
+	// At is when the index was about to be queried.
 	At time.Time
 	// Took is the router's own time.
 	Took StageTimes

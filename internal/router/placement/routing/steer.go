@@ -20,7 +20,7 @@ const (
 )
 
 // Steer takes the path, the workers and the rank that the headers of a request ask for.
-// Who may not steer is not asked.
+// Callers check whether the client may steer.
 func (q *Request) Steer(h http.Header) (err error) {
 	c := &q.Run.Criteria
 	if c.Force, err = route.ParseForce(h.Get(headerPath)); err != nil {

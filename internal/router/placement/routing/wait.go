@@ -23,7 +23,7 @@ func (q *Request) Claim(of admission.Claim, h http.Header, v *api.View, prompt i
 		of.Tenant = api.Clip(name)
 	}
 	of.Tokens = prompt + int(max(0, v.MaxTokens))
-	err := of.Ask(h, q.Settings.Routing.AllowHeaders)
+	err := of.ReadHeaders(h, q.Settings.Routing.AllowHeaders)
 	return of, err
 }
 

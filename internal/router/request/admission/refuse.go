@@ -15,9 +15,9 @@ const (
 	headerMaxWait  = "X-Dynctl-Max-Wait"
 )
 
-// Ask takes into the claim what a client's headers ask for. Every client may lower its
+// ReadHeaders takes into the claim what a client's headers ask for. Every client may lower its
 // priority; only one that may steer raises it.
-func (c *Claim) Ask(h http.Header, steers bool) error {
+func (c *Claim) ReadHeaders(h http.Header, steers bool) error {
 	if name := h.Get(headerPriority); name != "" {
 		b, ok := ParseBand(name)
 		if !ok {

@@ -38,7 +38,7 @@ func TestAsk(t *testing.T) {
 		h.Set(headerPriority, c.priority)
 		h.Set(headerMaxWait, c.wait)
 		got := Claim{Band: Normal}
-		err := got.Ask(h, c.steers)
+		err := got.ReadHeaders(h, c.steers)
 		if got.Band != c.band || got.Patience != c.patience || (err != nil) != c.bad || c.bad && api.FromError(err).Status != http.StatusBadRequest {
 			t.Errorf("%+v: %+v, %v", c, got, err)
 		}

@@ -1,6 +1,6 @@
 // Package resumed has another engine continue a stream whose engine dies in the middle, or
-// whose worker is drained. That one is asked with the ids of the prompt and of what the
-// client has of the answer: to all below, this is a call of its own, whose events are the
+// whose worker is drained. Its prompt is the ids of the first prompt and of what the client
+// has of the answer: to all below, this is a call of its own, whose events are the
 // next ones of the client's stream. No token comes twice.
 package resumed
 
@@ -62,13 +62,13 @@ type Moves interface {
 }
 
 const (
-	// alignTimeout bounds asking an engine where a text ends in its tokens.
+	// alignTimeout bounds a request to an engine for where a text ends in its tokens.
 	alignTimeout = 2 * time.Second
 	// heartbeat is how often a stream that waits to continue elsewhere gets a
 	// comment, for clients and proxies that give up silent streams.
 	heartbeat = 5 * time.Second
-	// askForMove is how often a stream whose worker is drained looks for a rank elsewhere.
-	askForMove = 50 * time.Millisecond
+	// moveInterval is how often a stream whose worker is drained looks for a rank elsewhere.
+	moveInterval = 50 * time.Millisecond
 )
 
 var (
@@ -123,9 +123,9 @@ type body struct {
 	// pacedOn are the slots of the ranks that the rest has entered.
 	pacedOn []uint32
 	// move is the call for the rest with its decision, where a healthy stream is about
-	// to be taken from its worker; askAt is when it may look for a rank again.
-	move  *serving.Call
-	askAt time.Time
+	// to be taken from its worker; nextLook is when it may look for a rank again.
+	move     *serving.Call
+	nextLook time.Time
 }
 
 // Next is [serving.Body.Next].
@@ -391,10 +391,10 @@ func (b *body) moves() bool {
 		return false
 	}
 	now := time.Now()
-	if now.Before(b.askAt) {
+	if now.Before(b.nextLook) {
 		return false
 	}
-	b.askAt = now.Add(askForMove)
+	b.nextLook = now.Add(moveInterval)
 	fleet, limit := b.e.Fleet(), s.Continue.AtOnce
 	if !slices.ContainsFunc(fleet.Model(x.Model), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()

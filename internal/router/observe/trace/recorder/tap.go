@@ -105,9 +105,9 @@ func (t *Tap) Batch(rank string, seq uint64, received time.Time, replayed bool, 
 }
 
 // Clear records that a rank's entries were dropped.
-func (t *Tap) Clear(rank string, anew bool, reason string) {
+func (t *Tap) Clear(rank string, forgotPublisher bool, reason string) {
 	if t.active.Load() {
-		t.put(&trace.Record{Kind: trace.KindClear, Rank: rank, Clear: trace.Clear{Anew: anew, Reason: reason}})
+		t.put(&trace.Record{Kind: trace.KindClear, Rank: rank, Clear: trace.Clear{ForgotPublisher: forgotPublisher, Reason: reason}})
 	}
 }
 
@@ -123,13 +123,13 @@ func (t *Tap) Feed(rank string, trusted bool) {
 	}
 }
 
-// Decision records a decision that asked the index at a time. It sets BeganUS and
+// Decision records a decision that queried the index at a time. It sets BeganUS and
 // keeps nothing of d but pointers to its settings and workers.
-func (t *Tap) Decision(asked time.Time, d *trace.Decision) {
+func (t *Tap) Decision(queried time.Time, d *trace.Decision) {
 	if !t.active.Load() {
 		return
 	}
-	d.BeganUS = t.since(asked).Microseconds()
+	d.BeganUS = t.since(queried).Microseconds()
 	if !t.Tokens {
 		d.Tokens = nil
 	}
