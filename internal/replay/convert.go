@@ -26,7 +26,7 @@ func Convert(open func() (*trace.Reader, error), w io.Writer, o ConvertOptions) 
 		return 0, err
 	}
 	defer r.Close()
-	c := &converter{w: w, book: trace.NewBook()}
+	c := &converter{w: w, references: trace.NewReferences()}
 	switch o.To {
 	case trace.Own:
 		h := r.Header()
@@ -53,11 +53,11 @@ func Convert(open func() (*trace.Reader, error), w io.Writer, o ConvertOptions) 
 }
 
 type converter struct {
-	w       io.Writer
-	records int64
-	buf     []byte
-	book    *trace.Book
-	header  trace.Header
+	w          io.Writer
+	records    int64
+	buf        []byte
+	references *trace.References
+	header     trace.Header
 }
 
 // begin writes a header: the first one, or that of a part whose decisions were made
@@ -67,7 +67,7 @@ func (c *converter) begin(h trace.Header) error {
 	if err != nil {
 		return err
 	}
-	c.buf, c.header, c.book = p, h, trace.NewBook()
+	c.buf, c.header, c.references = p, h, trace.NewReferences()
 	_, err = c.w.Write(p)
 	return err
 }
@@ -90,7 +90,7 @@ func (c *converter) record(rec *trace.Record) error {
 			return err
 		}
 	}
-	return c.write(c.book.AppendRecord(c.buf[:0], rec))
+	return c.write(c.references.AppendRecord(c.buf[:0], rec))
 }
 
 // requests writes the requests of a trace with prefix ids of Mooncake's blocks.

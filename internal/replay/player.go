@@ -160,11 +160,11 @@ func (p *Player) Play(rec *trace.Record) error {
 		r.fed = true
 		p.counts.Clears++
 		r.lastLine = rec.Line
-		if rec.Clear.Anew {
+		if rec.Clear.ForgotPublisher {
 			r.next = 0
 		}
 		if r.stream != nil {
-			if rec.Clear.Anew {
+			if rec.Clear.ForgotPublisher {
 				r.stream.Reset()
 			} else {
 				r.stream.Drop()
@@ -175,7 +175,7 @@ func (p *Player) Play(rec *trace.Record) error {
 		r.gap = nil
 		// Whatever was missed is gone from both sides now, but not what was
 		// dropped at the same time.
-		r.began, r.partial = true, r.partial && !rec.Clear.Anew
+		r.began, r.partial = true, r.partial && !rec.Clear.ForgotPublisher
 		r.next = anySeq
 	case trace.KindBatch:
 		r.fed = true

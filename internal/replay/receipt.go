@@ -35,7 +35,7 @@ func candidates(in *selector.Input, own []decision.Candidate) {
 
 // decide makes the plan for the loaded input.
 func (m *maker) decide() *decide.Plan {
-	decide.Choose(&m.in, &m.plan)
+	decide.MakePlan(&m.in, &m.plan)
 	return &m.plan
 }
 

@@ -157,10 +157,10 @@ func plan(d *trace.Decision) {
 }
 
 var (
-	testSettings = func() *decide.Settings {
+	testSettings = func() *decide.Options {
 		weights := selector.DefaultWeights()
 		weights.StepTokens = 0 // the prompts here are shorter than a step
-		return &decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: weights, Rule: decide.Rule{Threshold: 1 << 20}}
+		return &decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: weights, Rule: decide.Rule{Threshold: 1 << 20}}
 	}()
 	testWorkers = func() (list []*workers.Worker) {
 		for i := range testRanks {
@@ -185,12 +185,12 @@ func (r *recording) file(skip ...int) []byte {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	book := trace.NewBook()
+	references := trace.NewReferences()
 	for i := range r.recs {
 		if len(skip) > 0 && i == skip[0] {
 			continue
 		}
-		if p, err = book.AppendRecord(p, &r.recs[i]); err != nil {
+		if p, err = references.AppendRecord(p, &r.recs[i]); err != nil {
 			r.t.Fatal(err)
 		}
 	}

@@ -110,7 +110,7 @@ func TestRedecide(t *testing.T) {
 func TestWhatIfReachesTheDecision(t *testing.T) {
 	plan := decide.Rule{Threshold: 5, On: decide.OnEffISL, Fallback: decide.FallbackLocal, PrefillGate: 5, LoadCredit: decide.LoadCredit}
 	with := func(list ...Change) string {
-		r := Changed(decide.Settings{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
+		r := Changed(decide.Options{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
 		return fmt.Sprintf("%+v %s %s %+v %+v", r.Rule, r.Prefill, r.Decode, r.Weights, r.Busy)
 	}
 	asRecorded := fmt.Sprintf("%+v %s %s %+v %+v", plan, selector.Session, selector.KV, selector.DefaultWeights(), selector.Busy{Waiting: 5})
@@ -177,7 +177,7 @@ func TestStartGateAsRecorded(t *testing.T) {
 			}
 			list = append(list, one)
 		}
-		s := decide.Settings{Rule: decide.Rule{Threshold: 2048, Auto: true, StartGate: c.recorded}, Decode: selector.KV, Prefill: selector.KV}
+		s := decide.Options{Rule: decide.Rule{Threshold: 2048, Auto: true, StartGate: c.recorded}, Decode: selector.KV, Prefill: selector.KV}
 		if got := Changed(s, list).Rule.StartGate; got != c.want {
 			t.Errorf("recorded with %d, %v: %d, want %d", c.recorded, c.change, got, c.want)
 		}

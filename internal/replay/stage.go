@@ -354,7 +354,7 @@ func (s *Stage) next() {
 	for n := 0; s.now-s.turned >= halfMinute; n++ {
 		s.turned += halfMinute
 		if n < 2 { // both halves are new then
-			s.times.Turn()
+			s.times.Rotate()
 		}
 	}
 	if err := s.p.Play(rec); err != nil {

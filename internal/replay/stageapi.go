@@ -41,11 +41,11 @@ func (s *Stage) control(q *http.Request) (any, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.place(), nil
+	return s.position(), nil
 }
 
-// place is where the stage stands. The caller holds mu.
-func (s *Stage) place() *admin.Replay {
+// position is where the stage stands. The caller holds mu.
+func (s *Stage) position() *admin.Replay {
 	r := &admin.Replay{Records: s.played, AtUS: s.now.Microseconds(), Speed: s.speed, Paused: s.paused, Ended: s.ended, Seeking: s.seeking}
 	if s.total != nil {
 		r.TotalUS = new(s.total.Microseconds())
@@ -67,7 +67,7 @@ func (s *Stage) Status() admin.Status {
 	st := admin.Status{
 		Schema: admin.Schema, Version: s.r.Header().Version, Name: s.r.Name(), Now: s.at(), Started: s.start, State: "ready", Reasons: []string{},
 		PrefillPolicy: string(s.prefill), DecodePolicy: string(s.decode), ThresholdTokens: s.thresh, ThresholdAuto: s.auto, ThresholdOn: s.on, Tokenizer: "recorded",
-		BlockSizeTokens: s.block, Models: []string{}, Traffic: s.traffic, Index: s.totals(), Replay: s.place(),
+		BlockSizeTokens: s.block, Models: []string{}, Traffic: s.traffic, Index: s.totals(), Replay: s.position(),
 	}
 	if s.prefill == s.decode { // else the one that was set is in no record
 		st.Policy = string(s.decode)

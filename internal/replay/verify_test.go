@@ -371,7 +371,7 @@ func TestUntrusted(t *testing.T) {
 	r.decide(p)
 	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: false})
 	r.decide(p)
-	r.add(trace.Record{Kind: trace.KindClear, Rank: rankName(0), Clear: trace.Clear{Anew: true, Reason: "gone"}})
+	r.add(trace.Record{Kind: trace.KindClear, Rank: rankName(0), Clear: trace.Clear{ForgotPublisher: true, Reason: "gone"}})
 	r.seq[rankName(0)], r.names[rankName(0)] = 0, nil
 	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
 	r.batch(0, p)
@@ -528,7 +528,7 @@ func TestUnknownWhenItWasDecided(t *testing.T) {
 		for i := range late.recs {
 			late.recs[i].RankInfo.New = false
 		}
-		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{Anew: true, Reason: "it started over"}})
+		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{ForgotPublisher: true, Reason: "it started over"}})
 		v := play(t, late.file(), Options{Verify: true}).Verify
 		if v.OnTrust == 0 || v.InputsDiffer != 0 || v.OnTrust+v.Proven != v.Decisions {
 			t.Errorf("without what %s held before: %+v, %+v", rank, v, v.FirstInput)

@@ -98,7 +98,7 @@ func ParseChange(text string) (Change, error) {
 
 // Changed are settings of decisions after some changes; what no setting says
 // stays.
-func Changed(s decide.Settings, list []Change) decide.Settings {
+func Changed(s decide.Options, list []Change) decide.Options {
 	c := settings.Config{Routing: settings.Routing{Policy: string(s.Decode), PrefillPolicy: string(s.Prefill), Weights: s.Weights, Busy: s.Busy}}
 	c.Routing.SetPlan(s.Rule)
 	for _, change := range list {

@@ -13,12 +13,12 @@ import (
 // copy sends the answer to the client.
 func (x *exchange) copy() error {
 	a := x.answer
-	x.book.Headers(x.w.Header())
+	x.record.Headers(x.w.Header())
 	x.status, x.committed = a.Status, true
 	if a.Whole != nil {
 		return x.copyWhole(a)
 	}
-	opt := upstream.StreamOptions{WriteTimeout: x.call.Question.Settings.Timeouts.Write}
+	opt := upstream.StreamOptions{WriteTimeout: x.call.Routing.Settings.Timeouts.Write}
 	pieces := &x.pieces
 	*pieces = piecesOf{x: x, Body: a.Body}
 	if a.Streams() {
@@ -43,7 +43,7 @@ func (x *exchange) copyWhole(a *serving.Answer) (err error) {
 	h := x.w.Header()
 	a.Header.CopyTo(h)
 	h["Content-Length"] = []string{strconv.Itoa(len(a.Whole))}
-	limit := x.call.Question.Settings.Timeouts.Write
+	limit := x.call.Routing.Settings.Timeouts.Write
 	if len(a.Whole) <= 16<<10 {
 		// net/http flushes it at the end. It waits here for a client that does
 		// not read the answers before it.
@@ -78,7 +78,7 @@ func (p *piecesOf) observe(b []byte) {
 	if p.head || got.Events == 0 {
 		return
 	}
-	p.x.book.Answer.Piece(time.Now(), got.Tokens)
+	p.x.record.Answer.Piece(time.Now(), got.Tokens)
 }
 
 // learn records what the stream said, and judges how it ended.
@@ -86,7 +86,7 @@ func (x *exchange) learn(err error) error {
 	scan := &x.along.Scanner
 	scan.Finish()
 	sum := scan.Summary()
-	x.book.Answer.Learn(sum)
+	x.record.Answer.Learn(sum)
 	// Some clients close the connection when they read [DONE], and do not wait for the end
 	// of the body. A piece is written before the next one is read, so [DONE] has been sent
 	// when the next read is canceled.
@@ -96,14 +96,14 @@ func (x *exchange) learn(err error) error {
 	}
 	if err == nil && sum.Failed {
 		// The client has the engine's own error event; the receipt shall say so too.
-		x.book.EngineError(sum.Error)
+		x.record.EngineError(sum.Error)
 	}
 	return err
 }
 
 // Idle sends a client whose stream waits a comment.
 func (x *exchange) Idle(words string) error {
-	_, err := upstream.NewWriter(x.w, x.call.Question.Settings.Timeouts.Write).Write([]byte(": " + words + "\n\n"))
+	_, err := upstream.NewWriter(x.w, x.call.Routing.Settings.Timeouts.Write).Write([]byte(": " + words + "\n\n"))
 	return err
 }
 

@@ -43,11 +43,11 @@ func TestCostsAreDescribed(t *testing.T) {
 		for i := range 1 + 100*len(r.state.Costs()) {
 			at = at.Add(time.Second)
 			tokens := 1000 + 100*(i%7)
-			p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
-			var q outcome.Request
+			p := &decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+			var q outcome.RequestSamples
 			done := at.Add(100 * time.Microsecond * time.Duration(tokens))
-			r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: route.Prefill, Sent: at, First: done})
-			r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: route.Decode, Sent: at, First: done.Add(10 * time.Millisecond)})
+			r.costs.Took(&q, p, outcome.LegSample{Model: "m", Phase: route.Prefill, Sent: at, First: done})
+			r.costs.Took(&q, p, outcome.LegSample{Model: "m", Phase: route.Decode, Sent: at, First: done.Add(10 * time.Millisecond)})
 		}
 		s := r.state.Costs()
 		if len(s) != 1 || (s[0].Revision > 0) != enough || (len(s[0].Crossings) > 0) != enough || s[0].TransferOutcomes == 0 {

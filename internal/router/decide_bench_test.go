@@ -12,11 +12,11 @@ import (
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -121,26 +121,26 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			l.Took(cost.TransferLeg, &w, 8*time.Millisecond, 0)
 		}
 	}
-	var d question.Question
+	var q routing.Request
 	var v api.View
 	one := func() {
-		d.Release()
-		d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
-		d.List = d.Fleet.Model("bench")
-		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
-		d.Run.Request.Facts = api.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
-		r.asker.Hash(&d, &v, time.Now())
-		r.asker.Decide(&d)
+		q.Release()
+		q.Settings, q.Fleet, q.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
+		q.List = q.Fleet.Model("bench")
+		q.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: route.FromIDs}
+		q.Run.Criteria.Facts = api.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
+		r.decider.Hash(&q, &v, time.Now())
+		r.decider.Decide(&q)
 	}
 	one()
 	if n := testing.AllocsPerRun(10, one); n != 0 {
 		b.Errorf("%v allocations for a decision", n)
 	}
-	if d.Run.Plan.Err != nil || d.Run.Plan.CachedTokens == 0 || len(d.Run.In.Decode.Candidates)+len(d.Run.In.Prefill.Candidates) < ranks {
-		b.Fatalf("not the decision to measure: %+v", d.Run.Plan)
+	if q.Run.Plan.Err != nil || q.Run.Plan.CachedTokens == 0 || len(q.Run.In.Decode.Candidates)+len(q.Run.In.Prefill.Candidates) < ranks {
+		b.Fatalf("not the decision to measure: %+v", q.Run.Plan)
 	}
-	if kind == "auto" && d.Run.Plan.CostRevision == 0 {
-		b.Fatalf("costs did not decide: %+v", d.Run.Plan)
+	if kind == "auto" && q.Run.Plan.CostRevision == 0 {
+		b.Fatalf("costs did not decide: %+v", q.Run.Plan)
 	}
 	b.ReportAllocs()
 	start := cpuTime(b)
@@ -163,28 +163,28 @@ func BenchmarkObserved(b *testing.B) {
 			facts := api.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: route.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
 			x := newExchange(r, nil, nil)
 			x.ctx, x.call.Endpoint, x.call.Model = b.Context(), ep, "bench"
-			d := &x.call.Question
-			d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
-			d.List = d.Fleet.Model("bench")
-			d.Prompt = prompt.Prompt{ISL: 256, Source: route.FromEstimate}
-			d.Run.Request.Facts = facts
-			r.asker.Decide(d)
-			if d.Run.Plan.Err != nil {
-				b.Fatal(d.Run.Plan.Err)
+			q := &x.call.Routing
+			q.Settings, q.Fleet, q.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
+			q.List = q.Fleet.Model("bench")
+			q.Prompt = prompt.Prompt{ISL: 256, Source: route.FromEstimate}
+			q.Run.Criteria.Facts = facts
+			r.decider.Decide(q)
+			if q.Run.Plan.Err != nil {
+				b.Fatal(q.Run.Plan.Err)
 			}
-			peer := d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex]
+			peer := q.Run.In.DecodePeers[q.Run.Plan.DecodeIndex]
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
 				x.closed, x.status = false, http.StatusOK
 				now := time.Now()
-				x.book = account.Request{To: &r.stream, Live: r.receipts.Begin(now), Question: d, Endpoint: ep, Model: x.call.Model, Start: now}
-				x.book.Tokenized(d.Prompt.Source)
-				x.book.Decided()
-				leg := x.book.BeginLeg(route.Decode, peer, nil)
+				x.record = lifecycle.Record{To: &r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
+				x.record.Tokenized(q.Prompt.Source)
+				x.record.Decided()
+				leg := x.record.BeginLeg(route.Decode, peer, nil)
 				leg.Head(http.StatusOK)
 				leg.End(nil, time.Now())
-				x.book.Answer.Finish, x.book.Answer.Prompt, x.book.Answer.Completion = "stop", 256, 16
+				x.record.Answer.Finish, x.record.Answer.Prompt, x.record.Answer.Completion = "stop", 256, 16
 				x.finish(nil)
 			}
 			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/control"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -17,8 +17,8 @@ import (
 func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 	x := newExchange(r, nil, nil)
 	defer x.release()
-	x.ctx, x.call.Endpoint, x.call.Question.Dry = ctx, ep, true
-	x.call.Question.Settings = r.settings.Load()
+	x.ctx, x.call.Endpoint, x.call.Routing.Dry = ctx, ep, true
+	x.call.Routing.Settings = r.settings.Load()
 	if err := x.call.View.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
 		return nil, err
 	}
@@ -26,28 +26,28 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	if err := x.findModel(); err != nil {
 		return nil, err
 	}
-	q := &x.call.Question.Run.Request
+	q := &x.call.Routing.Run.Criteria
 	var err error
 	if q.Force, err = route.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
-	x.call.Question.FindSession(in.Session, &x.call.View)
-	if err := x.follows(); err != nil {
+	x.call.Routing.FindSession(in.Session, &x.call.View)
+	if err := x.pinToResponse(); err != nil {
 		return nil, err
 	}
-	x.r.asker.Read(ctx, &x.call.Question, ep, ep.Kind, &x.call.View)
-	r.asker.Decide(&x.call.Question)
+	x.r.decider.Read(ctx, &x.call.Routing, ep, ep.Kind, &x.call.View)
+	r.decider.Decide(&x.call.Routing)
 	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.book.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Question.Settings.Revision,
+		Schema: receipt.Schema, ID: "dry-run", Time: x.record.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Routing.Settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	for _, n := range x.call.Question.Notes() {
+	for _, n := range x.call.Routing.Notes() {
 		c.Note(n)
 	}
-	account.Fill(c, &x.call.Question, r.untrusted)
-	if _, busy := x.call.Question.Run.Busy(); busy {
+	lifecycle.Fill(c, &x.call.Routing, r.untrusted)
+	if _, busy := x.call.Routing.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
-		for _, q := range r.ranks.States() {
+		for _, q := range r.rankQueue.States() {
 			if q.Queue == x.call.Model {
 				v := control.Queue(q, time.Now())
 				text += "; there " + v.Text()

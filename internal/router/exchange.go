@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -27,13 +27,13 @@ import (
 // authenticates, reads and tokenizes the request, has the call answered, and copies the
 // answer to the client.
 type exchange struct {
-	r    *Router
-	w    http.ResponseWriter
-	req  *http.Request
-	ctx  context.Context
-	call *serving.Call
-	key  *access.Key // nil for a request that shows none
-	book account.Request
+	r      *Router
+	w      http.ResponseWriter
+	req    *http.Request
+	ctx    context.Context
+	call   *serving.Call
+	key    *access.Key // nil for a request that shows none
+	record lifecycle.Record
 
 	// What the client got.
 	answer    *serving.Answer // nil while none is open
@@ -53,8 +53,8 @@ func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange 
 	x := exchanges.Get().(*exchange)
 	*x = exchange{r: r, w: w, req: req, call: serving.New()}
 	c := x.call
-	c.Start, c.Book, c.Idle = time.Now(), &x.book, x
-	x.book = account.Request{To: &r.stream, Start: c.Start, Question: &c.Question}
+	c.Start, c.Record, c.Idle = time.Now(), &x.record, x
+	x.record = lifecycle.Record{To: &r.stream, Start: c.Start, Routing: &c.Routing}
 	return x
 }
 
@@ -94,8 +94,8 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	x.call.ID = id
 	w.Header()["X-Request-Id"] = []string{id}
 	if r.tracer != nil {
-		x.book.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
-		x.book.Span.String("dynctl.request_id", id)
+		x.record.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
+		x.record.Span.String("dynctl.request_id", id)
 	}
 	defer func() {
 		p := recover()
@@ -128,40 +128,40 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // unless committed is set.
 func (x *exchange) serve() error {
 	r := x.r
-	x.book.Arrived()
+	x.record.Arrived()
 	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
 	if err != nil {
 		return x.refuse("path", err)
 	}
 	c := x.call
-	x.book.Endpoint = ep
+	x.record.Endpoint = ep
 	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), r.hop.After(x.req.Header)
 	if r.hop.Passed(x.req.Header) {
-		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.book.Start); ok {
+		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.record.Start); ok {
 			r.event(e)
 		}
 		return x.refuse("loop", api.Looped())
 	}
 	s := r.settings.Load()
-	c.Question.Settings = s
+	c.Routing.Settings = s
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
-		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.book.Start); err != nil {
+		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.record.Start); err != nil {
 			return x.refuse(reason, err)
 		}
 	}
-	if ep.Local {
-		return x.local()
+	if ep.ByRouter {
+		return x.answerModels()
 	}
 	if !s.Routing.AllowTransferFields {
 		if err := api.CheckQuery(x.req.URL.RawQuery); err != nil {
 			return x.refuse("request", err)
 		}
 	}
-	if err := r.gate.Arrive(); err != nil {
-		return x.refuseAtGate(err)
+	if err := r.limiter.Arrive(); err != nil {
+		return x.refuseUnadmitted(err)
 	}
-	defer r.gate.Depart()
+	defer r.limiter.Depart()
 	// The body first: until it is read it is not known whether the client is
 	// still there, and the time for that does not count as waiting.
 	if err := x.read(); err != nil {
@@ -170,7 +170,7 @@ func (x *exchange) serve() error {
 	if err := x.enter(); err != nil {
 		return err
 	}
-	defer r.gate.Leave()
+	defer r.limiter.Leave()
 	if err := x.resolve(); err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (x *exchange) respond() error {
 // panicked reports a panic; it is called where the stack still shows it.
 func (r *Router) panicked(c *serving.Call, p any) {
 	if e, ok := r.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
-		e.Request = c.Book.Live.ID()
+		e.Request = c.Record.Live.ID()
 		r.event(e)
 	}
 	r.log.Error("panic", "request", c.ID, "panic", p, "stack", string(debug.Stack()))
@@ -199,7 +199,7 @@ func (r *Router) panicked(c *serving.Call, p any) {
 
 // refuse answers with an error before anything was routed.
 func (x *exchange) refuse(reason string, err error) error {
-	x.book.Refused(reason)
+	x.record.Refused(reason)
 	return err
 }
 
@@ -208,7 +208,7 @@ func (x *exchange) read() error {
 	if x.call.Endpoint.Body == api.NoBody && x.req.ContentLength == 0 {
 		return nil
 	}
-	body, err := api.ReadBody(x.req, x.call.Question.Settings.Limits.BodyBytes, x.r.bodies)
+	body, err := api.ReadBody(x.req, x.call.Routing.Settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
 		reason := "body"
 		if api.FromError(err).Status == http.StatusServiceUnavailable {
@@ -219,7 +219,7 @@ func (x *exchange) read() error {
 	x.call.Body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
-	x.call.Question.Took.Read = now.Sub(x.book.Start)
+	x.call.Routing.Took.Read = now.Sub(x.record.Start)
 	switch x.call.Endpoint.Body {
 	case api.NoBody: // one was sent all the same; it is ignored
 		body.Release()
@@ -228,51 +228,51 @@ func (x *exchange) read() error {
 	case api.MultipartBody:
 		x.call.View.Body = body.B
 		x.call.View.Kind = x.call.Endpoint.Kind
-		if x.call.Form, err = api.ReadForm(x.req.Header, body.B, x.call.Question.Settings.Routing.AllowTransferFields); err == nil {
+		if x.call.Form, err = api.ReadForm(x.req.Header, body.B, x.call.Routing.Settings.Routing.AllowTransferFields); err == nil {
 			x.call.Name = x.call.Form.Model
 		}
 	default:
 		err = x.call.View.Parse(body.B, x.call.Endpoint.Kind, api.Limits{})
 		x.call.Name = x.call.View.Model
 	}
-	x.call.Question.Took.Parse = time.Since(now)
+	x.call.Routing.Took.Parse = time.Since(now)
 	if err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
 }
 
-// enter takes a place in progress, or waits for one in turn with other tenants.
+// enter takes a slot of the requests in progress, or waits for one in the queue.
 func (x *exchange) enter() error {
-	g, c := x.r.gate, x.call
+	l, c := x.r.limiter, x.call
 	c.Owner, c.Claim = x.key.Owner(), x.key.Claim()
 	err := x.ctx.Err()
-	if err != nil || g.TryEnter() {
+	if err != nil || l.TryEnter() {
 		return err
 	}
-	claim, err := c.Question.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
+	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
 	if err != nil {
 		return x.refuse("request", err)
 	}
-	waited, err := g.Enter(x.ctx, claim)
-	if c.Question.Waited(waited, "limits.inflight requests were in progress") {
-		x.book.Waited("queue", waited.For)
+	waited, err := l.Enter(x.ctx, claim)
+	if c.Routing.Waited(waited, "limits.inflight requests were in progress") {
+		x.record.Waited("queue", waited.For)
 	}
 	if err == nil || x.ctx.Err() != nil { // the request was not refused
 		return err
 	}
-	return x.refuseAtGate(err)
+	return x.refuseUnadmitted(err)
 }
 
-// refuseAtGate answers a request that the gate does not let in.
-func (x *exchange) refuseAtGate(err error) error {
-	return x.refuse(admission.Refusal(err, admission.Queue{Line: x.r.gate.Line()}, admission.Queue{Line: x.r.ranks, Name: x.call.Model}))
+// refuseUnadmitted answers a request that the limiter does not admit.
+func (x *exchange) refuseUnadmitted(err error) error {
+	return x.refuse(admission.Refusal(err, admission.NamedQueue{Queue: x.r.limiter.Queue()}, admission.NamedQueue{Queue: x.r.rankQueue, Name: x.call.Model}))
 }
 
 // resolve finds the workers that may serve the request, and what the client
 // asks of the router.
 func (x *exchange) resolve() error {
-	s := x.call.Question.Settings
+	s := x.call.Routing.Settings
 	if err := x.findModel(); err != nil {
 		return x.refuse("model", err)
 	}
@@ -281,17 +281,17 @@ func (x *exchange) resolve() error {
 	}
 	if s.Keys.Salt {
 		c, err := x.call, error(nil)
-		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Question.List); err != nil {
+		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Routing.List); err != nil {
 			return x.refuse(access.ReasonKey, err)
 		}
 	}
 	if s.Routing.AllowHeaders {
-		if err := x.call.Question.Steer(x.req.Header); err != nil {
+		if err := x.call.Routing.Steer(x.req.Header); err != nil {
 			return x.refuse("request", err)
 		}
 	}
-	x.call.Question.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
-	if err := x.follows(); err != nil {
+	x.call.Routing.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
+	if err := x.pinToResponse(); err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
@@ -300,7 +300,7 @@ func (x *exchange) resolve() error {
 // findModel finds the model and its workers, and the adapter that the prompt's
 // blocks belong to. Endpoints without a body have no model.
 func (x *exchange) findModel() (err error) {
-	c, d := x.call, &x.call.Question
+	c, q := x.call, &x.call.Routing
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
 	if c.Endpoint.Body != api.NoBody {
@@ -308,9 +308,9 @@ func (x *exchange) findModel() (err error) {
 			return err
 		}
 	}
-	c.Model, x.book.Model = of.Model, of.Model
-	d.Model, d.Named, d.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
-	if d.Look(fleet); len(d.List) == 0 {
+	c.Model, x.record.Model = of.Model, of.Model
+	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
+	if q.UseFleet(fleet); len(q.List) == 0 {
 		return models.NotServed(c.Name, fleet, x.r.starting())
 	}
 	return nil
@@ -324,8 +324,8 @@ const introduction = 10 * time.Second
 // begun.
 func (r *base) starting() bool { return time.Since(r.started) < introduction }
 
-// follows sends what belongs to a stored response to the worker that has it.
-func (x *exchange) follows() error {
+// pinToResponse sends what belongs to a stored response to the worker that has it.
+func (x *exchange) pinToResponse() error {
 	id, param := "", ""
 	switch x.call.Endpoint.Kind {
 	case api.ResponseObject:
@@ -333,19 +333,19 @@ func (x *exchange) follows() error {
 	case api.Responses:
 		id, param = x.call.View.PreviousResponseID, "previous_response_id"
 	}
-	return x.call.Question.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
+	return x.call.Routing.PinToResponse(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
 }
 
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {
 	c := x.call
-	x.r.asker.Read(x.ctx, &c.Question, c.Endpoint, c.Endpoint.Kind, &c.View)
-	x.book.Tokenized(c.Question.Prompt.Source)
-	x.book.Live, x.book.ID, x.book.Stream = x.r.receipts.Begin(x.book.Start), c.ID, c.View.Stream
+	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
+	x.record.Tokenized(c.Routing.Prompt.Source)
+	x.record.Live, x.record.ID, x.record.Stream = x.r.receipts.Begin(x.record.Start), c.ID, c.View.Stream
 	if x.key != nil {
-		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant
+		x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
 	}
-	x.r.budget.Request(x.book.Start)
+	x.r.budget.Request(x.record.Start)
 }
 
 // finish records the outcome of the request, once, and then sends the client the
@@ -373,8 +373,8 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	if e == nil || x.committed {
 		return e
 	}
-	if x.book.Live.ID() != "" {
-		x.book.Headers(x.w.Header())
+	if x.record.Live.ID() != "" {
+		x.record.Headers(x.w.Header())
 	}
 	x.committed = true
 	if own != nil {
@@ -392,11 +392,11 @@ func (x *exchange) ended(e *api.Error, err error) {
 	if e != nil && e.Status == api.StatusClientClosed {
 		status = e.Status
 	}
-	x.book.Ended(account.Outcome{
-		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.book.Start),
+	x.record.Ended(lifecycle.Outcome{
+		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.record.Start),
 	})
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
-		r.log.Debug("request failed", "request", x.call.ID, "decision", x.book.Live.ID(), "status", status, "err", err)
+		r.log.Debug("request failed", "request", x.call.ID, "decision", x.record.Live.ID(), "status", status, "err", err)
 	}
 }
 
@@ -404,7 +404,7 @@ func (x *exchange) ended(e *api.Error, err error) {
 // last error event, anything else is cut so that the client notices. So is the
 // connection of a client that is gone: net/http would send an empty 200.
 func (x *exchange) abort(e *api.Error) {
-	if e.Status == api.StatusClientClosed || !x.book.Answer.Streamed || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
+	if e.Status == api.StatusClientClosed || !x.record.Answer.Streamed || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -61,8 +61,8 @@ type Options struct {
 type Observer struct {
 	// Batch is a change of a rank's entries in the index.
 	Batch func(o kvfeed.Observation)
-	// Decision is a decision that asked the index at a time.
-	Decision func(asked time.Time, d *trace.Decision)
+	// Decision is a decision that queried the index at a time.
+	Decision func(queried time.Time, d *trace.Decision)
 	// Outcome is a finished receipt.
 	Outcome func(r *receipt.Receipt)
 }
@@ -76,7 +76,7 @@ type Router struct {
 	*entry
 	*engines
 	*observing
-	*asking
+	*deciding
 	*served
 	*sources
 	*applied
@@ -103,10 +103,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.observing = newObserving(&o, r.base, r.entry, r.engines)
-	if r.asking, err = newAsking(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
+	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
 		return nil, err
 	}
-	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.asking, r.panicked)
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.deciding, r.panicked)
 	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.prepare(first, first, specs); err != nil {
 		return nil, err
 	}
-	r.follow(first)
+	r.applyInForce(first)
 	if len(o.Sim) > 0 {
 		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
 			return nil, err
@@ -190,14 +190,14 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, listed, now.Routing.RoleLabels()); err != nil {
 		return errors.Join(err, r.registry.SetNames(old.Names()))
 	}
-	r.gate.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
+	r.limiter.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
 	r.bodies.SetLimit(now.Limits.BodyMemory)
 	r.legs.SetLimit(admission.LegLimit(now.Limits.Legs))
 	return nil
 }
 
-// follow applies settings that are in force to the rest.
-func (r *Router) follow(now *effective.Settings) {
-	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
+// applyInForce applies settings that are in force to what cannot refuse them.
+func (r *Router) applyInForce(now *effective.Settings) {
+	r.rankQueue.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())
 }

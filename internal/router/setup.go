@@ -20,8 +20,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/control"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -29,7 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
@@ -87,25 +87,25 @@ func (b *base) blockOf(w *workers.Worker) int { return b.settings.Load().BlockOf
 
 // entry is what lets requests in and bounds them.
 type entry struct {
-	gate   *admission.Gate
-	ranks  *admission.Line   // for a rank that is under its limits
-	bodies *admission.Memory // of the requests' bodies
-	legs   *admission.Memory // requests to workers in progress
-	ledger *ledger.Ledger
-	drain  *control.Drain
-	budget attempt.Budget
-	moves  admission.Moves
+	limiter   *admission.Limiter
+	rankQueue *admission.Queue  // for a rank that is under its limits
+	bodies    *admission.Memory // of the requests' bodies
+	legs      *admission.Memory // requests to workers in progress
+	ledger    *ledger.Ledger
+	drain     *control.Drain
+	budget    attempt.Budget
+	moves     admission.Moves
 }
 
 func newEntry(c *settings.Config, b *base) *entry {
 	e := &entry{
-		gate: admission.New(admission.Limits{}), ranks: admission.NewLine(0, 0, lookInterval), // prepare and follow set the limits
+		limiter: admission.NewLimiter(admission.Limits{}), rankQueue: admission.NewQueue(0, 0, lookInterval), // prepare and applyInForce set the limits
 		bodies: admission.NewMemory(c.Limits.BodyMemory, func(full bool, limit int64) { b.event(watch.BodyMemory(full, limit)) }),
 		legs:   admission.NewMemory(admission.LegLimit(c.Limits.Legs), func(full bool, limit int64) { b.event(watch.Legs(full, limit)) }),
 		ledger: ledger.New(),
 	}
-	e.ledger.OnEase(e.ranks.Wake)
-	e.drain = control.NewDrain(e.gate, func() (leave, drain time.Duration) {
+	e.ledger.OnEase(e.rankQueue.Wake)
+	e.drain = control.NewDrain(e.limiter, func() (leave, drain time.Duration) {
 		t := &b.settings.Load().Timeouts
 		return t.Leave, t.Drain
 	}, b.event)
@@ -163,10 +163,10 @@ type observing struct {
 	compute  *watch.Recompute
 	slow     *watch.Slow
 	causes   *watch.Causes
-	costs    *outcome.Teacher
+	costs    *outcome.Collector
 	// untrusted reports whether the index may be wrong about the rank with a slot.
 	untrusted func(slot uint32) bool
-	stream    account.Stream
+	stream    lifecycle.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
@@ -201,31 +201,31 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	l.untrusted = func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) }
 	// The order of effects. Receipts come before counts and logs, so that whoever sees those
 	// finds the receipt written; a recording comes last and gets complete receipts.
-	l.stream = *account.NewStream(
-		account.Pace(l.slow),
-		account.Receipts(l.untrusted),
-		account.Ranks(e.fleet),
-		account.Traffic(&l.traffic),
-		account.Metrics(b.metrics),
-		account.Spans(),
-		account.Recompute(l.compute),
-		account.Failures(&l.failures, b.event),
-		account.Costs(l.costs),
-		account.Progress(),
-		account.Recording(o.Observer.Decision, o.Observer.Outcome),
+	l.stream = *lifecycle.NewStream(
+		lifecycle.Pace(l.slow),
+		lifecycle.Receipts(l.untrusted),
+		lifecycle.Ranks(e.fleet),
+		lifecycle.Traffic(&l.traffic),
+		lifecycle.Metrics(b.metrics),
+		lifecycle.Spans(),
+		lifecycle.Recompute(l.compute),
+		lifecycle.Failures(&l.failures, b.event),
+		lifecycle.Costs(l.costs),
+		lifecycle.Progress(),
+		lifecycle.Recording(o.Observer.Decision, o.Observer.Outcome),
 	)
 	return l
 }
 
-// asking is what reads prompts and decides.
-type asking struct {
-	tokens *prompt.Stage
-	asker  *question.Asker
-	stored *stored.Responses
-	lists  models.Lists
+// deciding is what reads prompts and decides.
+type deciding struct {
+	tokens  *prompt.Stage
+	decider *routing.Decider
+	stored  *stored.Responses
+	lists   models.Lists
 }
 
-func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*asking, error) {
+func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*deciding, error) {
 	tokens, err := prompt.New(prompt.Options{
 		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
@@ -234,9 +234,9 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 	if err != nil {
 		return nil, err
 	}
-	a := &asking{tokens: tokens, stored: stored.New(1 << 16)}
-	a.asker = question.New(question.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Last: e.outliers.Last,
+	a := &deciding{tokens: tokens, stored: stored.New(1 << 16)}
+	a.decider = routing.New(routing.Sources{
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Readmit: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{
@@ -256,9 +256,9 @@ func newAsking(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, 
 // served is what answers calls.
 type served struct{ answers serving.Engine }
 
-func newServed(b *base, in *entry, e *engines, l *observing, a *asking, panicked func(*serving.Call, any)) *served {
+func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panicked func(*serving.Call, any)) *served {
 	return &served{resumed.New(resumed.Parts{
-		Asker: a.asker, Fleet: b.registry.Snapshot, Line: in.ranks, Gate: in.gate.Line(),
+		Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(),
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
@@ -294,7 +294,7 @@ type applied struct {
 func newApplied(r *Router) *applied {
 	return &applied{
 		reload: effective.NewReloader(r.settings, effective.Options{
-			Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
+			Prepare: r.prepare, Follow: r.applyInForce, Event: r.event, Result: r.metrics.Reload, Replaced: r.opts.Reloaded,
 		}),
 		state: &control.State{
 			Stages: &control.Facts{
@@ -302,7 +302,7 @@ func newApplied(r *Router) *applied {
 				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
 			},
 			Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
-			Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
+			Feeds: r.feeds, Ledger: r.ledger, Limiter: r.limiter, RankQueue: r.rankQueue, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 		},
 	}
 }

@@ -455,9 +455,9 @@ func (c *Config) Names() workers.Names {
 }
 
 // Decisions is what decisions read of the settings.
-func (c *Config) Decisions() decide.Settings {
+func (c *Config) Decisions() decide.Options {
 	r := &c.Routing
-	s := decide.Settings{
+	s := decide.Options{
 		Weights: r.Weights, Busy: r.Busy, Rule: r.Plan(),
 		Attempts: c.Retry.Attempts, LocalWithoutParams: r.MissingParams == "local",
 	}

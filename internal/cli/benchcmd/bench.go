@@ -324,7 +324,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		if folder, run, done, err = report.ResumeFolder(f.resume); err != nil {
 			return cli.WithCode(cli.ExitUsage, err)
 		}
-		if err := f.goOn(cmd, run); err != nil {
+		if err := f.checkResume(cmd, run); err != nil {
 			return cli.WithCode(cli.ExitUsage, err)
 		}
 		spec = &run.Spec

@@ -46,10 +46,10 @@ func loadsOf(r *plan.Run, rate bool) []plan.Load {
 	return slices.DeleteFunc(slices.Clone(r.Loads), func(l plan.Load) bool { return l.Rate > 0 != rate })
 }
 
-// goOn checks the flags that were typed against the plan of the run that is
+// checkResume checks the flags that were typed against the plan of the run that is
 // resumed, and takes the target from it. What the plan says may be said again; what
 // contradicts it is refused.
-func (f *benchFlags) goOn(cmd *cobra.Command, run *plan.Run) error {
+func (f *benchFlags) checkResume(cmd *cobra.Command, run *plan.Run) error {
 	typed, err := f.parse()
 	if err != nil {
 		return err

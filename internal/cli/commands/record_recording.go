@@ -62,7 +62,7 @@ func observeBatch(t *recorder.Tap, o kvfeed.Observation) {
 	case o.OfFeed:
 		t.Feed(rank, o.Trusted)
 	case o.Cleared:
-		t.Clear(rank, o.Anew, o.Reason)
+		t.Clear(rank, o.ForgotPublisher, o.Reason)
 	default:
 		t.Batch(rank, o.Seq, o.At, o.Replayed, o.Payload)
 	}

@@ -248,7 +248,7 @@ func withoutOne(t *testing.T, path string, n int, edit func(*trace.Record)) (mis
 	if err != nil {
 		t.Fatal(err)
 	}
-	book := trace.NewBook()
+	book := trace.NewReferences()
 	for {
 		var rec trace.Record
 		if err := r.Next(&rec); errors.Is(err, io.EOF) {

@@ -163,7 +163,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				}
 				s := simulate.Setup{
 					Fleet: f,
-					Settings: decide.Settings{
+					Options: decide.Options{
 						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
@@ -174,7 +174,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				if len(changes) == 0 {
 					continue
 				}
-				s.Settings = replay.Changed(s.Settings, changes)
+				s.Options = replay.Changed(s.Options, changes)
 				var names []string
 				for _, ch := range changes {
 					names = append(names, ch.String())

@@ -126,7 +126,7 @@ func TestSimulationsDecideAsTheRouter(t *testing.T) {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
 	for _, r := range rows {
-		if got := r.setup.Settings.Rule.LoadCredit; got != decide.LoadCredit {
+		if got := r.setup.Options.Rule.LoadCredit; got != decide.LoadCredit {
 			t.Errorf("%q counts cached blocks as %v of their cost, the router as %v", r.label, got, decide.LoadCredit)
 		}
 	}

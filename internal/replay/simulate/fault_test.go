@@ -40,7 +40,7 @@ func TestFaults(t *testing.T) {
 		t.Helper()
 		r, err := Run(t.Context(), arrivals.FromSlice(all), Setup{
 			Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond, Faults: faults, CountFrom: from,
-			Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, // always remote
+			Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, // always remote
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestFaultNeedsItsEngines(t *testing.T) {
 	} {
 		_, err := Run(t.Context(), arrivals.FromSlice(sessions(2, 2)), Setup{
 			Fleet: fleet(t, c.fleet+":block=16"), Seed: 1, Faults: []Fault{{time.Second / 10, c.kind, 1}},
-			Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()},
+			Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()},
 		})
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s of %s: %v, want %q", c.kind, c.fleet, err, c.want)
@@ -179,7 +179,7 @@ func TestReturnsAfterFault(t *testing.T) {
 					n, _ := slices.BinarySearchFunc(l.all, to, func(q arrivals.Request, at time.Duration) int { return cmp.Compare(q.At, at) })
 					r, err := Run(t.Context(), arrivals.FromSlice(l.all[:n]), Setup{
 						Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, TTFT: l.ttft, ITL: l.itl, Faults: []Fault{f}, CountFrom: from,
-						Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: rule},
+						Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: rule},
 					})
 					if err != nil {
 						t.Fatal(err)

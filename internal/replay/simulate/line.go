@@ -14,7 +14,7 @@ import (
 // for ranks, as their waits follow each other and no other work is between.
 type line struct {
 	limited bool
-	turns   admission.Turns
+	order   admission.FairOrder
 	waiting map[*admission.Waiter]*flight
 	due     bool // a turn is
 	wait    *hdrhistogram.Histogram
@@ -24,17 +24,17 @@ func (r *run) openLine() {
 	l := &r.s.Limits
 	r.line = line{
 		limited: l.Inflight > 0 || r.s.Busy != selector.Busy{},
-		turns:   admission.Turns{Limit: l.Queue},
+		order:   admission.FairOrder{Limit: l.Queue},
 		waiting: map[*admission.Waiter]*flight{},
 		wait:    hdrhistogram.New(1, 1e10, 3),
 	}
 	l.Timeout = cmp.Or(max(l.Timeout, 0), time.Hour)
-	r.book.OnEase(r.eased)
+	r.ledger.OnEase(r.eased)
 }
 
 // eased lets those that wait try again once whatever happens now has happened.
 func (r *run) eased() {
-	if r.line.turns.Changed(); r.line.due || len(r.line.waiting) == 0 {
+	if r.line.order.Changed(); r.line.due || len(r.line.waiting) == 0 {
 		return
 	}
 	r.line.due = true
@@ -55,7 +55,7 @@ func (f *flight) wait() {
 	if len(r.line.waiting) == 0 && f.try(w) {
 		return
 	}
-	evicted, ok := r.line.turns.Push(w, r.clock())
+	evicted, ok := r.line.order.Push(w, r.clock())
 	if evicted != nil {
 		r.line.waiting[evicted].refuse()
 	}
@@ -67,7 +67,7 @@ func (f *flight) wait() {
 	r.line.waiting[w] = f
 	r.world.At(r.world.Now()+r.s.Limits.Timeout, func() {
 		if f.waiter == w {
-			r.line.turns.Remove(w)
+			r.line.order.Remove(w)
 			f.refuse()
 		}
 	})
@@ -89,22 +89,22 @@ func (f *flight) refuse() {
 // try sends a request off if there is room for it.
 func (f *flight) try(w *admission.Waiter) bool {
 	r := f.r
-	change := r.line.turns.Change()
+	change := r.line.order.Change()
 	others := r.open - len(r.line.waiting)
 	if f.waiter == nil {
 		others--
 	}
 	if n := r.s.Limits.Inflight; n > 0 && others >= n {
-		r.line.turns.Failed(w, "a place", change)
+		r.line.order.Failed(w, "a place", change)
 		return false
 	}
 	e := f.choose()
 	if phase, busy := r.decide.Busy(); busy {
-		r.line.turns.Failed(w, string(phase), change)
+		r.line.order.Failed(w, string(phase), change)
 		return false
 	}
 	if f.waiter != nil {
-		r.line.turns.Admit(w, r.clock())
+		r.line.order.Admit(w, r.clock())
 		delete(r.line.waiting, w)
 		f.waiter = nil
 		f.record(r.line.wait, r.world.Now()-f.start)
@@ -118,7 +118,7 @@ func (f *flight) try(w *admission.Waiter) bool {
 
 // turn lets those whose turn it is try.
 func (r *run) turn() {
-	for w := r.line.turns.Next(); w != nil; w = r.line.turns.Next() {
+	for w := r.line.order.Next(); w != nil; w = r.line.order.Next() {
 		r.line.waiting[w].try(w)
 	}
 }

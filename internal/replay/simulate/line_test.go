@@ -37,9 +37,9 @@ func poisson(seed uint64, n int, rate float64) (all []arrivals.Request) {
 
 func limitedSetup(t *testing.T, fleetText string, seed uint64) Setup {
 	return Setup{
-		Fleet:    fleet(t, fleetText),
-		Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 256, Fallback: decide.FallbackLocal}},
-		Seed:     seed, Limits: admission.Limits{Queue: 1 << 20},
+		Fleet:   fleet(t, fleetText),
+		Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 256, Fallback: decide.FallbackLocal}},
+		Seed:    seed, Limits: admission.Limits{Queue: 1 << 20},
 	}
 }
 

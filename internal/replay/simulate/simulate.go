@@ -41,7 +41,7 @@ import (
 // Setup is what a simulated run is made of, besides the requests.
 type Setup struct {
 	Fleet sim.Fleet
-	decide.Settings
+	decide.Options
 	// Speedup makes requests arrive this many times faster (0 means 1).
 	Speedup float64
 	Seed    uint64
@@ -120,7 +120,7 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 	if r.err != nil {
 		return nil, nil, r.err
 	}
-	if err := r.book.Balanced(); err != nil {
+	if err := r.ledger.Balanced(); err != nil {
 		return nil, nil, fmt.Errorf("simulation ended with work in flight: %w", err)
 	}
 	res := r.result()
@@ -130,15 +130,15 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 
 // run is one simulation in progress.
 type run struct {
-	s     Setup
-	world *virtual.World
-	index *kvindex.Index
-	book  *ledger.Ledger
-	rng   *rand.PCG
-	ranks []*simRank
-	block int
-	split bool // there are prefill ranks
-	list  []*workers.Worker
+	s      Setup
+	world  *virtual.World
+	index  *kvindex.Index
+	ledger *ledger.Ledger
+	rng    *rand.PCG
+	ranks  []*simRank
+	block  int
+	split  bool // there are prefill ranks
+	list   []*workers.Worker
 	// models are the workers of a model. Requests for others go to all: a fleet of one model
 	// stands for that of a recording.
 	models map[string][]*workers.Worker
@@ -196,7 +196,7 @@ func newRun(s Setup) (*run, error) {
 		return nil, errors.New("simulation without engines")
 	}
 	r := &run{
-		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), book: ledger.New(),
+		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), ledger: ledger.New(),
 		wire: 1, models: map[string][]*workers.Worker{},
 		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
 		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
@@ -318,7 +318,7 @@ func (r *run) scrape() {
 			k.worker.State.SetCondition(workers.Condition{Health: workers.Unhealthy, Reason: "gone"})
 		}
 	}
-	r.line.turns.Changed()
+	r.line.order.Changed()
 	r.turn()
 }
 
@@ -330,7 +330,7 @@ func (r *run) pace() {
 	in := make([]pace.Input[*simRank], len(r.ranks))
 	for i, k := range r.ranks {
 		in[i].Key, in[i].Group = k, string(k.worker.Role)
-		k.meter.Read(r.world.Now(), r.book.Load(k.rank).PrefillTokens, &in[i].Reading)
+		k.meter.Read(r.world.Now(), r.ledger.Load(k.rank).PrefillTokens, &in[i].Reading)
 	}
 	r.paces.Step(time.Unix(0, 0).Add(r.world.Now()), r.s.SlowFactor, in)
 	var slow []cost.Slow
@@ -402,7 +402,7 @@ type flight struct {
 	waiter  *admission.Waiter // while it waits
 	// asked is what the paths asked of their ranks, and sent when the newest leg was sent;
 	// local says that it computes the prompt on the decode rank.
-	asked cost.Request
+	asked cost.Paths
 	sent  time.Duration
 	local bool
 	// compute is the prompt tokens that have to be computed, wherever.
@@ -447,11 +447,11 @@ func (f *flight) choose() decide.Effects {
 	if list == nil {
 		model, list = "", r.list
 	}
-	r.decide.Begin(decide.Request{
+	r.decide.Begin(decide.Criteria{
 		Model: model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
 		Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
 	})
-	return r.decide.Decide(&r.s.Settings, list, r.block, r)
+	return r.decide.NextPlan(&r.s.Options, list, r.block, r)
 }
 
 // carryOut carries out the newest decision, which is f's.
@@ -465,7 +465,7 @@ func (f *flight) carryOut(e decide.Effects) {
 		f.fail()
 		return
 	}
-	f.asked = p.Asked
+	f.asked = p.Paths
 	if !f.early {
 		r.judge()
 	}
@@ -475,7 +475,7 @@ func (f *flight) carryOut(e decide.Effects) {
 	}
 	claim, prefill := d.Claims()
 	f.compute = claim.PrefillTokens + prefill.PrefillTokens // one of them is 0
-	f.held = r.book.Reserve(f.decode.rank, claim)
+	f.held = r.ledger.Reserve(f.decode.rank, claim)
 	if r.s.Placed != nil {
 		r.s.Placed(f.q, r.world.Now())
 	}
@@ -489,7 +489,7 @@ func (f *flight) carryOut(e decide.Effects) {
 	f.prefill(r.ranks[d.In.PrefillPeers[p.PrefillIndex].Rank.Slot], prefill)
 }
 
-// Overlap is for decide.Seen.
+// Overlap is for decide.FleetView.
 func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) int {
 	n := r.query.Depth(kvindex.Rank(k.Slot))
 	if r.offloads {
@@ -500,11 +500,11 @@ func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) i
 	return n * r.block
 }
 
-// Resident is for decide.Seen.
+// Resident is for decide.FleetView.
 func (r *run) Resident(k *workers.Rank) int { return r.index.Blocks(kvindex.Rank(k.Slot)) }
 
-// Ledger is for decide.Seen.
-func (r *run) Ledger() *ledger.Ledger { return r.book }
+// Ledger is for decide.FleetView.
+func (r *run) Ledger() *ledger.Ledger { return r.ledger }
 
 // judge counts what the choice of the rank that computes the prompt was worth.
 func (r *run) judge() {
@@ -521,7 +521,7 @@ func (r *run) judge() {
 // prefill sends the prompt to a prefill rank first.
 func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 	r := f.r
-	held := r.book.Reserve(k.rank, claim)
+	held := r.ledger.Reserve(k.rank, claim)
 	f.sent = r.world.Now()
 	k.meter.Begin(f.sent)
 	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
@@ -638,7 +638,7 @@ func (f *flight) token(o engine.Output) {
 }
 
 // took reports what a leg took to the learners, where costs decide.
-func (r *run) took(leg cost.Leg, w *cost.Work, took time.Duration) {
+func (r *run) took(leg cost.LegKind, w *cost.Work, took time.Duration) {
 	if r.s.Rule.Auto && w.Tokens > 0 {
 		r.costs.Took(leg, w, took, r.world.Now())
 	}

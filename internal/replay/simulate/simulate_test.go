@@ -57,7 +57,7 @@ func TestRunOfTwoModels(t *testing.T) {
 		all[i].Model = []string{"a", "b", "", "other"}[i%4]
 	}
 	for _, policy := range selector.Policies() {
-		s := Setup{Fleet: fleet(t, "1p1d:block=16,kv_blocks=4096,model=a+1p1d:block=16,kv_blocks=4096,model=b"), Settings: decide.Settings{Decode: policy, Prefill: policy, Weights: selector.DefaultWeights()}, Seed: 1}
+		s := Setup{Fleet: fleet(t, "1p1d:block=16,kv_blocks=4096,model=a+1p1d:block=16,kv_blocks=4096,model=b"), Options: decide.Options{Decode: policy, Prefill: policy, Weights: selector.DefaultWeights()}, Seed: 1}
 		named := map[string]uint64{}
 		s.Placed = func(q *arrivals.Request, _ time.Duration) { named[q.Model]++ }
 		r, res, err := play(t.Context(), arrivals.FromSlice(all), s)
@@ -82,9 +82,9 @@ func TestGaps(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	for _, auto := range []bool{false, true} {
 		s := Setup{
-			Fleet:    fleet(t, "2p2d:block=16,kv_blocks=4096"),
-			Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 300, Auto: auto, LoadCredit: decide.LoadCredit}},
-			Seed:     1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond, SlowFactor: 3,
+			Fleet:   fleet(t, "2p2d:block=16,kv_blocks=4096"),
+			Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 300, Auto: auto, LoadCredit: decide.LoadCredit}},
+			Seed:    1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond, SlowFactor: 3,
 		}
 		run := func(gap time.Duration) (*Result, int) {
 			t.Helper()
@@ -154,7 +154,7 @@ func TestFiguresAfterAGap(t *testing.T) {
 func TestRun(t *testing.T) {
 	all := sessions(30, 6)
 	src := arrivals.FromSlice(all)
-	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
 	bound, err := arrivals.Bound(src, 16, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -240,8 +240,8 @@ func TestSessions(t *testing.T) {
 		}
 		b.Write(head)
 	}
-	book := trace.NewBook()
-	s := &decide.Settings{Decode: selector.Session, Prefill: selector.Session, Weights: selector.DefaultWeights()}
+	references := trace.NewReferences()
+	s := &decide.Options{Decode: selector.Session, Prefill: selector.Session, Weights: selector.DefaultWeights()}
 	for i := range all {
 		q, session := &all[i], fmt.Sprint("session ", i%30)
 		r := q.Request
@@ -253,14 +253,14 @@ func TestSessions(t *testing.T) {
 		for b, rec := range map[*bytes.Buffer]*trace.Record{
 			&named: {Kind: trace.KindRequest, Time: q.At, Request: &r}, &keyed: {Kind: trace.KindDecision, Time: q.At, Decision: &d},
 		} {
-			line, err := book.AppendRecord(nil, rec)
+			line, err := references.AppendRecord(nil, rec)
 			if err != nil {
 				t.Fatal(err)
 			}
 			b.Write(line)
 		}
 	}
-	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Settings: *s, Seed: 1}
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Options: *s, Seed: 1}
 	alone, err := Run(t.Context(), arrivals.FromSlice(all), setup)
 	if err != nil {
 		t.Fatal(err)
@@ -302,9 +302,9 @@ func TestDefaultServesAgents(t *testing.T) {
 		run := func(p selector.Policy, w selector.Weights) *Result {
 			t.Helper()
 			r, err := Run(t.Context(), src, Setup{
-				Fleet:    fleet(t, c.fleet+":block=64,kv_blocks=2600,max_model_len=1048576,max_batched_tokens=8192"),
-				Settings: decide.Settings{Decode: p, Prefill: p, Weights: w, Rule: c.rule},
-				Seed:     1, Speedup: 3, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond,
+				Fleet:   fleet(t, c.fleet+":block=64,kv_blocks=2600,max_model_len=1048576,max_batched_tokens=8192"),
+				Options: decide.Options{Decode: p, Prefill: p, Weights: w, Rule: c.rule},
+				Seed:    1, Speedup: 3, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond,
 			})
 			if err != nil || r.Completed != uint64(len(all)) {
 				t.Fatalf("%s: %+v, %v", p, r, err)
@@ -350,7 +350,7 @@ func TestColdRanksGetWork(t *testing.T) {
 		threshold   int
 	}{{"always remote", "2p4d", 0}, {"by threshold", "2p4d", 512}, {"aggregated", "4a", 0}} {
 		for _, p := range []selector.Policy{selector.KV, selector.KVDynamo} {
-			s := Setup{Fleet: fleet(t, c.fleet+":block=16,kv_blocks=8192"), Settings: decide.Settings{Decode: p, Prefill: p, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: c.threshold}}, Seed: 1}
+			s := Setup{Fleet: fleet(t, c.fleet+":block=16,kv_blocks=8192"), Options: decide.Options{Decode: p, Prefill: p, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: c.threshold}}, Seed: 1}
 			r, err := Run(t.Context(), arrivals.FromSlice(all), s)
 			if err != nil || r.Completed != uint64(len(all)) {
 				t.Fatalf("%s: %+v, %v", c.name, r, err)
@@ -365,7 +365,7 @@ func TestColdRanksGetWork(t *testing.T) {
 func TestRunFails(t *testing.T) {
 	long := sessions(1, 1)
 	long[0].ISL = 1 << 17
-	r, err := Run(t.Context(), arrivals.FromSlice(long), Setup{Fleet: fleet(t, "1a"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}})
+	r, err := Run(t.Context(), arrivals.FromSlice(long), Setup{Fleet: fleet(t, "1a"), Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}})
 	if err != nil || r.Failed != 1 || r.Completed != 0 {
 		t.Errorf("a prompt beyond the model: %+v, %v", r, err)
 	}
@@ -377,7 +377,7 @@ func TestRunFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, arrivals.FromSlice(sessions(2, 2)), Setup{Fleet: fleet(t, "1a"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV}}); !errors.Is(err, context.Canceled) {
+	if _, err := Run(ctx, arrivals.FromSlice(sessions(2, 2)), Setup{Fleet: fleet(t, "1a"), Options: decide.Options{Decode: selector.KV, Prefill: selector.KV}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -401,7 +401,7 @@ func TestConversation(t *testing.T) {
 	f := fleet(t, "16a:block=64,kv_blocks=16384,max_model_len=1048576")
 	var got [2]*Result
 	for i, p := range []selector.Policy{selector.KV, selector.LeastLoaded} {
-		if got[i], err = Run(t.Context(), src, Setup{Fleet: f, Settings: decide.Settings{Decode: p, Prefill: p, Weights: selector.DefaultWeights()}, Seed: 1}); err != nil {
+		if got[i], err = Run(t.Context(), src, Setup{Fleet: f, Options: decide.Options{Decode: p, Prefill: p, Weights: selector.DefaultWeights()}, Seed: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -422,7 +422,7 @@ func TestRunOffloads(t *testing.T) {
 	src := arrivals.FromSlice(sessions(30, 6))
 	run := func(text string) *Result {
 		t.Helper()
-		r, err := Run(t.Context(), src, Setup{Fleet: fleet(t, text), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1})
+		r, err := Run(t.Context(), src, Setup{Fleet: fleet(t, text), Options: decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

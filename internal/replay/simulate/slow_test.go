@@ -23,7 +23,7 @@ func TestSlowRankCostsMore(t *testing.T) {
 		t.Helper()
 		r, res, err := play(t.Context(), arrivals.FromSlice(all), Setup{
 			Fleet: fleet(t, "8p8d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 2 * time.Second, ITL: 12 * time.Millisecond, Faults: faults, CountFrom: begin + 30*time.Second,
-			Settings:   decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 512, Auto: true}},
+			Options:    decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 512, Auto: true}},
 			SlowFactor: factor,
 		})
 		if err != nil {
@@ -70,7 +70,7 @@ func TestSlowDecodeRankAnswersLess(t *testing.T) {
 		t.Helper()
 		res, err := Run(t.Context(), arrivals.FromSlice(all), Setup{
 			Fleet: fleet(t, "4p4d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond, Faults: faults, CountFrom: from,
-			Settings:   decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 512, Auto: true}},
+			Options:    decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 512, Auto: true}},
 			SlowFactor: factor,
 		})
 		if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -29,7 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -54,7 +54,7 @@ type Router struct {
 	Bodies   *admission.Memory // limits.body_memory
 	Budget   attempt.Budget
 	Moves    admission.Moves
-	Line     *admission.Line
+	Queue    *admission.Queue
 	Outliers *health.Outliers
 	// Predicted is what ranks are predicted to hold.
 	Predicted *approx.Index
@@ -67,10 +67,10 @@ type Router struct {
 	// Alive says whether a worker gives a sign of life when the router asks for one.
 	Alive func(w *workers.Worker) bool
 
-	t     *testing.T
-	asker *question.Asker
-	book  *account.Stream
-	ring  *receipt.Ring
+	t       *testing.T
+	decider *routing.Decider
+	stream  *lifecycle.Stream
+	ring    *receipt.Ring
 
 	mu       sync.Mutex
 	events   []eventlog.Event
@@ -99,12 +99,12 @@ func New(t *testing.T, fleet string, configure ...func(*settings.Config)) *Route
 	r := &Router{
 		Model: Model{Text: "Flüsse fließen, and on it goes.", Pace: 10 * time.Millisecond}, Settings: s, t: t,
 		Ledger: ledger.New(), Open: admission.NewMemory(admission.LegLimit(c.Limits.Legs), nil), Bodies: admission.NewMemory(c.Limits.BodyMemory, nil),
-		Line: admission.NewLine(c.Limits.Queue, c.Limits.QueueTimeout, 0), Stored: stored.New(64), Alive: func(*workers.Worker) bool { return true },
+		Queue: admission.NewQueue(c.Limits.Queue, c.Limits.QueueTimeout, 0), Stored: stored.New(64), Alive: func(*workers.Worker) bool { return true },
 		admitted: map[health.Admission]*workers.Worker{},
 	}
 	r.Serves = r.Model.Answer
 	r.Registry = workers.NewRegistry(r.event)
-	r.Ledger.OnEase(r.Line.Wake)
+	r.Ledger.OnEase(r.Queue.Wake)
 	r.build()
 	r.Apply(Specs(t, fleet))
 	return r
@@ -191,25 +191,25 @@ func (r *Router) build() {
 	})
 	r.Outliers = health.NewOutliers(r.Registry, health.OutlierOptions{}, r.event)
 	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot})
-	r.asker = question.New(question.Sources{
-		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Prompts: tokens, Last: r.Outliers.Last,
+	r.decider = routing.New(routing.Sources{
+		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Prompts: tokens, Readmit: r.Outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.Settings, r.Registry.Snapshot() },
 	}, 1)
 	failures := new(watch.Failures)
 	r.ring = receipt.NewRing(receipt.Options{Capacity: 1 << 10})
-	r.book = account.NewStream(
-		account.Pace(watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot})),
-		account.Receipts(func(uint32) bool { return false }),
-		account.Ranks(fleet),
-		account.Traffic(&r.Traffic),
-		account.Metrics(r.Metrics),
-		account.Recompute(watch.NewRecompute(watch.RecomputeOptions{Event: r.event})),
-		account.Failures(failures, r.event),
-		account.Costs(costs),
-		account.Progress(),
+	r.stream = lifecycle.NewStream(
+		lifecycle.Pace(watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot})),
+		lifecycle.Receipts(func(uint32) bool { return false }),
+		lifecycle.Ranks(fleet),
+		lifecycle.Traffic(&r.Traffic),
+		lifecycle.Metrics(r.Metrics),
+		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{Event: r.event})),
+		lifecycle.Failures(failures, r.event),
+		lifecycle.Costs(costs),
+		lifecycle.Progress(),
 	)
 	r.Engine = resumed.New(resumed.Parts{
-		Asker: r.asker, Fleet: r.Registry.Snapshot, Line: r.Line, Gate: admission.NewLine(0, 0, 0),
+		Decider: r.decider, Fleet: r.Registry.Snapshot, Queue: r.Queue, DoorQueue: admission.NewQueue(0, 0, 0),
 		Watched: func(p serving.Planner) serving.Planner { return decided{p, r} },
 		Legs: &serving.Legs{
 			Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: new(attempt.Repeats), Stored: r.Stored,
@@ -408,11 +408,11 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 	if q.Header == nil {
 		req.Header = http.Header{}
 	}
-	var book account.Request
-	c.Asked = serving.Asked{
-		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Book: &book, Idle: idle(beat),
+	var record lifecycle.Record
+	c.Details = serving.Details{
+		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Record: &record, Idle: idle(beat),
 	}
-	d := &c.Question
+	d := &c.Routing
 	d.Settings, d.Model = r.Settings, "m"
 	if q.Body != "" {
 		body, ok := api.OwnBody([]byte(q.Body), r.Bodies)
@@ -424,13 +424,13 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 			r.t.Fatal(err)
 		}
 	}
-	d.Look(r.Registry.Snapshot())
-	r.asker.Read(ctx, d, ep, ep.Kind, &c.View)
-	book = account.Request{To: r.book, Live: r.ring.Begin(c.Start), Question: d, ID: id, Endpoint: ep, Model: "m", Stream: c.View.Stream, Start: c.Start}
+	d.UseFleet(r.Registry.Snapshot())
+	r.decider.Read(ctx, d, ep, ep.Kind, &c.View)
+	record = lifecycle.Record{To: r.stream, Live: r.ring.Begin(c.Start), Routing: d, ID: id, Endpoint: ep, Model: "m", Stream: c.View.Stream, Start: c.Start}
 	got := &Got{}
 	r.answer(ctx, c, &q, got)
-	book.Ended(account.Outcome{Status: got.Status, Err: got.Err, Took: time.Since(c.Start)})
-	got.Receipt, _ = r.ring.Find(book.Live.ID())
+	record.Ended(lifecycle.Outcome{Status: got.Status, Err: got.Err, Took: time.Since(c.Start)})
+	got.Receipt, _ = r.ring.Find(record.Live.ID())
 	c.Release()
 	return got
 }
@@ -486,14 +486,14 @@ func copied(c *serving.Call, a *serving.Answer, q *Ask, body *strings.Builder) e
 	for {
 		p, head, err := a.Next()
 		if errors.Is(err, io.EOF) {
-			c.Book.Answer.Learn(along.Scanner.Summary())
+			c.Record.Answer.Learn(along.Scanner.Summary())
 			return nil
 		}
 		if err != nil {
 			return err
 		}
 		if seen := along.Scanner.Feed(p); !head && seen.Events > 0 {
-			c.Book.Answer.Piece(time.Now(), seen.Tokens)
+			c.Record.Answer.Piece(time.Now(), seen.Tokens)
 		}
 		body.Write(p)
 		if q.Piece != nil {

@@ -41,7 +41,7 @@ var steps = []step{
 		},
 	},
 	{
-		does: "makes the input of a plan", by: decidePkg + ".Run.Decide",
+		does: "makes the input of a plan", by: decidePkg + ".Run.NextPlan",
 		marks: []string{"internal/router/placement/selector.Input{}", decidePkg + ".Input{}"},
 		may: map[string]string{
 			decidePkg + "/memory.go":        "empties it for another request",
@@ -49,18 +49,18 @@ var steps = []step{
 		},
 	},
 	{
-		does: "makes the plan", by: decidePkg + ".Choose",
-		marks: []string{"internal/router/placement/selector.Rank", decidePkg + ".Plan{}"},
+		does: "makes the plan", by: decidePkg + ".MakePlan",
+		marks: []string{"internal/router/placement/selector.Pick", decidePkg + ".Plan{}"},
 		may: map[string]string{
-			decidePkg + "/plan.go":   "is Choose with its parts",
-			decidePkg + "/slow.go":   "is the part of Choose that passes over slow ranks",
+			decidePkg + "/plan.go":   "is MakePlan with its parts",
+			decidePkg + "/slow.go":   "is the part of MakePlan that passes over slow ranks",
 			decidePkg + "/memory.go": "empties it for another request",
 			decidePkg + ".Run.Judge": "measures a plan that was made",
 		},
 	},
 	{
-		does: "asks for the plan", by: decidePkg + ".Run.Decide",
-		marks: []string{decidePkg + ".Choose"},
+		does: "asks for the plan", by: decidePkg + ".Run.NextPlan",
+		marks: []string{decidePkg + ".MakePlan"},
 		may:   map[string]string{"internal/replay": "makes recorded plans again"},
 	},
 	{
@@ -151,12 +151,12 @@ func TestCopiesAreFound(t *testing.T) {
 		`func f() func() attempt.Next { return func() (n attempt.Next) { return } }`: "another attempt",
 		`type t struct{}; func (*t) f() { g(selector.Input{}) }`:                     "makes the input",
 		`var in = decide.Input{}`:                                                    "makes the input",
-		`func f() { selector.Rank(nil, nil) }`:                                       "makes the plan",
-		`func f() { rank := selector.Rank; rank(nil, nil) }`:                         "makes the plan",
+		`func f() { selector.Pick(nil, nil) }`:                                       "makes the plan",
+		`func f() { pick := selector.Pick; pick(nil, nil) }`:                         "makes the plan",
 		`func f() any { return decide.Plan{Path: "local"} }`:                         "makes the plan",
-		`func f() { decide.Choose(nil, nil) }`:                                       "asks for the plan",
+		`func f() { decide.MakePlan(nil, nil) }`:                                     "asks for the plan",
 		`func f() any { return ledger.Claim{} }`:                                     "takes of the ledger",
-		`func f() { attempt.AfterFailure(nil, attempt.Settings{}, nil) }`:            "another attempt",
+		`func f() { attempt.AfterFailure(nil, attempt.Allowance{}, nil) }`:           "another attempt",
 		`func f() any { return attempt.Next{Step: attempt.GiveUp} }`:                 "another attempt",
 		// What only reads is no copy.
 		`func f(list []decision.Candidate) *selector.Input { var c *decision.Candidate = &list[0]; _ = c.Rank; return nil }`: "",
@@ -172,9 +172,9 @@ func TestCopiesAreFound(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ place, code, want string }{
-		{decidePkg + "/other.go", `func (r *Run) again() { Choose(&r.In, &r.Plan) }`, "asks for the plan"},
+		{decidePkg + "/other.go", `func (r *Run) again() { MakePlan(&r.In, &r.Plan) }`, "asks for the plan"},
 		{decidePkg + "/other.go", `func (r *Run) fresh() { r.In = Input{} }`, "makes the input"},
-		{decidePkg + "/run.go", `func (r *Run) Decide() { r.In = Input{}; Choose(&r.In, &r.Plan) }`, ""},
+		{decidePkg + "/run.go", `func (r *Run) NextPlan() { r.In = Input{}; MakePlan(&r.In, &r.Plan) }`, ""},
 		{"internal/new/copy.go", `import . "` + module + `internal/router/placement/decision"`, "imports"},
 	} {
 		found, err := copies(c.place, []byte("package x\n"+c.code), c.place, map[string]bool{})

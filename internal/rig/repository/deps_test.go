@@ -194,7 +194,7 @@ func TestRules(t *testing.T) {
 
 		{"internal/cli/commands", "internal/router", ""},
 		{"internal/router", "internal/router/serving/resumed", ""},
-		{"internal/router/placement/question", "internal/settings/effective", ""},
+		{"internal/router/placement/routing", "internal/settings/effective", ""},
 		{"internal/settings", "internal/router/placement/selector", ""},
 		{"internal/workers", "internal/router/route", ""},
 		{"internal/workers/sim", "internal/zmtp", ""},

@@ -110,7 +110,7 @@ func TestDocumentNames(t *testing.T) {
 		find(source(t, "observe/adminserver")+source(t, "control"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "request/access", "control", "../settings/effective", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "observe/account", "observe/watch", "observe/outcome", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
+	for _, dir := range []string{".", "request/access", "control", "../settings/effective", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "observe/lifecycle", "observe/watch", "observe/outcome", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_.]+)"`)...)
@@ -146,7 +146,7 @@ func TestDocumentNames(t *testing.T) {
 		policies = append(policies, string(p))
 	}
 	compare("policy", find(list, "`([a-z_]+)`"), policies)
-	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "request/api")+source(t, "request/admission")+source(t, "placement/question")+source(t, "observe/account"), `"(X-Dynctl-[A-Za-z-]+)"`))
+	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "request/api")+source(t, "request/admission")+source(t, "placement/routing")+source(t, "observe/lifecycle"), `"(X-Dynctl-[A-Za-z-]+)"`))
 }
 
 // source is the Go source of a file, or of the files of a folder, of the

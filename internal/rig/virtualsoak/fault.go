@@ -276,7 +276,7 @@ func (s *stage) restartRouter() {
 	if err := s.ledger.Balanced(); err != nil {
 		s.violate("after a drain: %v", err)
 	}
-	if !s.moves.places.Idle() {
+	if !s.moves.queue.Idle() {
 		s.violate("after a drain: places of rests of streams were not given back")
 	}
 	s.closeRouter()

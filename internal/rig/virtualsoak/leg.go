@@ -155,7 +155,7 @@ func (l *leg) read(path string, body []byte) engine.Request {
 	}
 	most, _ := limit.Int()
 	r := engine.Request{ID: l.id, Tokens: l.tokens, MaxTokens: most, IgnoreEOS: s.script != nil && s.script.on}
-	run := &q.call.Question.Run
+	run := &q.call.Routing.Run
 	if s.group.Connector == workers.ConnectorNIXLPush {
 		l.push = rawjson.Value(body).Get("kv_transfer_params.transfer_id").String()
 	}
@@ -269,7 +269,7 @@ func (l *leg) arrives(r engine.Request) {
 		l.later(func() { l.refuses(http.StatusInternalServerError, "the request is bad") })
 		return
 	case s.script == nil && s.chance(0.01): // an idle connection is closed as the request comes
-		if !q.call.Question.Run.History.MayBeStale(l.phase) {
+		if !q.call.Routing.Run.History.MayBeStale(l.phase) {
 			q.struck = append(q.struck, n)
 		}
 		l.later(func() { l.breaks(stale) })

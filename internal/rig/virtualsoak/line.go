@@ -18,11 +18,11 @@ const (
 	patience = 2 * time.Second
 )
 
-// line is where requests wait for a rank that is under its limit, in seeds that have
-// one: [admission.Line] without its goroutines and timers.
-type line struct {
+// rankQueue is where requests wait for a rank that is under its limit, in seeds that have
+// one: [admission.Queue] without its goroutines and timers.
+type rankQueue struct {
 	s       *stage
-	turns   admission.Turns
+	order   admission.FairOrder
 	waiting map[*admission.Waiter]*task
 	trying  *admission.Waiter
 	polled  bool
@@ -32,7 +32,7 @@ type line struct {
 // has the history that it had before there were any.
 func (s *stage) limit() {
 	rng := rand.New(rand.NewPCG(s.out.Seed, 0x6c696e65))
-	s.line = line{s: s, turns: admission.Turns{Limit: 1000}, waiting: map[*admission.Waiter]*task{}}
+	s.queue = rankQueue{s: s, order: admission.FairOrder{Limit: 1000}, waiting: map[*admission.Waiter]*task{}}
 	if s.settings.Bounded = rng.IntN(3) == 0; s.settings.Bounded {
 		s.settings.Decisions.Busy.Requests = 1 + rng.IntN(2)
 	}
@@ -44,22 +44,22 @@ func (s *stage) unlimited() { s.settings.Bounded, s.settings.Decisions.Busy = fa
 // ease notifies the line that work has left a rank, as the ledger does.
 func (s *stage) ease() {
 	if s.plant != forgetEase {
-		s.line.turns.Changed()
+		s.queue.order.Changed()
 	}
 }
 
-// Enter is for serving.Line.
-func (l *line) Enter(ctx context.Context, c admission.Claim, try func() (needs string, ok bool)) (admission.Waited, error) {
+// Enter is for serving.Queue.
+func (l *rankQueue) Enter(ctx context.Context, c admission.Claim, try func() (needs string, ok bool)) (admission.Waited, error) {
 	s, t := l.s, l.s.running
 	w := &admission.Waiter{Claim: c}
 	since := s.w.Now()
-	if _, ok := l.turns.Push(w, s.now()); !ok {
-		s.violate("%s finds no room in a line of %d", t.q.id, l.turns.Waiting())
+	if _, ok := l.order.Push(w, s.now()); !ok {
+		s.violate("%s finds no room in a line of %d", t.q.id, l.order.Waiting())
 		return admission.Waited{}, admission.ErrFull
 	}
 	l.waiting[w], t.q.inLine = t, true
 	defer func() {
-		l.turns.Remove(w)
+		l.order.Remove(w)
 		delete(l.waiting, w)
 		if l.trying == w {
 			l.trying = nil
@@ -77,10 +77,10 @@ func (l *line) Enter(ctx context.Context, c admission.Claim, try func() (needs s
 		case ctx.Err() != nil:
 			return admission.Waited{}, ctx.Err()
 		case l.trying == w:
-			change := l.turns.Change()
+			change := l.order.Change()
 			needs, ok := try()
 			if l.trying = nil; ok {
-				l.turns.Admit(w, s.now())
+				l.order.Admit(w, s.now())
 				l.within(t.q)
 				if tried {
 					s.out.Waited++
@@ -88,7 +88,7 @@ func (l *line) Enter(ctx context.Context, c admission.Claim, try func() (needs s
 				return admission.Waited{For: s.w.Now() - since, Ahead: w.Ahead}, nil
 			}
 			tried = true
-			l.turns.Failed(w, needs, change)
+			l.order.Failed(w, needs, change)
 		case s.w.Now() >= since+patience:
 			return admission.Waited{}, admission.ErrTimeout
 		default:
@@ -98,8 +98,8 @@ func (l *line) Enter(ctx context.Context, c admission.Claim, try func() (needs s
 }
 
 // within wants the place that a request was just given to be one.
-func (l *line) within(q *request) {
-	s, run := l.s, &q.call.Question.Run
+func (l *rankQueue) within(q *request) {
+	s, run := l.s, &q.call.Routing.Run
 	if run.Plan.Err != nil {
 		return
 	}
@@ -109,26 +109,26 @@ func (l *line) within(q *request) {
 	}
 }
 
-// Try is for serving.Line.
-func (l *line) Try(try func() bool) bool { return len(l.waiting) == 0 && try() }
+// Try is for serving.Queue.
+func (l *rankQueue) Try(try func() bool) bool { return len(l.waiting) == 0 && try() }
 
-// Wait is for serving.Line.
-func (l *line) Wait(queue string) (time.Duration, bool) {
-	return l.turns.Wait(queue, admission.Low, l.s.now())
+// EstimateWait is for serving.Queue.
+func (l *rankQueue) EstimateWait(queue string) (time.Duration, bool) {
+	return l.order.EstimateWait(queue, admission.Low, l.s.now())
 }
 
 // poll lets all try again.
-func (l *line) poll() {
+func (l *rankQueue) poll() {
 	if l.polled = len(l.waiting) > 0; l.polled {
-		l.turns.Changed()
+		l.order.Changed()
 		l.s.w.At(l.s.w.Now()+lookInterval, l.poll)
 	}
 }
 
 // turn gives the turn to the next who waits.
 func (s *stage) turn() {
-	if l := &s.line; l.trying == nil && len(l.waiting) > 0 {
-		if w := l.turns.Next(); w != nil {
+	if l := &s.queue; l.trying == nil && len(l.waiting) > 0 {
+		if w := l.order.Next(); w != nil {
 			l.trying = w
 			s.wake(l.waiting[w])
 		}
@@ -154,7 +154,7 @@ func (s *stage) idle() {
 			if !q.inLine {
 				continue
 			}
-			h := &q.call.Question.Run.History
+			h := &q.call.Routing.Run.History
 			if _, banned := h.Banned(n.worker.State, route.Decode); !banned && h.Elsewhere(n.worker.State, route.Decode) == "" {
 				s.violate("%s waits although %s has %d requests of %d", q.id, n.name, s.ledger.Load(n.rank).Requests, s.settings.Decisions.Busy.Requests)
 				return

@@ -12,15 +12,15 @@ import (
 // moves are the places on each rank that the rests of streams have their prompt computed
 // on, and the soak's own books of them: [admission.Moves] without its goroutines and timers.
 type moves struct {
-	s      *stage
-	places admission.Places
-	line   []*wish        // who waits, oldest first
-	on     map[uint32]int // who has a place, by slot
+	s     *stage
+	queue admission.MoveQueue
+	line  []*wish        // who waits, oldest first
+	on    map[uint32]int // who has a place, by slot
 }
 
 // wish is a task that waits for places.
 type wish struct {
-	admission.Wish
+	admission.MoveWaiter
 	t   *task
 	has bool
 }
@@ -95,8 +95,8 @@ func (m *moves) Enter(ctx context.Context, slots []uint32, limit int, every time
 	s.note("%s waits for a place on %v", t.q.id, slots)
 	s.out.MovesWaited++
 	t.q.late = true
-	w := &wish{Wish: admission.Wish{Slots: slots, Limit: m.limit(limit)}, t: t}
-	m.places.Wait(&w.Wish)
+	w := &wish{MoveWaiter: admission.MoveWaiter{Slots: slots, Limit: m.limit(limit)}, t: t}
+	m.queue.Wait(&w.MoveWaiter)
 	m.line = append(m.line, w)
 	m.next()
 	give := func(err error) error {
@@ -104,7 +104,7 @@ func (m *moves) Enter(ctx context.Context, slots []uint32, limit int, every time
 		if w.has {
 			m.leave(slots)
 		} else {
-			m.places.Drop(&w.Wish)
+			m.queue.Drop(&w.MoveWaiter)
 			m.next()
 		}
 		return err
@@ -131,15 +131,15 @@ func (m *moves) Enter(ctx context.Context, slots []uint32, limit int, every time
 
 // Try is for resumed.Moves.
 func (m *moves) Try(slots []uint32, limit int) bool {
-	if !m.places.Take(slots, m.limit(limit)) {
+	if !m.queue.Take(slots, m.limit(limit)) {
 		return false
 	}
-	m.place(slots, 0)
+	m.admit(slots, 0)
 	return true
 }
 
 // Free is for resumed.Moves.
-func (m *moves) Free(slot uint32, limit int) bool { return m.places.Free(slot, m.limit(limit)) }
+func (m *moves) Free(slot uint32, limit int) bool { return m.queue.Free(slot, m.limit(limit)) }
 
 // Leave is for resumed.Moves.
 func (m *moves) Leave(slots []uint32) {
@@ -157,14 +157,14 @@ func (m *moves) leave(slots []uint32) {
 	for _, slot := range slots {
 		m.on[slot]--
 	}
-	m.places.Leave(slots)
+	m.queue.Leave(slots)
 	if m.s.plant != forgetNext {
 		m.next()
 	}
 }
 
-// place books the places that a request has got, before which so many wait.
-func (m *moves) place(slots []uint32, before int) {
+// admit books the places that a request has got, before which so many wait.
+func (m *moves) admit(slots []uint32, before int) {
 	s := m.s
 	for _, o := range m.line[:before] {
 		if slices.ContainsFunc(slots, func(slot uint32) bool { return slices.Contains(o.Slots, slot) }) {
@@ -180,10 +180,10 @@ func (m *moves) place(slots []uint32, before int) {
 
 // next lets those go on whose turn it is.
 func (m *moves) next() {
-	for p := m.places.Next(); p != nil; p = m.places.Next() {
-		i := slices.IndexFunc(m.line, func(w *wish) bool { return &w.Wish == p })
+	for p := m.queue.Next(); p != nil; p = m.queue.Next() {
+		i := slices.IndexFunc(m.line, func(w *wish) bool { return &w.MoveWaiter == p })
 		w := m.line[i]
-		m.place(w.Slots, i)
+		m.admit(w.Slots, i)
 		m.line = slices.Delete(m.line, i, i+1)
 		w.has = true
 		m.s.wake(w.t)
@@ -196,7 +196,7 @@ func (s *stage) moved() {
 	m := &s.moves
 	for _, n := range s.nodes {
 		slot := n.rank.Slot
-		if got, want := m.places.Taken(slot), m.on[slot]; got != want {
+		if got, want := m.queue.Taken(slot), m.on[slot]; got != want {
 			s.violate("%d places of %s are taken, %d requests have one", got, n.name, want)
 			return
 		}

@@ -190,7 +190,7 @@ type stage struct {
 	approx    *approx.Index
 	ledger    *ledger.Ledger
 	router    *router
-	line      line
+	queue     rankQueue
 	moves     moves
 	settings  *effective.Settings
 	budget    attempt.Budget // of retries
@@ -420,7 +420,7 @@ func (s *stage) final() {
 	if n := s.ledger.DoubleReleases(); n > 0 {
 		s.violate("%d reservations were released twice", n)
 	}
-	if !s.moves.places.Idle() {
+	if !s.moves.queue.Idle() {
 		s.violate("places of rests of streams were not given back")
 	}
 	for _, n := range s.nodes {

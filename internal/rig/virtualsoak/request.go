@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -45,7 +45,7 @@ type request struct {
 	ctx    context.Context //nolint:containedctx // of the request
 	cancel context.CancelFunc
 	call   *serving.Call // the newest, which may ask for the rest
-	book   account.Request
+	record lifecycle.Record
 	gone   string // why it was ended from outside
 
 	// What the client got.
@@ -153,22 +153,22 @@ func (q *request) serve(session uint64) {
 	if err != nil {
 		panic(err) // a path that exists
 	}
-	c.Asked = serving.Asked{
-		ID: q.id, Start: now, Path: ep.Path, Endpoint: ep, Model: model, Book: &q.book, Idle: q,
+	c.Details = serving.Details{
+		ID: q.id, Start: now, Path: ep.Path, Endpoint: ep, Model: model, Record: &q.record, Idle: q,
 		From:  rewrite.Client{Method: http.MethodPost, Host: "router", Remote: "127.0.0.1:9", Header: http.Header{"Content-Type": {api.MediaJSON}}},
 		Claim: admission.Claim{Tenant: []string{"a", "b", "c"}[q.no%3], Band: admission.Band(q.no%5%3) - 1},
 	}
-	d := &c.Question
-	d.Settings, d.Model, d.Run.After, d.Run.Request.Session = s.settings, model, s.after, session
+	d := &c.Routing
+	d.Settings, d.Model, d.Run.After, d.Run.Criteria.Session = s.settings, model, s.after, session
 	c.Body, _ = api.OwnBody([]byte(q.body), s.router.bodies) // there is room
 	if err := c.View.Parse(c.Body.B, ep.Kind, api.Limits{}); err != nil {
 		s.violate("%s: %s: %v", q.id, q.body, err)
 	}
 	c.Name = c.View.Model
-	d.Look(s.registry.Snapshot())
-	s.router.asker.Read(q.ctx, d, ep, ep.Kind, &c.View)
-	q.book = account.Request{
-		To: s.router.stream, Live: s.router.receipts.Begin(now), Question: d, ID: c.ID, Endpoint: ep, Model: model, Stream: c.View.Stream, Start: now,
+	d.UseFleet(s.registry.Snapshot())
+	s.router.decider.Read(q.ctx, d, ep, ep.Kind, &c.View)
+	q.record = lifecycle.Record{
+		To: s.router.stream, Live: s.router.receipts.Begin(now), Routing: d, ID: c.ID, Endpoint: ep, Model: model, Stream: c.View.Stream, Start: now,
 	}
 	s.budget.Request(now)
 	a, err := s.router.answers.Do(q.ctx, c)
@@ -187,7 +187,7 @@ var paths = map[api.Kind]string{api.Completion: "/v1/completions", api.Chat: "/v
 // read copies an answer to the client, and closes it.
 func (q *request) read(a *serving.Answer) (err error) {
 	q.status, q.committed = a.Status, true
-	q.book.Headers(q.header)
+	q.record.Headers(q.header)
 	if a.Whole != nil {
 		q.client = append(q.client, a.Whole...)
 		return a.Close(nil)
@@ -199,11 +199,11 @@ func (q *request) read(a *serving.Answer) (err error) {
 	err = upstream.Stream(q, p, a.Flushes(), upstream.StreamOptions{Gate: &along.Gate, Observe: func(b []byte) {
 		got := along.Scanner.Feed(b)
 		if !p.head && got.Events > 0 {
-			q.book.Answer.Piece(time.Now(), got.Tokens)
+			q.record.Answer.Piece(time.Now(), got.Tokens)
 		}
 	}})
 	along.Scanner.Finish()
-	q.book.Answer.Learn(along.Scanner.Summary())
+	q.record.Answer.Learn(along.Scanner.Summary())
 	return a.Close(err)
 }
 
@@ -242,7 +242,7 @@ func (q *request) finish(err error) {
 			q.status = e.Status
 		}
 	}
-	q.book.Ended(account.Outcome{Status: q.status, Err: e, Took: s.w.Now() - q.arrived})
+	q.record.Ended(lifecycle.Outcome{Status: q.status, Err: e, Took: s.w.Now() - q.arrived})
 	q.balanced()
 	switch {
 	case q.ctx.Err() != nil && q.gone != "":
@@ -401,7 +401,7 @@ func (q *request) givenUp(err error) {
 	if blamed {
 		s.out.Excused++
 	}
-	h := &q.call.Question.Run.History
+	h := &q.call.Routing.Run.History
 	switch {
 	case errors.Is(err, admission.ErrTimeout):
 	case q.kind != harmless:
@@ -435,7 +435,7 @@ func (q *request) hopeless(err error) {
 }
 
 func (q *request) keptOut() (list []string) {
-	in := &q.call.Question.Run.In.Decode
+	in := &q.call.Routing.Run.In.Decode
 	for i := range in.Candidates {
 		list = append(list, in.Candidates[i].Rank+": "+in.Why(i))
 	}
@@ -471,7 +471,7 @@ func (q *request) failed(ctx context.Context, err error) {
 	case f.Reason.Means().Outcome.Failure():
 		n.faulted = true
 	}
-	h := &q.call.Question.Run.History
+	h := &q.call.Routing.Run.History
 	if other := q.uninvolved(f.Phase); other != nil && slices.ContainsFunc(h.Failures, func(was attempt.Failure) bool {
 		return was.Worker == f.Worker && was.Phase == f.Phase && was.Reason != attempt.Ejected && was.Reason != attempt.Stale && (was.Other == nil || !was.Reason.Means().Mutual)
 	}) {
@@ -488,7 +488,7 @@ func (q *request) uninvolved(p route.Phase) *node {
 			can = n.worker.Role.CanPrefill()
 		}
 		if n.member && can && !state.Draining() && n.since+probeEvery <= q.arrived &&
-			!slices.ContainsFunc(q.call.Question.Run.History.Failures, func(f attempt.Failure) bool { return f.Worker == state || f.Other == state }) {
+			!slices.ContainsFunc(q.call.Routing.Run.History.Failures, func(f attempt.Failure) bool { return f.Worker == state || f.Other == state }) {
 			return n
 		}
 	}
@@ -497,7 +497,7 @@ func (q *request) uninvolved(p route.Phase) *node {
 
 // resent wants a request whose connection was closed as idle to go to the same engine.
 func (q *request) resent() {
-	n, in, p := q.idle, &q.call.Question.Run.In, &q.call.Question.Run.Plan
+	n, in, p := q.idle, &q.call.Routing.Run.In, &q.call.Routing.Run.Plan
 	q.idle = nil
 	if n == nil || q.s.settings.Bounded || !n.member {
 		return
@@ -516,7 +516,7 @@ func (q *request) resent() {
 
 // chose reports whether the plan has given work to a node.
 func (q *request) chose(n *node) bool {
-	in, p := &q.call.Question.Run.In, &q.call.Question.Run.Plan
+	in, p := &q.call.Routing.Run.In, &q.call.Routing.Run.Plan
 	return in.DecodePeers[p.DecodeIndex].Worker == n.worker || p.Path != route.Local && in.PrefillPeers[p.PrefillIndex].Worker == n.worker
 }
 

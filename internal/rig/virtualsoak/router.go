@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -20,7 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -44,9 +44,9 @@ var metrics = sync.OnceValue(func() *telemetry.Metrics {
 // newServed, with this world under it.
 type router struct {
 	answers  serving.Engine
-	asker    *question.Asker
+	decider  *routing.Decider
 	legs     *admission.Memory // in progress
-	stream   *account.Stream
+	stream   *lifecycle.Stream
 	receipts *receipt.Ring
 	traffic  traffic.Traffic
 	failures watch.Failures
@@ -70,7 +70,7 @@ func (s *stage) drawSettings() {
 	}
 	policy := func() selector.Policy { return selector.Policies()[s.rng.IntN(len(selector.Policies()))] }
 	d := &s.settings.Decisions
-	*d = decide.Settings{
+	*d = decide.Options{
 		Decode: policy(), Prefill: policy(), Weights: selector.DefaultWeights(),
 		Rule:     decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
 		Attempts: 8,
@@ -116,27 +116,27 @@ func (s *stage) openRouter() {
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: 16, Epoch: 1, OnFinish: func(c *receipt.Receipt) { s.running.q.audit(c) }})
 	event := func(eventlog.Event) {}
 	costs := outcome.New(outcome.Options{Event: event, Fleet: s.registry.Snapshot})
-	r.stream = account.NewStream(
-		account.Pace(watch.NewSlow(watch.SlowOptions{})),
-		account.Receipts(func(uint32) bool { return false }),
-		account.Ranks(counts{s}),
-		account.Traffic(&r.traffic),
-		account.Metrics(metrics()),
-		account.Recompute(watch.NewRecompute(watch.RecomputeOptions{})),
-		account.Failures(&r.failures, event),
-		account.Costs(costs),
-		account.Progress(),
-		account.Recording(nil, func(*receipt.Receipt) { s.running.q.outcomes++ }),
-		account.Subscriber{account.Chosen: func(account.Event) {
+	r.stream = lifecycle.NewStream(
+		lifecycle.Pace(watch.NewSlow(watch.SlowOptions{})),
+		lifecycle.Receipts(func(uint32) bool { return false }),
+		lifecycle.Ranks(counts{s}),
+		lifecycle.Traffic(&r.traffic),
+		lifecycle.Metrics(metrics()),
+		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{})),
+		lifecycle.Failures(&r.failures, event),
+		lifecycle.Costs(costs),
+		lifecycle.Progress(),
+		lifecycle.Recording(nil, func(*receipt.Receipt) { s.running.q.outcomes++ }),
+		lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
 			q := s.running.q
 			q.hold(q.call)
 			q.sent = true
 		}},
 	)
-	r.asker = question.New(question.Sources{
+	r.decider = routing.New(routing.Sources{
 		Index: s.index, Predicted: s.approx, Feeds: feeds{s}, Fleet: feeds{s}, Ledger: s.ledger, Learners: costs.Learners, Prompts: tokens{s},
-		Now:  func() (*effective.Settings, *workers.Snapshot) { return s.settings, s.registry.Snapshot() },
-		Last: s.last,
+		Now:     func() (*effective.Settings, *workers.Snapshot) { return s.settings, s.registry.Snapshot() },
+		Readmit: s.last,
 	}, 1+s.rng.Uint64()>>1)
 	excused := r.outliers
 	if s.plant == blameEngines { // what is taken back is taken back elsewhere
@@ -144,7 +144,7 @@ func (s *stage) openRouter() {
 	}
 	r.legs = admission.NewMemory(1000, nil)
 	answers := resumed.New(resumed.Parts{
-		Asker: r.asker, Fleet: s.registry.Snapshot, Line: &s.line, Gate: admission.NewLine(0, 0, 0),
+		Decider: r.decider, Fleet: s.registry.Snapshot, Queue: &s.queue, DoorQueue: admission.NewQueue(0, 0, 0),
 		Watched: func(p serving.Planner) serving.Planner { return watched{s, p} },
 		Legs: &serving.Legs{
 			Transport: engines{s}, Beside: beside{s}, Open: r.legs, Ledger: s.ledger, Outliers: r.outliers,
@@ -164,7 +164,7 @@ func (s *stage) closeRouter() {
 	_ = s.approx.Close()
 }
 
-// last is for question.Sources.
+// last is for routing.Sources.
 func (s *stage) last(w *workers.Worker) {
 	if s.plant != leaveEjected {
 		s.out.Readmitted++
@@ -184,13 +184,13 @@ func (f feeds) of(slot uint32) *node {
 	return nil
 }
 
-// Fed is for question.Sources.
+// Fed is for routing.Sources.
 func (f feeds) Fed(k *workers.Rank) bool {
 	n := f.of(k.Slot)
 	return n != nil && n.rank == k && !n.silent
 }
 
-// Usable is for question.Sources.
+// Usable is for routing.Sources.
 func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) (n int) {
 	if at := f.of(uint32(id)); at != nil {
 		n, *beyond = at.feed.stream.Usable(overlap, *p)
@@ -201,7 +201,7 @@ func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *r
 // tokens are those of prompts and texts, by the simulator's tokenizer.
 type tokens struct{ s *stage }
 
-// Find is for question.Sources. A chat's prompt is not in its text.
+// Find is for routing.Sources. A chat's prompt is not in its text.
 func (t tokens) Find(_ context.Context, v *api.View, _ string, _ []*workers.Worker, dst []uint32) prompt.Prompt {
 	if v.Prompt == api.PromptIDs {
 		ids := v.AppendIDs(dst[:0], 0)
@@ -251,7 +251,7 @@ func (p watched) Plan(ctx context.Context, c *serving.Call) (serving.Engine, err
 	s.out.Attempts++
 	q.tries++
 	e, err := p.next.Plan(ctx, c)
-	run := &c.Question.Run
+	run := &c.Routing.Run
 	if g := s.going; g != nil && run.Plan.Err == nil && err == nil && q.chose(g) {
 		s.replace()
 	}
@@ -292,7 +292,7 @@ type planned struct {
 
 // Do is for serving.Engine.
 func (p planned) Do(ctx context.Context, c *serving.Call) (*serving.Answer, error) {
-	s, q, run := p.s, p.q, &c.Question.Run
+	s, q, run := p.s, p.q, &c.Routing.Run
 	q.late = false
 	if s.chance(0.3) { // others come between
 		q.late = true
@@ -343,7 +343,7 @@ func (h held) Close(err error) error {
 }
 
 // after is the router's policy, with the bugs that are planted in it.
-func (s *stage) after(h *attempt.History, a attempt.Settings, prefills []*workers.State) attempt.Next {
+func (s *stage) after(h *attempt.History, a attempt.Allowance, prefills []*workers.State) attempt.Next {
 	next := attempt.AfterFailure(h, a, prefills)
 	switch {
 	case s.plant == giveUpFallBack && next.Step == attempt.FallBack:
@@ -412,7 +412,7 @@ func (s *stage) accounts() {
 // hold books that the request has a place on the decode rank of its newest plan.
 func (q *request) hold(c *serving.Call) {
 	if q.holding == nil {
-		run := &c.Question.Run
+		run := &c.Routing.Run
 		q.holding = q.s.nodeOf(run.In.DecodePeers[run.Plan.DecodeIndex].Worker)
 		q.holding.decodes++
 	}

@@ -210,7 +210,7 @@ func (q *request) readWhole() {
 
 // mayGoOn reports whether the request is a stream that the policy would let go on.
 func (q *request) mayGoOn() bool {
-	return q.stream != nil && q.call.Question.Run.History.Continued < q.s.settings.Decisions.Continuations
+	return q.stream != nil && q.call.Routing.Run.History.Continued < q.s.settings.Decisions.Continuations
 }
 
 // mayNot is why the stream may not go on as it stands, from what its engines have said.

@@ -35,7 +35,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var rankLabels = []string{"worker", "dp_rank"}
 
 var routerMetrics = []metric[*State]{
-	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Gate.Inflight()) }},
+	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Limiter.Inflight()) }},
 	{desc("queued_requests", "Requests that wait for a place in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
 	{desc("body_memory_bytes", "Memory that the bodies of requests take, and what is kept of streams that may be continued."), gauge, func(s *State) float64 { return float64(s.Bodies.Used()) }},
 	{desc("body_memory_limit_bytes", "Memory that those may take."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},
@@ -50,9 +50,9 @@ var routerMetrics = []metric[*State]{
 	{desc("ready", "Whether requests can be served."), gauge, func(s *State) float64 { ok, _ := s.Ready(); return flag(ok) }},
 }
 
-var settingMetrics = []metric[Settings]{
-	{desc("routing_threshold_tokens", "The fixed threshold in force; none with a threshold that is auto."), gauge, func(c Settings) float64 { n := float64(c.Threshold); return known(&n, !c.Auto) }},
-	{desc("config_revision", "The configuration in force."), gauge, func(c Settings) float64 { return float64(c.Revision) }},
+var settingMetrics = []metric[Configured]{
+	{desc("routing_threshold_tokens", "The fixed threshold in force; none with a threshold that is auto."), gauge, func(c Configured) float64 { n := float64(c.Threshold); return known(&n, !c.Auto) }},
+	{desc("config_revision", "The configuration in force."), gauge, func(c Configured) float64 { return float64(c.Revision) }},
 }
 
 var indexMetrics = []metric[kvindex.Stats]{

@@ -64,7 +64,7 @@ func stand(t *testing.T, change func(*settings.Config)) *console {
 	if r.Secure, err = NewSecure(SecureOptions{Config: &config, Connections: func(netip.Addr) int { return 0 }, Metrics: telemetry.New("test", "", nil), Event: event}); err != nil {
 		t.Fatal(err)
 	}
-	r.Ending = NewDrain(admission.New(admission.Limits{}), func() (time.Duration, time.Duration) { return time.Second, time.Minute }, event)
+	r.Ending = NewDrain(admission.NewLimiter(admission.Limits{}), func() (time.Duration, time.Duration) { return time.Second, time.Minute }, event)
 	for source, text := range map[string]string{workers.SourceFlag: "http://a:1,name=flagged,model=m", workers.SourceFile: "http://b:1,name=filed,model=m", workers.SourceKube: "http://c:1,name=pod,model=m"} {
 		spec, err := workers.ParseSpec("", text)
 		if err != nil {

@@ -14,21 +14,21 @@ import (
 
 // Drain is the drain of one router, which may not have begun. It is safe for concurrent use.
 type Drain struct {
-	gate  *admission.Gate
-	terms func() (leave, drain time.Duration)
-	event func(eventlog.Event)
-	begun chan struct{}
-	plan  atomic.Pointer[plan]
+	limiter *admission.Limiter
+	terms   func() (leave, drain time.Duration)
+	event   func(eventlog.Event)
+	begun   chan struct{}
+	plan    atomic.Pointer[plan]
 }
 
 // plan is when a drain began, until when new requests are still served, and when it ends
 // at the latest.
 type plan struct{ since, closes, until time.Time }
 
-// NewDrain is a drain of the requests of a gate. The terms are asked for when it begins: how
+// NewDrain is a drain of the requests of a limiter. The terms are asked for when it begins: how
 // long new requests are still served, and how long running ones have from then on.
-func NewDrain(gate *admission.Gate, terms func() (leave, drain time.Duration), event func(eventlog.Event)) *Drain {
-	return &Drain{gate: gate, terms: terms, event: event, begun: make(chan struct{})}
+func NewDrain(limiter *admission.Limiter, terms func() (leave, drain time.Duration), event func(eventlog.Event)) *Drain {
+	return &Drain{limiter: limiter, terms: terms, event: event, begun: make(chan struct{})}
 }
 
 // Begin begins the drain with a time for the running requests, or that of the terms if it
@@ -47,9 +47,9 @@ func (d *Drain) begin(timeout time.Duration) *plan {
 		if leave > 0 {
 			newOnes = fmt.Sprintf("new ones are served for %s before that, each as the last of its connection", leave)
 		} else {
-			d.gate.Close()
+			d.limiter.Close()
 		}
-		d.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish within %s, %s", d.gate.Present(), timeout, newOnes)})
+		d.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish within %s, %s", d.limiter.Present(), timeout, newOnes)})
 		close(d.begun)
 	}
 	return d.plan.Load()
@@ -68,7 +68,7 @@ func (d *Drain) State() *admin.DrainState {
 	if p == nil {
 		return nil
 	}
-	return &admin.DrainState{Since: p.since, Closes: p.closes, Until: p.until, Inflight: d.gate.Present()}
+	return &admin.DrainState{Since: p.since, Closes: p.closes, Until: p.until, Inflight: d.limiter.Present()}
 }
 
 // Leave begins the drain and waits until new requests are to be refused, or ctx ends:
@@ -84,11 +84,11 @@ func (d *Drain) Leave(ctx context.Context) {
 func (d *Drain) End(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, d.begin(0).until)
 	defer cancel()
-	d.gate.Close()
+	d.limiter.Close()
 	select {
-	case <-d.gate.Idle():
+	case <-d.limiter.Idle():
 	case <-ctx.Done():
-		if n := d.gate.Present(); n > 0 {
+		if n := d.limiter.Present(); n > 0 {
 			return fmt.Errorf("%d request(s) still running when the drain ended: %w", n, ctx.Err())
 		}
 	}

@@ -16,15 +16,15 @@ import (
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
-// drainOf is a drain with terms, its gate and its events.
-func drainOf(leave, drain time.Duration) (*Drain, *admission.Gate, *[]string) {
-	gate, events := admission.New(admission.Limits{}), new([]string)
-	return NewDrain(gate, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *events = append(*events, e.Kind+": "+e.Text) }), gate, events
+// drainOf is a drain with terms, its limiter and its events.
+func drainOf(leave, drain time.Duration) (*Drain, *admission.Limiter, *[]string) {
+	limiter, events := admission.NewLimiter(admission.Limits{}), new([]string)
+	return NewDrain(limiter, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *events = append(*events, e.Kind+": "+e.Text) }), limiter, events
 }
 
-func arrive(t *testing.T, g *admission.Gate) {
+func arrive(t *testing.T, l *admission.Limiter) {
 	t.Helper()
-	if err := g.Arrive(); err != nil {
+	if err := l.Arrive(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -32,8 +32,8 @@ func arrive(t *testing.T, g *admission.Gate) {
 // TestBegin: whoever begins sets the time; nobody else changes it, and there is one event.
 func TestBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, events := drainOf(5*time.Second, time.Minute)
-		arrive(t, gate)
+		d, limiter, events := drainOf(5*time.Second, time.Minute)
+		arrive(t, limiter)
 		select {
 		case <-d.Begun():
 			t.Error("it has begun by itself")
@@ -54,15 +54,15 @@ func TestBegin(t *testing.T) {
 		if len(*events) != 1 || !strings.HasPrefix((*events)[0], "router_draining: the router drains: 1 request(s) in progress may finish within 10s, new ones are served for 5s before that") {
 			t.Errorf("%q", *events)
 		}
-		arrive(t, gate) // they are still served
+		arrive(t, limiter) // they are still served
 	})
 }
 
 // TestAtOnce: without a time to leave, no request is let in after the beginning.
 func TestAtOnce(t *testing.T) {
-	d, gate, events := drainOf(0, time.Minute)
+	d, limiter, events := drainOf(0, time.Minute)
 	d.Begin(0)
-	if err := gate.Arrive(); !errors.Is(err, admission.ErrClosed) {
+	if err := limiter.Arrive(); !errors.Is(err, admission.ErrClosed) {
 		t.Error(err)
 	}
 	if s := d.State(); !s.Closes.Equal(s.Since) || s.Until.Sub(s.Since) != time.Minute || !strings.Contains((*events)[0], "within 1m0s, new ones are refused") {
@@ -74,22 +74,22 @@ func TestAtOnce(t *testing.T) {
 // from then on.
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, _ := drainOf(5*time.Second, time.Minute)
+		d, limiter, _ := drainOf(5*time.Second, time.Minute)
 		began := time.Now()
 		d.Leave(t.Context())
 		if took := time.Since(began); took != 5*time.Second {
 			t.Errorf("left after %s", took)
 		}
 		d.Leave(t.Context()) // is over
-		arrive(t, gate)
+		arrive(t, limiter)
 		go func() {
 			wait.For(t.Context(), 30*time.Second)
-			gate.Depart()
+			limiter.Depart()
 		}()
 		if err := d.End(t.Context()); err != nil || time.Since(began) != 35*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
-		if err := gate.Arrive(); !errors.Is(err, admission.ErrClosed) {
+		if err := limiter.Arrive(); !errors.Is(err, admission.ErrClosed) {
 			t.Error(err)
 		}
 		if err := d.End(t.Context()); err != nil {
@@ -102,8 +102,8 @@ func TestEnd(t *testing.T) {
 // waits.
 func TestCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, _ := drainOf(5*time.Second, time.Minute)
-		arrive(t, gate)
+		d, limiter, _ := drainOf(5*time.Second, time.Minute)
+		arrive(t, limiter)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		began := time.Now()
@@ -114,7 +114,7 @@ func TestCut(t *testing.T) {
 		if err := d.End(t.Context()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 65*time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
-		gate.Depart()
+		limiter.Depart()
 		if err := d.End(t.Context()); err != nil {
 			t.Errorf("nothing runs any more: %v", err)
 		}

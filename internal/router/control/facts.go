@@ -36,9 +36,9 @@ type Facts struct {
 var _ Stages = (*Facts)(nil)
 
 // Settings is for Stages.
-func (f *Facts) Settings() Settings {
+func (f *Facts) Settings() Configured {
 	s := f.InForce.Load()
-	return Settings{
+	return Configured{
 		Revision: s.Revision, Policy: s.Routing.Policy, Prefill: string(s.Decisions.Prefill), Decode: string(s.Decisions.Decode),
 		Threshold: s.Routing.Threshold.Tokens, Auto: s.Routing.Threshold.Auto, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}

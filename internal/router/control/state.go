@@ -22,8 +22,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Settings are what of the configuration is part of the state.
-type Settings struct {
+// Configured are what of the configuration is part of the state.
+type Configured struct {
 	Revision uint64
 	// Policy is the one that was set, Prefill and Decode those in force.
 	Policy, Prefill, Decode      string
@@ -36,7 +36,7 @@ type Settings struct {
 // Stages report what State does not read itself. Facts are those of a router.
 type Stages interface {
 	// Settings are those in force.
-	Settings() Settings
+	Settings() Configured
 	// BlockOf is the block size in tokens in which a worker's blocks are named.
 	BlockOf(*workers.Worker) int
 	// Counts are the requests that were sent to a rank, and those that failed.
@@ -88,10 +88,10 @@ type State struct {
 	Predicted *approx.Index
 	Feeds     *kvfeed.Manager
 	Ledger    *ledger.Ledger
-	Gate      *admission.Gate
-	// Ranks is where requests wait for a rank.
-	Ranks  *admission.Line
-	Bodies *admission.Memory
+	Limiter   *admission.Limiter
+	// RankQueue is where requests wait for a rank.
+	RankQueue *admission.Queue
+	Bodies    *admission.Memory
 	// Legs are the requests to workers in progress.
 	Legs *admission.Memory
 	// Addresses bounds the connections of clients.
@@ -142,7 +142,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		}
 	}
 	st.Traffic = s.Traffic.Figures()
-	st.Traffic.Inflight, st.Traffic.Queued = s.Gate.Inflight(), s.queued()
+	st.Traffic.Inflight, st.Traffic.Queued = s.Limiter.Inflight(), s.queued()
 	st.Queues = s.queues(now)
 	st.Index = s.indexTotals(untrusted)
 	l := s.Ledger.Total()
@@ -154,12 +154,12 @@ func (s *State) Status(now time.Time) admin.Status {
 }
 
 // queued is how many requests wait.
-func (s *State) queued() int { return s.Gate.Line().Waiting() + s.Ranks.Waiting() }
+func (s *State) queued() int { return s.Limiter.Queue().Waiting() + s.RankQueue.Waiting() }
 
 // queues are those in which requests wait.
 func (s *State) queues(now time.Time) (list []admin.Queue) {
-	for _, l := range []*admission.Line{s.Gate.Line(), s.Ranks} {
-		for _, q := range l.States() {
+	for _, waiting := range []*admission.Queue{s.Limiter.Queue(), s.RankQueue} {
+		for _, q := range waiting.States() {
 			list = append(list, Queue(q, now))
 		}
 	}

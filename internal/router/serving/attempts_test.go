@@ -40,7 +40,7 @@ func names(list []*fakeengine.Request) (out []string) {
 func notes(got *fakeengine.Got) string { return strings.Join(got.Receipt.Notes, "\n") }
 
 // TestAllEnginesFail: how many engines a request that fails everywhere gets to, what the
-// client gets, and who is blamed: no engine, where two broke on the request.
+// client gets, and against whom it counts: no engine, where two broke on the request.
 func TestAllEnginesFail(t *testing.T) {
 	own := fakeengine.JSON(429, words, "Retry-After: 7")
 	for _, c := range []struct {

@@ -1,6 +1,6 @@
-// Package serving answers calls. Whatever does so is an [Engine]: a leg to a worker, a pair
-// of legs, an engine that is asked again elsewhere until the head of an answer is good. The
-// paths of requests differ in what they are composed of.
+// Package serving answers calls. An [Engine] does so: a leg to a worker, a pair of legs, an
+// engine that tries other workers until the head of an answer is good. The paths of requests
+// differ in what they are composed of.
 //
 //	local   leg(decode)
 //	remote  paired(leg(prefill), leg(decode), transfer)
@@ -16,9 +16,9 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -30,11 +30,11 @@ type Engine interface {
 	Do(ctx context.Context, c *Call) (*Answer, error)
 }
 
-// Call is one request, as it is asked of engines. [New] makes one.
+// Call is one request to engines. [New] makes one.
 type Call struct {
-	Asked
-	View     api.View
-	Question question.Question
+	Details
+	View    api.View
+	Routing routing.Request
 
 	attempts
 	// scratch is the memory of the requests to engines; nil once no further one can follow.
@@ -43,8 +43,8 @@ type Call struct {
 	next *Call
 }
 
-// Asked is what a call is about.
-type Asked struct {
+// Details is what a call is about.
+type Details struct {
 	ID    string // X-Request-Id
 	Start time.Time
 	From  rewrite.Client
@@ -63,8 +63,8 @@ type Asked struct {
 	Owner string
 	Claim admission.Claim
 
-	// Book is the account of the client's request, also in a call for the rest of its answer.
-	Book *account.Request
+	// Record is that of the client's request, also in a call for the rest of its answer.
+	Record *lifecycle.Record
 
 	// Rest says that the client has a part of the answer: only a stream will do, and it must
 	// not begin with a token that a prefill has computed.
@@ -75,24 +75,24 @@ type Asked struct {
 	Keeps bool
 	// Idle hears of it while a stream waits that the client has a part of.
 	Idle Idle
-	// Turns, where they are not nil, pace the call: it has its turn on the ranks of a plan
-	// before a leg of it is sent, and until the head of an answer is good.
-	Turns Turns
+	// Pacer, where it is not nil, paces the call: it enters the ranks of a plan before a leg
+	// of it is sent, and leaves them when the head of an answer is good.
+	Pacer Pacer
 }
 
 // Idle hears from time to time that a stream waits, and in a few words for what; its error
 // ends the call.
 type Idle interface{ Idle(words string) error }
 
-// Turns are taken on the ranks of a plan.
-type Turns interface {
+// Pacer admits calls to the ranks of a plan, a few at a time.
+type Pacer interface {
 	Enter(ctx context.Context, r *decide.Run) error
 	Leave()
 }
 
 var calls = sync.Pool{New: func() any {
 	c := new(Call)
-	c.Question.Reset()
+	c.Routing.Reset()
 	return c
 }}
 
@@ -114,20 +114,20 @@ func (c *Call) Release() {
 	if c.Body != nil {
 		c.Body.Release()
 	}
-	c.Question.Release()
+	c.Routing.Release()
 	c.dropScratch()
 	if c.next != nil {
 		c.next.Release()
 	}
 	c.next = nil
-	c.Asked, c.attempts = Asked{}, attempts{}
+	c.Details, c.attempts = Details{}, attempts{}
 	calls.Put(c)
 }
 
-// Follow has another call, which asks for the rest of the answer, released with this one
-// instead of the one before it. The account of the request is of that one now.
-func (c *Call) Follow(rest *Call) {
-	c.Book.Question = &rest.Question
+// SetRest makes another call the one that asks for the rest of the answer: it is released
+// with this one, in place of the one before it, and the request's record is of it now.
+func (c *Call) SetRest(rest *Call) {
+	c.Record.Routing = &rest.Routing
 	if c.next != nil {
 		c.next.Release()
 	}
@@ -141,9 +141,9 @@ func (c *Call) DropInput() {
 	if c.decoding.after != nil {
 		return
 	}
-	d := &c.Question
-	d.Run.Request.Facts.TokenIDs, d.Prompt.IDs = nil, nil
-	d.ReleaseHashes()
+	q := &c.Routing
+	q.Run.Criteria.Facts.TokenIDs, q.Prompt.IDs = nil, nil
+	q.ReleaseHashes()
 	if c.Body == nil {
 		return
 	}

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -22,34 +22,34 @@ import (
 // followed it.
 func TestReleasedCallIsEmpty(t *testing.T) {
 	c := New()
-	c.ID, c.Model, c.Name, c.Start, c.Book = "id", "model", "asked", time.Now(), &account.Request{}
+	c.ID, c.Model, c.Name, c.Start, c.Record = "id", "model", "asked", time.Now(), &lifecycle.Record{}
 	c.begun.Store(hasBegun)
 	c.decided, c.retry.budgeted = true, true
-	c.Question.AcquireHashes()
-	c.Question.IDs = append(c.Question.IDs, 1)
-	c.Endpoint, c.Question.Settings = &api.Endpoint{}, &effective.Settings{}
+	c.Routing.AcquireHashes()
+	c.Routing.IDs = append(c.Routing.IDs, 1)
+	c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
 	used := c.scratch
 	c.leg("prefill", workers.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	first, second := New(), New()
-	c.Follow(first)
+	c.SetRest(first)
 	first.ID = "first"
-	if c.Book.Question != &first.Question {
-		t.Error("the account is not of the call that goes on")
+	if c.Record.Routing != &first.Routing {
+		t.Error("the record is not of the call that continues")
 	}
-	c.Follow(second)
+	c.SetRest(second)
 	if first.ID != "" {
 		t.Error("the call before is not released")
 	}
 	second.ID = "second"
 	c.Release()
-	if !reflect.DeepEqual(c.Asked, Asked{}) {
-		t.Errorf("%+v is left", c.Asked)
+	if !reflect.DeepEqual(c.Details, Details{}) {
+		t.Errorf("%+v is left", c.Details)
 	}
 	if c.begun.Load() != mayBegin || c.decided || c.retry.budgeted || c.next != nil {
 		t.Errorf("of its attempts is left: begun %d, decided %t, retry %+v, next %v", c.begun.Load(), c.decided, c.retry, c.next)
 	}
-	if d := &c.Question; d.IDs != nil || d.Run.Plan.DecodeIndex != -1 {
-		t.Errorf("of the question is left: ids %v, plan %+v", d.IDs, d.Run.Plan)
+	if q := &c.Routing; q.IDs != nil || q.Run.Plan.DecodeIndex != -1 {
+		t.Errorf("of the routing request is left: ids %v, plan %+v", q.IDs, q.Run.Plan)
 	}
 	if second.ID != "" {
 		t.Error("the call that it follows is not released")
@@ -94,9 +94,9 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	open.Take(1)
 	c := New()
 	defer c.Release()
-	c.Book, c.held = &account.Request{Question: &c.Question}, books.Reserve(peer.Rank, ledger.Claim{})
+	c.Record, c.held = &lifecycle.Record{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
 	c.decoding = decoding{
-		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Book.BeginLeg(route.Decode, peer, nil), resp: resp,
+		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil), resp: resp,
 		after: func(err error) {
 			if joined++; err == nil {
 				t.Error("the leg beside it hears of a good end")

@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
@@ -35,7 +35,7 @@ type decoding struct {
 	g      *Legs
 	c      *Call
 	peer   workers.Peer
-	record *account.Leg
+	record *lifecycle.LegRecord
 	resp   Response
 	// head has what was held of a stream until it has been read; read says that it has.
 	head *sse.Head
@@ -52,14 +52,14 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 	if t != nil {
 		id = t.RequestID()
 	}
-	leg := c.leg(route.Decode, p, body, c.Question.Settings.Timeouts.Response, id)
+	leg := c.leg(route.Decode, p, body, c.Routing.Settings.Timeouts.Response, id)
 	if t != nil && t.Leased() {
 		// An engine that hangs for longer than the lease and then continues
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, c.aliveBy
 	}
-	record := c.Book.BeginLeg(route.Decode, p, leg)
-	c.Book.Answer.Of(record)
+	record := c.Record.BeginLeg(route.Decode, p, leg)
+	c.Record.Answer.Of(record)
 	b := &c.decoding
 	defer func() {
 		if a != nil {
@@ -91,7 +91,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 		}
 		return nil, g.refused(c, route.Decode, p.Worker, head, body)
 	}
-	c.Book.Answer.Unknown()
+	c.Record.Answer.Unknown()
 	b.answer = Answer{Head: head, Body: b}
 	switch {
 	case head.Streams():
@@ -198,7 +198,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	}
 	b.c.held.FirstToken()
 	if json {
-		b.c.Book.Answer.Learn(sse.Inspect(body))
+		b.c.Record.Answer.Learn(sse.Inspect(body))
 	}
 	if b.c.View.Kind == api.Responses {
 		b.g.Stored.Put(stored.ID(body), b.peer.Worker.Name, b.c.Owner)
@@ -252,7 +252,7 @@ func (b *decoding) judged(err error) error {
 		reason = attempt.StreamError
 	}
 	b.g.report(b.c, route.Decode, health.ServerError)
-	b.c.Book.Failed(route.Decode, w, reason, err)
+	b.c.Record.Failed(route.Decode, w, reason, err)
 	e := *f.APIError()
 	if reason == attempt.StreamError {
 		e.Message = f.Err.Error()

@@ -92,7 +92,7 @@ func TestClientLeaves(t *testing.T) {
 								t.Errorf("the request to %s ended after %v", q.Worker, q.Ended.Sub(began))
 							}
 						}
-						if n := r.Line.Waiting(); n != 0 {
+						if n := r.Queue.Waiting(); n != 0 {
 							t.Errorf("%d requests wait", n)
 						}
 						// The next one is served as if nothing had been.

@@ -79,7 +79,7 @@ func (g *Legs) fail(c *Call, phase route.Phase, w *workers.Worker, reason attemp
 	out := reason.Means().Outcome
 	g.report(c, phase, out)
 	if out.Failure() {
-		c.Book.Failed(phase, w, reason, err)
+		c.Record.Failed(phase, w, reason, err)
 	}
 	return attempt.NewError(phase, w, reason, sent, err)
 }
@@ -106,9 +106,9 @@ func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) {
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (c *Call) source() rewrite.Source {
-	set := c.Question.Settings
+	set := c.Routing.Settings
 	s := rewrite.Source{
-		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, Asked: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
+		Client: &c.From, Endpoint: c.Endpoint, View: &c.View, RequestedModel: c.Name, Model: c.Model, Salted: c.Salted, Hops: c.Hops,
 		KeepTransferFields: set.Routing.AllowTransferFields, Proxies: set, IdleTimeout: set.Timeouts.Idle,
 	}
 	if c.Body != nil {
@@ -150,7 +150,7 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 		return g.fail(c, phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
-	stale := u.Stale() && c.Question.Run.History.MayBeStale(phase)
+	stale := u.Stale() && c.Routing.Run.History.MayBeStale(phase)
 	if stale {
 		reason = attempt.Stale
 	}

@@ -28,7 +28,7 @@ type refused struct {
 // paired is a prefill leg and the decode leg that it feeds, one after the other or both at
 // once. One prefill feeds one decode.
 type paired struct {
-	p               *Decider
+	p               *FleetPlanner
 	prefill, decode workers.Peer
 	// before is the transfer of the attempt before, if its decode rank had no room.
 	before refused
@@ -36,9 +36,9 @@ type paired struct {
 
 // Do is [Engine.Do].
 func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
-	p, d := l.p, &c.Question
+	p, q := l.p, &c.Routing
 	g, prefill, decode := p.Legs, l.prefill, l.decode
-	_, claim := d.Run.Claims()
+	_, claim := q.Run.Claims()
 	now := time.Now()
 	transfer := l.handedOver(c)
 	if transfer == nil {
@@ -48,8 +48,8 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			return nil, err
 		}
 		c.sends()
-		p.Asker.Sent(d, prefill.Worker, prefill.Rank, now)
-		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
+		p.Decider.Sent(q, prefill.Worker, prefill.Rank, now)
+		p.Decider.Sent(q, decode.Worker, decode.Rank, now)
 		if transfer.Mode() == disagg.Concurrent {
 			return l.concurrent(ctx, c, transfer, claim)
 		}
@@ -58,11 +58,11 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			p.unsent(c, err, prefill, now)
 			return nil, err
 		}
-		d.Run.History.Answered(prefill.Worker.State)
-		c.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
+		q.Run.History.Answered(prefill.Worker.State)
+		c.aliveBy = time.Now().Add(q.Settings.Timeouts.KVLease * 4 / 5)
 	} else {
 		c.sends()
-		p.Asker.Sent(d, decode.Worker, decode.Rank, now)
+		p.Decider.Sent(q, decode.Worker, decode.Rank, now)
 	}
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
@@ -87,17 +87,17 @@ func (g *Legs) transfer(c *Call, prefill, decode workers.Peer) (t *disagg.Transf
 	if !g.admit(c, route.Prefill, prefill.Worker) {
 		return nil, g.fail(c, route.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
 	}
-	d := &c.Question
-	name := d.Run.Plan.Connector
-	switch connector := d.Settings.Connectors[name]; {
+	q := &c.Routing
+	name := q.Run.Plan.Connector
+	switch connector := q.Settings.Connectors[name]; {
 	case connector == nil:
 		err = fmt.Errorf("unknown connector %q", name)
 	case c.Rest && name == workers.ConnectorLMCache:
 		err = errFirstToken
 	default:
 		t, err = connector.Begin(disagg.Dispatch{
-			RequestID: c.ID, Facts: d.Run.Request.Facts, Prefill: prefill, Decode: decode,
-			Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.Settings.Routing.TransferCheck)),
+			RequestID: c.ID, Facts: q.Run.Criteria.Facts, Prefill: prefill, Decode: decode,
+			Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(q.Settings.Routing.TransferCheck)),
 		})
 	}
 	if err != nil {
@@ -110,10 +110,10 @@ func (g *Legs) transfer(c *Call, prefill, decode workers.Peer) (t *disagg.Transf
 // serves this plan; else nil.
 func (l *paired) handedOver(c *Call) *disagg.Transfer {
 	t := l.before.t
-	if t == nil || l.before.rank != l.prefill.Rank || t.Kind() != c.Question.Run.Plan.Connector || t.Leased() && time.Now().After(c.aliveBy) || !t.HandOver(l.decode) {
+	if t == nil || l.before.rank != l.prefill.Rank || t.Kind() != c.Routing.Run.Plan.Connector || t.Leased() && time.Now().After(c.aliveBy) || !t.HandOver(l.decode) {
 		return nil
 	}
-	c.Book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", l.decode.Rank.Label, l.prefill.Rank.Label))
+	c.Record.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", l.decode.Rank.Label, l.prefill.Rank.Label))
 	return t
 }
 
@@ -129,13 +129,13 @@ func (g *Legs) mayBeLost(ctx context.Context, c *Call, f *attempt.Error, other *
 	case !f.MayHaveDied() && f.Reason != attempt.Stale: // nothing says so
 		return
 	case g.Answers(ctx, other):
-		c.Question.Run.History.Answered(other.State)
+		c.Routing.Run.History.Answered(other.State)
 		return
 	case ctx.Err() != nil:
 		return
 	}
 	f.OtherLost = true
-	c.Book.Note(other.Name + " had the request at the same time, and gives no sign of life either")
+	c.Record.Note(other.Name + " had the request at the same time, and gives no sign of life either")
 }
 
 // both are the two legs of a plan, sent at once.
@@ -199,7 +199,7 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 		f.Other = other.State
 		g.mayBeLost(ctx, c, f, other, end.Other)
 		if end.Waiting && f.Phase == route.Decode && f.Reason == attempt.Timeout {
-			c.Book.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
+			c.Record.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
 		}
 	}
 	return nil, end.Err

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -46,7 +46,7 @@ func TestOtherLegMayBeLost(t *testing.T) {
 		asked := false
 		g := &Legs{Answers: func(context.Context, *workers.Worker) bool { asked = true; return c.answers }}
 		call := New()
-		call.Book = &account.Request{}
+		call.Record = &lifecycle.Record{}
 		f := of(route.Decode, w, c.reason)
 		var err error
 		if c.other != "" {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -17,86 +17,86 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// Decider is the planner of a fleet. Where limits bound what ranks take, requests wait in
-// its line for a rank; waiting for the first worker of a model belongs there, too.
-type Decider struct {
-	Asker *question.Asker
-	Fleet func() *workers.Snapshot
-	// Line is where requests wait for a rank, Gate the line of those before it.
-	Line Line
-	Gate *admission.Line
-	Legs *Legs
+// FleetPlanner is the planner of a fleet. Where limits bound what ranks take, requests wait in
+// its queue for a rank; waiting for the first worker of a model belongs there, too.
+type FleetPlanner struct {
+	Decider *routing.Decider
+	Fleet   func() *workers.Snapshot
+	// Queue is where requests wait for a rank, DoorQueue where they waited before.
+	Queue     Queue
+	DoorQueue *admission.Queue
+	Legs      *Legs
 }
 
-// Line is where requests wait for a rank in turn: an [admission.Line], or one under a
+// Queue is where requests wait for a rank: an [admission.Queue], or one under a
 // clock of its own.
-type Line interface {
-	question.Line
-	// Try is [admission.Line.Try], Wait is [admission.Line.Wait].
+type Queue interface {
+	routing.Queue
+	// Try is [admission.Queue.Try], EstimateWait is [admission.Queue.EstimateWait].
 	Try(try func() bool) bool
-	Wait(queue string) (time.Duration, bool)
+	EstimateWait(queue string) (time.Duration, bool)
 }
 
 // Plan is [Planner.Plan].
-func (p *Decider) Plan(ctx context.Context, c *Call) (Engine, error) {
-	d := &c.Question
-	if d.Run.Attempt > 0 && !c.decided {
-		p.Asker.Renew(d, p.Fleet(), &c.View)
+func (p *FleetPlanner) Plan(ctx context.Context, c *Call) (Engine, error) {
+	q := &c.Routing
+	if q.Run.Attempt > 0 && !c.decided {
+		p.Decider.Renew(q, p.Fleet(), &c.View)
 	}
-	if err := p.place(ctx, c); err != nil {
+	if err := p.decide(ctx, c); err != nil {
 		return nil, err
 	}
-	c.Book.Decided()
-	if d.Run.Plan.Err != nil {
-		if d.Run.NoChoice().Step == attempt.Recall {
+	c.Record.Decided()
+	if q.Run.Plan.Err != nil {
+		if q.Run.NoChoice().Step == attempt.LiftBans {
 			return nil, ErrAgain
 		}
-		return nil, d.Run.Refusal()
+		return nil, q.Run.Refusal()
 	}
-	d.Run.Compact()
-	decode := d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex]
+	q.Run.Compact()
+	decode := q.Run.In.DecodePeers[q.Run.Plan.DecodeIndex]
 	m := &c.made
-	m.placed = placed{p, decode, &m.local}
-	if d.Run.Plan.Path == route.Local {
+	m.reserving = reserving{p, decode, &m.local}
+	if q.Run.Plan.Path == route.Local {
 		m.local = local{p, decode}
 	} else {
 		// What was refused is for the attempt right after it only, and so for the same prompt.
-		m.paired = paired{p, d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex], decode, c.refused}
-		m.placed.by = &m.paired
+		m.paired = paired{p, q.Run.In.PrefillPeers[q.Run.Plan.PrefillIndex], decode, c.refused}
+		m.reserving.by = &m.paired
 	}
 	c.refused = refused{}
-	return &m.placed, nil
+	return &m.reserving, nil
 }
 
 // made is what a call's newest plan consists of.
 type made struct {
-	placed placed
-	local  local
-	paired paired
+	reserving reserving
+	local     local
+	paired    paired
 }
 
-// place decides. Where limits bound what ranks take, it also takes the place on the chosen
-// decode rank; where all are at their limits it waits in line and decides again whenever
-// something may have changed.
-func (p *Decider) place(ctx context.Context, c *Call) error {
-	d := &c.Question
+// decide decides the call. Where limits bound what ranks take, it also reserves the chosen
+// decode rank; where all are at their limits it waits in the queue and decides again
+// whenever something may have changed.
+func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
+	q := &c.Routing
 	if c.decided {
 		c.decided = false
 		return nil
 	}
-	if !d.Settings.Bounded {
-		p.Asker.Decide(d)
+	if !q.Settings.Bounded {
+		p.Decider.Decide(q)
 		return nil
 	}
-	claim, err := d.Claim(c.Claim, c.From.Header, &c.View, d.Prompt.ISL)
+	claim, err := q.Claim(c.Claim, c.From.Header, &c.View, q.Prompt.ISL)
 	if err != nil {
-		c.Book.Refused("request")
+		c.Record.Refused("request")
 		return err
 	}
-	place, waited, why, err := p.Asker.Wait(ctx, p.Line, claim, d, &c.View, c.Book.Live.ID())
-	c.reserved = place
-	if d.Waited(waited, why) {
-		c.Book.Waited("queue", waited.For)
+	reservation, waited, why, err := p.Decider.DecideInQueue(ctx, p.Queue, claim, q, &c.View, c.Record.Live.ID())
+	c.reserved = reservation
+	if q.Waited(waited, why) {
+		c.Record.Waited("queue", waited.For)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -106,36 +106,36 @@ func (p *Decider) place(ctx context.Context, c *Call) error {
 	}
 	switch {
 	case why != "":
-		c.Book.Decided()
-	case d.Run.Attempt == 0: // it was turned away before it could try
-		c.Book.Undecided()
+		c.Record.Decided()
+	case q.Run.Attempt == 0: // it was turned away before it could try
+		c.Record.Undecided()
 	}
-	reason, err := admission.Refusal(err, admission.Queue{Line: p.Gate}, admission.Queue{Line: p.Line, Name: c.Model})
-	c.Book.Refused(reason)
+	reason, err := admission.Refusal(err, admission.NamedQueue{Queue: p.DoorQueue}, admission.NamedQueue{Queue: p.Queue, Name: c.Model})
+	c.Record.Refused(reason)
 	return err
 }
 
-// Hold decides on a call without waiting for anything, and takes its place on the decode
-// rank: [Retried.Do] begins with that decision. It reports false, and holds nothing, where
-// there is no place at once, or take does not agree.
-func (p *Decider) Hold(c *Call, take func(*decide.Run) bool) bool {
-	d := &c.Question
-	return p.Line.Try(func() bool {
-		e := p.Asker.Choose(d)
-		if d.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better place
+// Hold decides a call without waiting for anything, and reserves the decode rank:
+// [Retried.Do] begins with that decision. It reports false, and holds nothing, where no
+// rank is free immediately, or take does not agree.
+func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
+	q := &c.Routing
+	return p.Queue.Try(func() bool {
+		e := p.Decider.Propose(q)
+		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better
 			return false
 		}
-		if !take(&d.Run) {
+		if !take(&q.Run) {
 			return false
 		}
-		c.reserved, c.decided = p.Asker.Reserve(d), true
-		p.Asker.Apply(d, e)
+		c.reserved, c.decided = p.Decider.Reserve(q), true
+		p.Decider.Apply(q, e)
 		return true
 	})
 }
 
 // Drop gives up what Hold has taken.
-func (p *Decider) Drop(c *Call) { c.giveUpPlace() }
+func (p *FleetPlanner) Drop(c *Call) { c.releaseReservation() }
 
 var (
 	errNoLeg   = errors.New("limits.legs is reached")
@@ -146,35 +146,35 @@ var (
 
 // noLeg refuses a request because limits.legs is reached.
 func (c *Call) noLeg() error {
-	c.Book.Refused("legs")
+	c.Record.Refused("legs")
 	return &api.Error{
 		Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, RetryAfter: time.Second, Err: errNoLeg,
 		Message: "too many requests to workers are in progress (limits.legs); try again later",
 	}
 }
 
-// placed serves a call by an engine that has a place on the decode rank of the plan: the
+// reserving serves a call by an engine, and holds what it needs on the plan's decode rank: the
 // permission to send, the reservation, and one of the legs in progress. They are given back
 // with the answer, or where there is none.
-type placed struct {
-	p    *Decider
+type reserving struct {
+	p    *FleetPlanner
 	peer workers.Peer
 	by   Engine
 }
 
 // Do is [Engine.Do].
-func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
-	p, d := l.p, &c.Question
+func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
+	p, q := l.p, &c.Routing
 	g := p.Legs
-	if c.Turns != nil {
-		if err := c.Turns.Enter(ctx, &d.Run); err != nil {
+	if c.Pacer != nil {
+		if err := c.Pacer.Enter(ctx, &q.Run); err != nil {
 			return nil, err
 		}
-		defer c.Turns.Leave()
+		defer c.Pacer.Leave()
 	}
 	c.begun.Store(mayBegin)
 	if !g.Open.Take(1) {
-		c.giveUpPlace()
+		c.releaseReservation()
 		return nil, c.noLeg()
 	}
 	defer func() {
@@ -183,7 +183,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		}
 	}()
 	if !g.admit(c, route.Decode, l.peer.Worker) {
-		c.giveUpPlace()
+		c.releaseReservation()
 		return nil, g.fail(c, route.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
 	}
 	defer func() {
@@ -193,9 +193,9 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	}()
 	c.held = c.reserved
 	if c.reserved = nil; c.held == nil {
-		c.held = p.Asker.Reserve(d)
+		c.held = p.Decider.Reserve(q)
 	}
-	c.Book.Chosen()
+	c.Record.Chosen()
 	defer func() {
 		if a == nil {
 			c.held.Release()
@@ -206,7 +206,7 @@ func (l *placed) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 
 // local is a decode leg that computes the prompt, too.
 type local struct {
-	p    *Decider
+	p    *FleetPlanner
 	peer workers.Peer
 }
 
@@ -214,15 +214,15 @@ type local struct {
 func (l *local) Do(ctx context.Context, c *Call) (*Answer, error) {
 	c.sends()
 	now := time.Now()
-	l.p.Asker.Sent(&c.Question, l.peer.Worker, l.peer.Rank, now)
+	l.p.Decider.Sent(&c.Routing, l.peer.Worker, l.peer.Rank, now)
 	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, route.Decode), nil)
 	l.p.unsent(c, err, l.peer, now)
 	return a, err
 }
 
 // unsent takes back that a rank is predicted to have the prompt, if it has refused it.
-func (p *Decider) unsent(c *Call, err error, to workers.Peer, sent time.Time) {
+func (p *FleetPlanner) unsent(c *Call, err error, to workers.Peer, sent time.Time) {
 	if f, ok := errors.AsType[*attempt.Error](err); ok && f.Reason == attempt.Overloaded && f.Worker == to.Worker.State {
-		p.Asker.Refused(&c.Question, to.Worker, to.Rank, sent)
+		p.Decider.Refused(&c.Routing, to.Worker, to.Rank, sent)
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/account"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -25,8 +25,8 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p worke
 	defer g.Open.Give(1)
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
-	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Question.Settings.Timeouts.Prefill, t.RequestID())
-	record := c.Book.BeginLeg(route.Prefill, p, leg)
+	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
+	record := c.Record.BeginLeg(route.Prefill, p, leg)
 	err = errPanic // until it returns
 	defer func() {
 		if errors.Is(err, errPanic) {
@@ -38,7 +38,7 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p worke
 }
 
 // prefilled sends a prefill leg and judges its answer.
-func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, leg *upstream.Leg, record *account.Leg) error {
+func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, leg *upstream.Leg, record *lifecycle.LegRecord) error {
 	resp, err := g.Transport.Do(ctx, leg)
 	if err != nil {
 		return g.broke(ctx, c, route.Prefill, p.Worker, err)
@@ -56,7 +56,7 @@ func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p wor
 	err = t.CheckPrefill(body)
 	facts := t.Facts()
 	record.Facts(facts)
-	c.Book.Prefilled(p.Worker, &facts, err)
+	c.Record.Prefilled(p.Worker, &facts, err)
 	reason := attempt.BadParams
 	switch {
 	case err == nil:

@@ -198,7 +198,7 @@ func TestLegsThatAreNotSent(t *testing.T) {
 	eject = func(name string) func(*fakeengine.Router) {
 		return func(r *fakeengine.Router) {
 			r.Decided = func(c *serving.Call) {
-				if r.Decided = nil; c.Question.Run.Attempt > 1 { // again and again
+				if r.Decided = nil; c.Routing.Run.Attempt > 1 { // again and again
 					eject(name)(r)
 				}
 				r.Worker(name).State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})

@@ -18,12 +18,12 @@ import (
 )
 
 // Planner decides on a call, and returns what serves the decision. The error is that there
-// is no worker for it; ErrAgain that it has to be asked once more.
+// is no worker for it; ErrAgain requires another call of Plan.
 type Planner interface {
 	Plan(ctx context.Context, c *Call) (Engine, error)
 }
 
-// ErrAgain asks for another decision: workers that were kept out are asked after all.
+// ErrAgain requires another decision: workers that were kept out may be used after all.
 var ErrAgain = errors.New("decide again")
 
 // Retried is an engine that has a call served by another plan after a failure, until the
@@ -48,7 +48,7 @@ type attempts struct {
 	// begun changes with the first byte from the decode leg that counts, or when the prefill
 	// leg that runs beside it has failed before.
 	begun atomic.Uint32
-	// decided says that the next attempt's decision is made, and its place taken.
+	// decided says that the next attempt's decision is made, and its rank reserved.
 	decided bool
 	// retry is the attempt that may follow a failed one, until a leg of it is sent.
 	retry retry
@@ -58,10 +58,10 @@ type attempts struct {
 	// refused is the newest attempt's transfer, if its decode rank had no room: another
 	// decode rank may take the KV.
 	refused refused
-	// reserved is the place that the decision was given on its decode rank, until the
-	// decode leg takes it over.
+	// reserved is the decision's reservation on its decode rank, until the decode leg takes
+	// it over.
 	reserved *ledger.Reservation
-	// held is the place that the decode leg has taken over.
+	// held is the reservation that the decode leg has taken over.
 	held *ledger.Reservation
 	// admitted are the permissions to send the legs, decode and prefill.
 	admitted [2]health.Admission
@@ -82,7 +82,7 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 	a, err := r.attempts(ctx, c)
 	if err != nil {
 		if c.begun.Load() != hasBegun && ctx.Err() == nil {
-			r.excuse(c)
+			r.uncountFailures(c)
 		}
 		return nil, err
 	}
@@ -93,9 +93,9 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 }
 
 func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
-	run := &c.Question.Run
-	defer r.noRetry(c)
-	defer c.giveUpPlace()
+	run := &c.Routing.Run
+	defer r.refundRetry(c)
+	defer c.releaseReservation()
 	var last error // of the attempts that sent a leg, if there are any
 	for {
 		e, err := r.Planner.Plan(ctx, c)
@@ -112,7 +112,7 @@ func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 		if last != nil && errors.Is(err, errNoLeg) {
 			return nil, last // what an engine has answered says more
 		}
-		if c.begun.Load() == hasBegun || ctx.Err() != nil || !r.again(c, run.Attempt, err) {
+		if c.begun.Load() == hasBegun || ctx.Err() != nil || !r.prepareRetry(c, run.Attempt, err) {
 			return nil, err
 		}
 		if f, ok := errors.AsType[*attempt.Error](err); last == nil || !ok || !f.Reason.Means().Unsent {
@@ -121,10 +121,10 @@ func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
 	}
 }
 
-// again reports whether another attempt may follow one that has failed, and
+// prepareRetry reports whether another attempt may follow one that has failed, and
 // prepares it.
-func (r *Retried) again(c *Call, number int, err error) bool {
-	run := &c.Question.Run
+func (r *Retried) prepareRetry(c *Call, number int, err error) bool {
+	run := &c.Routing.Run
 	var f *attempt.Error
 	if !errors.As(err, &f) {
 		return false
@@ -132,22 +132,22 @@ func (r *Retried) again(c *Call, number int, err error) bool {
 	f.Admission = *c.admission(f.Phase)
 	next := run.Failed(f.Failure)
 	if next.Budgeted && !c.retry.budgeted {
-		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Question.Settings.Retry.Budget); !c.retry.budgeted {
+		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Routing.Settings.Retry.Budget); !c.retry.budgeted {
 			next = run.NoBudget()
 		}
 	}
 	switch {
 	case next.Step == attempt.GiveUp:
 		if next.Why != "" {
-			c.Book.Note("no retry: " + next.Why)
+			c.Record.Note("no retry: " + next.Why)
 		}
 		return false
 	case next.Step == attempt.FallBack:
-		c.Book.Note(fmt.Sprintf("fallback to local prefill: %v", f))
+		c.Record.Note(fmt.Sprintf("fallback to local prefill: %v", f))
 	case next.Free && f.Reason != attempt.Stale: // nothing was sent
 	default:
 		c.retry.phase, c.retry.reason = f.Phase, f.Reason
-		c.Book.Note(fmt.Sprintf("attempt %d failed: %v", number, err))
+		c.Record.Note(fmt.Sprintf("attempt %d failed: %v", number, err))
 	}
 	return true
 }
@@ -155,35 +155,35 @@ func (r *Retried) again(c *Call, number int, err error) bool {
 // sends reports a retry: a leg of it goes out.
 func (c *Call) sends() {
 	if p := &c.retry; p.reason != "" {
-		c.Book.Retried(p.phase, p.reason)
+		c.Record.Retried(p.phase, p.reason)
 	}
 	c.retry = retry{}
 }
 
-// noRetry gives back what was taken of the budget where no worker was left to
-// ask: a lone worker that refuses would use up what the others need.
-func (r *Retried) noRetry(c *Call) {
+// refundRetry returns a reserved retry to the budget when no other worker was available: a
+// lone worker that refuses would use up what the others need.
+func (r *Retried) refundRetry(c *Call) {
 	if c.retry.budgeted {
 		r.Budget.Return(time.Now())
 	}
 	c.retry = retry{}
 }
 
-// excuse takes back the failures counted against engines that broke on a request, where
-// it failed in the end and is as likely at fault itself.
-func (r *Retried) excuse(c *Call) {
+// uncountFailures takes back the failures of engines that broke on a request, where it
+// failed in the end and is as likely at fault itself.
+func (r *Retried) uncountFailures(c *Call) {
 	if c.Body == nil { // nothing says that two requests are the same
 		return
 	}
-	blamed := r.Repeats.Failed(c.key(), &c.Question.Run.History, time.Now())
-	if len(blamed) == 0 {
+	uncounted := r.Repeats.Failed(c.key(), &c.Routing.Run.History, time.Now())
+	if len(uncounted) == 0 {
 		return
 	}
-	for i := range blamed {
-		r.Outliers.Excuse(blamed[i].Admission)
-		r.Failures.Excuse(blamed[i].Name, string(blamed[i].Reason))
+	for i := range uncounted {
+		r.Outliers.Uncount(uncounted[i].Admission)
+		r.Failures.Uncount(uncounted[i].Name, string(uncounted[i].Reason))
 	}
-	c.Book.Blamed(attempt.Excuse(blamed))
+	c.Record.RequestFaulty(attempt.WhyUncounted(uncounted))
 }
 
 // key identifies the request, which has a body, by that and its path.
@@ -199,8 +199,8 @@ func (c *Call) key() attempt.RequestKey {
 // keySeed is that of the hashes of bodies, which leave no process.
 var keySeed = maphash.MakeSeed()
 
-// giveUpPlace gives back the place that no leg has taken over.
-func (c *Call) giveUpPlace() {
+// releaseReservation releases the reservation that no leg has taken over.
+func (c *Call) releaseReservation() {
 	if c.reserved != nil {
 		c.reserved.Release()
 		c.reserved = nil

@@ -26,7 +26,7 @@ type Settings struct {
 	// their default value.
 	Origin map[string]string
 	// Decisions is what decisions read, in the types of the stages.
-	Decisions decide.Settings
+	Decisions decide.Options
 	// Connectors has every connector.
 	Connectors map[workers.Connector]disagg.Connector
 	// Bounded says that a limit keeps ranks from taking more.

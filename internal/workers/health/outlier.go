@@ -202,7 +202,7 @@ func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
 // the success. What was sent before the worker was ejected counts neither during
 // the ejection nor after it; a trial is decided by the requests that were
 // admitted to try the worker since it was ejected. What is returned is the
-// admission to pass to Excuse.
+// admission to pass to Uncount.
 func (o *Outliers) Report(a Admission, out Outcome) Admission {
 	if a.worker == nil { // nothing was admitted
 		return a
@@ -253,11 +253,11 @@ func (o *Outliers) judge(c *counts, out Outcome) string {
 	return ""
 }
 
-// Excuse takes back one report of a failure, a server error or a timeout: it was
+// Uncount takes back one report of a failure, a server error or a timeout: it was
 // the request's fault. An ejection that would not have come without it ends; a
 // trial that it has failed is given again. Where its failure no longer counts,
 // because of a success or an ejection since, there is nothing to take back.
-func (o *Outliers) Excuse(a Admission) {
+func (o *Outliers) Uncount(a Admission) {
 	if a.worker == nil {
 		return
 	}
@@ -272,7 +272,7 @@ func (o *Outliers) Excuse(a Admission) {
 	switch {
 	case e == nil:
 		if a.number == state.Generation() {
-			r.excuse(a.streak)
+			r.uncount(a.streak)
 			o.untally(r)
 		}
 	case a.number != r.causeOf:
@@ -281,7 +281,7 @@ func (o *Outliers) Excuse(a Admission) {
 		e.OfferTrial()
 	default:
 		o.untally(r)
-		r.cause.excuse(a.streak)
+		r.cause.uncount(a.streak)
 		if o.judge(&r.cause, ServerError) == "" {
 			r.ejections--
 			kept := r.cause
@@ -292,9 +292,9 @@ func (o *Outliers) Excuse(a Admission) {
 	}
 }
 
-// excuse takes a failure out of the counts; of those in a row only if it is one
+// uncount takes a failure out of the counts; of those in a row only if it is one
 // of them still.
-func (c *counts) excuse(streak uint64) {
+func (c *counts) uncount(streak uint64) {
 	if c.streak == streak {
 		c.failures = max(0, c.failures-1)
 	}
@@ -476,7 +476,7 @@ func (o *Outliers) Run(ctx context.Context) error {
 
 // Step ends the penalties that are over, by the names of their workers, and forgets
 // workers that left the fleet. It returns when it must be called next, and must be
-// after an Admit, Report or Excuse, too.
+// after an Admit, Report or Uncount, too.
 func (o *Outliers) Step() (next time.Time, ok bool) {
 	live, groups := map[*workers.State]bool{}, map[peerKey]bool{}
 	for _, w := range o.reg.Snapshot().Workers {

@@ -75,7 +75,7 @@ func TestExcuse(t *testing.T) {
 		defer stop()
 		a := get(t, reg, "a")
 		for range 30 { // each is taken back before the next
-			o.Excuse(report(t, o, a, ServerError))
+			o.Uncount(report(t, o, a, ServerError))
 		}
 		report(t, o, a, ServerError, Timeout, ServerError, Timeout)
 		if !usable(a) {
@@ -86,7 +86,7 @@ func TestExcuse(t *testing.T) {
 		if usable(a) {
 			t.Fatal("not ejected by five failures")
 		}
-		o.Excuse(fifth)
+		o.Uncount(fifth)
 		if !usable(a) {
 			t.Fatal("ejected by four failures")
 		}
@@ -99,11 +99,11 @@ func TestExcuse(t *testing.T) {
 		if admitted(o, a) {
 			t.Fatal("a trial at once after one that failed")
 		}
-		o.Excuse(old)
+		o.Uncount(old)
 		if admitted(o, a) {
 			t.Fatal("a trial is given again that another request has spoilt")
 		}
-		o.Excuse(trial)
+		o.Uncount(trial)
 		report(t, o, a, Success)
 		if !usable(a) {
 			t.Fatal("not back after a good trial")
@@ -111,11 +111,11 @@ func TestExcuse(t *testing.T) {
 		// A success has forgiven what is taken back after it.
 		failed := report(t, o, a, ServerError)
 		report(t, o, a, Success)
-		o.Excuse(failed)
-		o.Excuse(Admission{})
-		o.Excuse(Admission{worker: &workers.Worker{State: &workers.State{}}}) // has left
+		o.Uncount(failed)
+		o.Uncount(Admission{})
+		o.Uncount(Admission{worker: &workers.Worker{State: &workers.State{}}}) // has left
 		report(t, o, a, ServerError, ServerError, ServerError, ServerError)
-		o.Excuse(old) // counts no more, and takes nothing of what others did back
+		o.Uncount(old) // counts no more, and takes nothing of what others did back
 		if !usable(a) {
 			t.Fatal("ejected by four failures")
 		}
@@ -145,7 +145,7 @@ func TestExcuseOfAnotherStreak(t *testing.T) {
 		a := get(t, reg, "a")
 		old := report(t, o, a, ServerError)
 		report(t, o, a, Success, ServerError, ServerError)
-		o.Excuse(old)
+		o.Uncount(old)
 		report(t, o, a, ServerError, ServerError, ServerError)
 		if usable(a) {
 			t.Fatal("five failures in a row do not eject")
@@ -153,9 +153,9 @@ func TestExcuseOfAnotherStreak(t *testing.T) {
 	})
 }
 
-// TestExcusedEjectionsLengthenNoPenalty: a trial that failed by the request's
+// TestUncountedEjectionsLengthenNoPenalty: a trial that failed by the request's
 // fault is not among the ejections that double the penalty.
-func TestExcusedEjectionsLengthenNoPenalty(t *testing.T) {
+func TestUncountedEjectionsLengthenNoPenalty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		defer stop()
@@ -163,7 +163,7 @@ func TestExcusedEjectionsLengthenNoPenalty(t *testing.T) {
 		report(t, o, a, ConnectError, ConnectError)
 		elapse(5 * time.Second)
 		for range 3 {
-			o.Excuse(report(t, o, a, ServerError))
+			o.Uncount(report(t, o, a, ServerError))
 		}
 		report(t, o, a, ServerError)
 		if e := a.State.Ejection(); e == nil || e.Until.Sub(e.Since) != 10*time.Second {
@@ -172,9 +172,9 @@ func TestExcusedEjectionsLengthenNoPenalty(t *testing.T) {
 	})
 }
 
-// TestExcusedGenerationIsTheOldOne: when an excuse ends an ejection, nobody is
+// TestUncountedGenerationIsTheOldOne: when an uncounted failure ends an ejection, no request is
 // admitted under a generation that is taken back at once.
-func TestExcusedGenerationIsTheOldOne(t *testing.T) {
+func TestUncountedGenerationIsTheOldOne(t *testing.T) {
 	reg := registry(t, nil, "http://a:1,name=a", "http://b:1,name=b")
 	var o *Outliers
 	var during []uint64
@@ -188,7 +188,7 @@ func TestExcusedGenerationIsTheOldOne(t *testing.T) {
 		}
 	})
 	last := report(t, o, a, ServerError, ServerError, ServerError, ServerError, ServerError)
-	o.Excuse(last)
+	o.Uncount(last)
 	if !slices.Equal(during, []uint64{last.number}) {
 		t.Errorf("admitted with %d while the ejection ended, want %d", during, last.number)
 	}

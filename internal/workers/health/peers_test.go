@@ -301,7 +301,7 @@ func TestExcuseLeavesTheWindowAlone(t *testing.T) {
 			return o.all(get(t, reg, "a")).recent(o.half(time.Now()))
 		}
 		before := now()
-		o.Excuse(old)
+		o.Uncount(old)
 		if after := now(); after != before.minus(tally{failed: 1}) {
 			t.Errorf("the window has %+v, had %+v", after, before)
 		}
@@ -349,7 +349,7 @@ func TestPeersComeToBeKnown(t *testing.T) {
 				}
 			}
 			for range 3 {
-				o.Excuse(report(t, o, get(t, reg, "a"), ServerError))
+				o.Uncount(report(t, o, get(t, reg, "a"), ServerError))
 				report(t, o, get(t, reg, "b"), ServerError, Success)
 			}
 			o.Step()

@@ -51,10 +51,10 @@ type Follower struct {
 	Options
 	feeds *kvfeed.Manager
 
-	// places is held while ranks get or lose their places, and while one is
+	// ranksMu is held while ranks come and go, and while one is
 	// copied into a snapshot, so that what is copied is of the rank that it
 	// is labelled with.
-	places       sync.Mutex             // guards the fields below; before mu
+	ranksMu      sync.Mutex             // guards the fields below; before mu
 	ignoreCopies map[*workers.Rank]bool // ranks whose engine does not publish the removal of single copies
 	last         *workers.Snapshot
 	restored     map[uint32]restoredRank // by slot: what a snapshot brought back
@@ -164,15 +164,15 @@ func (f *Follower) watch(ctx context.Context) error {
 		case <-audit.C:
 			f.audit()
 		case <-changed:
-			f.follow(f.Registry.Snapshot())
+			f.applySnapshot(f.Registry.Snapshot())
 		}
 	}
 }
 
-// follow brings everything keyed by rank to the state of a snapshot.
-func (f *Follower) follow(now *workers.Snapshot) {
-	f.places.Lock()
-	defer f.places.Unlock()
+// applySnapshot brings everything keyed by rank to the state of a snapshot.
+func (f *Follower) applySnapshot(now *workers.Snapshot) {
+	f.ranksMu.Lock()
+	defer f.ranksMu.Unlock()
 	changes := workers.Diff(f.last, now)
 	for _, c := range changes {
 		for _, k := range c.Retired {
@@ -211,8 +211,8 @@ func (f *Follower) follow(now *workers.Snapshot) {
 	f.publish()
 }
 
-// retire takes a rank that has left the fleet out of all its places, and then
-// releases its slot. The caller holds places.
+// retire takes a rank that has left the fleet out of all that is keyed by rank, and then
+// releases its slot. The caller holds ranksMu.
 func (f *Follower) retire(k *workers.Rank) {
 	f.unfeed(k)
 	f.mu.Lock()
@@ -228,7 +228,7 @@ func (f *Follower) retire(k *workers.Rank) {
 }
 
 // feed starts, restarts or stops the feed of a rank as its worker says. The
-// caller holds places.
+// caller holds ranksMu.
 func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	var want workers.EventSource
 	has := false
@@ -284,8 +284,8 @@ const auditEvery = 5 * time.Second
 // wrong: the engine publishes the removal of the last copy only. Such a rank
 // starts over without that count.
 func (f *Follower) audit() {
-	f.places.Lock()
-	defer f.places.Unlock()
+	f.ranksMu.Lock()
+	defer f.ranksMu.Unlock()
 	if f.last == nil {
 		return
 	}
@@ -336,7 +336,7 @@ func (f *Follower) publish() {
 
 // process returns when the engine's process behind a rank was started, NaN when
 // it does not say, and when it was asked.
-func (f *Follower) process(worker string, dp int) (started float64, asked time.Time) {
+func (f *Follower) process(worker string, dp int) (started float64, queried time.Time) {
 	if w, ok := f.Registry.Snapshot().Worker(worker); ok && dp < len(w.Ranks) {
 		if l := w.Ranks[dp].Load(); l != nil {
 			return l.Process, l.Asked

@@ -59,7 +59,7 @@ func newFixture(t testing.TB, snapshot string) *fixture {
 func (s *fixture) set(t testing.TB, texts ...string) *workers.Snapshot {
 	t.Helper()
 	snap := s.register(t, texts...)
-	s.follow(snap)
+	s.applySnapshot(snap)
 	return snap
 }
 
@@ -212,7 +212,7 @@ func TestPlacesWhateverComes(t *testing.T) {
 					s.Began(k)
 				}
 			default:
-				s.follow(s.Registry.Snapshot())
+				s.applySnapshot(s.Registry.Snapshot())
 				now := s.Registry.Snapshot()
 				if n := s.Registry.RetiredSlots(); n != 0 {
 					r.Fatalf("%d slots are never free again", n)

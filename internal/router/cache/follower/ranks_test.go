@@ -22,7 +22,7 @@ func TestFewerRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 		now := s.Registry.Snapshot()
-		s.follow(now)
+		s.applySnapshot(now)
 		ranks := now.Workers[0].Ranks
 		if len(ranks) != dp || len(s.feeds.Status()) != dp || len(s.Index.Ranks()) != dp || s.Registry.RetiredSlots() != 0 {
 			t.Fatalf("%d ranks: %d known, %d fed, %d in the index, %d slots not released", dp, len(ranks), len(s.feeds.Status()), len(s.Index.Ranks()), s.Registry.RetiredSlots())

@@ -351,17 +351,17 @@ func TestRoomOfAPool(t *testing.T) {
 		pool     int64
 		believed bool
 	}{{s.Blocks + s.Copies, true}, {s.Blocks + s.Copies - 1, false}} {
-		l.places.Lock()
+		l.ranksMu.Lock()
 		fleet, w := *l.last, *l.last.Workers[0]
 		w.BlockSize, w.KVBlocks, w.PoolBlocks = o.block, int(s.Blocks)/4, int(tt.pool)
 		fleet.Workers = []*workers.Worker{&w}
 		l.last = &fleet
-		l.places.Unlock()
+		l.ranksMu.Unlock()
 		l.audit()
-		if l.places.Lock(); l.ignoreCopies[w.Ranks[0]] == tt.believed {
+		if l.ranksMu.Lock(); l.ignoreCopies[w.Ranks[0]] == tt.believed {
 			t.Errorf("%d blocks and %d copies, a pool of %d: copies are believed: %v", s.Blocks, s.Copies, tt.pool, !tt.believed)
 		}
-		l.places.Unlock()
+		l.ranksMu.Unlock()
 		if s := l.feeds.Status(); len(s) != 1 || s[0].CopiesDisbelieved == tt.believed {
 			t.Errorf("a pool of %d: copies are believed: %v, and the status says otherwise: %+v", tt.pool, tt.believed, s)
 		}

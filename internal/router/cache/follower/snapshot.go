@@ -57,8 +57,8 @@ type restoredRank struct {
 // would be applied to them again, and a block that is stored again counts as a
 // further copy. A rank whose feed has nothing to go on from is left out.
 func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []byte) {
-	f.places.Lock()
-	defer f.places.Unlock()
+	f.ranksMu.Lock()
+	defer f.ranksMu.Unlock()
 	if k, ok := f.restored[uint32(slot)]; ok && k.label == label {
 		take()
 		return k.note // its feed has not begun
@@ -208,8 +208,8 @@ func (f *Follower) resume(k *workers.Rank, block int, single bool) *kvstream.Pos
 
 // expire drops restored ranks whose worker has not come back.
 func (f *Follower) expire() {
-	f.places.Lock()
-	defer f.places.Unlock()
+	f.ranksMu.Lock()
+	defer f.ranksMu.Unlock()
 	for slot, k := range f.restored {
 		owned := false
 		if f.last != nil {

@@ -29,9 +29,9 @@ type hub struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
-	mu    sync.Mutex // guards writes of ranks, lines and quota; before line.mu
+	mu    sync.Mutex // guards writes of ranks, conns and quota; before publisherConn.mu
 	quota quota      // of feed.unrouted events
-	lines map[*line]struct{}
+	conns map[*publisherConn]struct{}
 	ranks atomic.Pointer[[]*rank]
 
 	unrouted atomic.Uint64 // messages of no rank, or of an uncertain one
@@ -50,8 +50,8 @@ func (h *hub) add(r *rank) {
 	defer h.mu.Unlock()
 	next := append(append([]*rank(nil), h.list()...), r)
 	h.ranks.Store(&next)
-	for l := range h.lines {
-		l.review(h)
+	for conn := range h.conns {
+		conn.review(h)
 	}
 }
 
@@ -63,10 +63,10 @@ func (h *hub) remove(r *rank, ending bool) bool {
 	defer h.mu.Unlock()
 	next := slices.DeleteFunc(slices.Clone(h.list()), func(o *rank) bool { return o == r })
 	h.ranks.Store(&next)
-	for l := range h.lines {
-		l.leave(r)
+	for conn := range h.conns {
+		conn.leave(r)
 		if !ending {
-			l.review(h)
+			conn.review(h)
 		}
 	}
 	return len(next) == 0
@@ -114,8 +114,8 @@ func (h *hub) setReason(reason string) {
 	}
 }
 
-// line is a connection of a publisher, with the ranks that it speaks for.
-type line struct {
+// publisherConn is a connection of a publisher, with the ranks that it speaks for.
+type publisherConn struct {
 	conn uint64
 	peer string
 	host string
@@ -128,9 +128,9 @@ type line struct {
 // rank's batches; route finds the rank from these two and from the ranks of the
 // listener. mixed says that it has sent some under others, too.
 type identity struct {
-	topic string
-	said  int32
-	mixed bool
+	topic   string
+	claimed int32
+	mixed   bool
 }
 
 const (
@@ -140,58 +140,58 @@ const (
 
 // review ends the use of the connection by ranks whose batches it does not bring
 // any more, after the ranks of the listener have changed.
-func (l *line) review(h *hub) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for r, v := range l.mine {
-		if v.mixed || h.route([]byte(v.topic), &kvevent.Batch{Rank: v.said}, l.host, nil) != r {
-			delete(l.mine, r)
-			r.disown(l.conn, reasonElsewhere)
+func (conn *publisherConn) review(h *hub) {
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	for r, v := range conn.mine {
+		if v.mixed || h.route([]byte(v.topic), &kvevent.Batch{Rank: v.claimed}, conn.host, nil) != r {
+			delete(conn.mine, r)
+			r.disown(conn.conn, reasonElsewhere)
 		}
 	}
 }
 
 // leave forgets a rank that leaves the listener.
-func (l *line) leave(r *rank) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.mine, r)
+func (conn *publisherConn) leave(r *rank) {
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	delete(conn.mine, r)
 }
 
 // take finds the rank of a batch and claims it for the connection; a change of
 // the list of ranks in between ends the claim (see review). When the rank is
 // uncertain, each rank that the connection feeds and whose topic fits may have
 // missed the batch, whatever topics its batches had before.
-func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	r := h.route(topic, b, l.host, l.mine)
+func (conn *publisherConn) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	r := h.route(topic, b, conn.host, conn.mine)
 	if r == nil {
-		for o := range l.mine {
+		for o := range conn.mine {
 			if topicFits(o.boundTopic, topic) {
-				delete(l.mine, o)
-				o.disown(l.conn, reasonUnrouted)
+				delete(conn.mine, o)
+				o.disown(conn.conn, reasonUnrouted)
 			}
 		}
 		return nil
 	}
-	switch v := l.mine[r]; {
+	switch v := conn.mine[r]; {
 	case b == nil:
 	case v == nil:
-		l.mine[r] = &identity{topic: string(topic), said: b.Rank}
-	case v.said != b.Rank || v.topic != string(topic):
+		conn.mine[r] = &identity{topic: string(topic), claimed: b.Rank}
+	case v.claimed != b.Rank || v.topic != string(topic):
 		v.mixed = true
 	}
-	r.claim(l.conn, l.peer, strings.EqualFold(r.key.Host, l.host))
+	r.claim(conn.conn, conn.peer, strings.EqualFold(r.key.Host, conn.host))
 	return r
 }
 
 // serve receives from one publisher until its connection ends.
 func (h *hub) serve(c *zmtp.Conn) {
 	defer c.Close()
-	l := &line{conn: h.m.conns.Add(1), peer: c.RemoteAddr(), host: peerHost(c.RemoteAddr()), mine: map[*rank]*identity{}}
+	conn := &publisherConn{conn: h.m.conns.Add(1), peer: c.RemoteAddr(), host: peerHost(c.RemoteAddr()), mine: map[*rank]*identity{}}
 	h.mu.Lock()
-	h.lines[l] = struct{}{}
+	h.conns[conn] = struct{}{}
 	h.mu.Unlock()
 	var msg zmtp.Message
 	var dec kvevent.Decoder
@@ -207,19 +207,19 @@ func (h *hub) serve(c *zmtp.Conn) {
 		if dec.Decode(payload, &batch) != nil {
 			decoded = nil
 		}
-		r := l.take(h, topic, decoded)
+		r := conn.take(h, topic, decoded)
 		if r == nil {
-			h.dropUnrouted(topic, decoded, l.peer)
+			h.dropUnrouted(topic, decoded, conn.peer)
 			continue
 		}
-		r.receive(l.conn, topic, seq, payload, decoded)
+		r.receive(conn.conn, topic, seq, payload, decoded)
 	}
 	h.mu.Lock()
-	delete(h.lines, l) // nobody else sees it any more
+	delete(h.conns, conn) // nobody else sees it any more
 	h.mu.Unlock()
-	for r := range l.mine {
+	for r := range conn.mine {
 		r.malformed(ended)
-		r.detach(l.conn, ended)
+		r.detach(conn.conn, ended)
 	}
 }
 
@@ -348,12 +348,12 @@ func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]
 	return nil
 }
 
-// rankOf finds the rank of a batch that claims rank said (-1 for none), among
+// rankOf finds the rank of a batch that claims a rank (-1 for none), among
 // those of w's worker that fit. Engines count the ranks of a deployment, the
 // router those of a worker: a worker that runs ranks 4 to 7 of a larger group has
 // them as 0 to 3. Where the first one is not stated, every worker is assumed to
 // have as many.
-func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
+func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, claimed int32) *rank {
 	n := 0
 	for _, r := range ranks {
 		if r.key.Worker == w.key.Worker && fits(r) {
@@ -363,15 +363,15 @@ func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
 	if n == 1 {
 		return w
 	}
-	if said < 0 {
+	if claimed < 0 {
 		return nil
 	}
 	for _, r := range ranks {
-		place := int(said) - r.key.Start
+		dp := int(claimed) - r.key.Start
 		if r.key.Start == 0 {
-			place %= n
+			dp %= n
 		}
-		if r.key.Worker == w.key.Worker && fits(r) && r.key.DP == place {
+		if r.key.Worker == w.key.Worker && fits(r) && r.key.DP == dp {
 			return r
 		}
 	}

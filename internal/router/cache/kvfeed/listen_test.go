@@ -289,7 +289,7 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 			return h != nil
 		})
 		type peer struct {
-			l     *line
+			l     *publisherConn
 			topic string
 			also  string // a second topic of some, "" for none
 			vague bool   // some of its batches do not say their rank
@@ -300,11 +300,11 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 		hosts := []string{"h", "h", "i"}
 		var peers []*peer
 		for i := range 4 {
-			l := &line{conn: f.conns.Add(1), peer: fmt.Sprintf("peer %d", i), host: hosts[rng.IntN(3)], mine: map[*rank]*identity{}}
+			conn := &publisherConn{conn: f.conns.Add(1), peer: fmt.Sprintf("peer %d", i), host: hosts[rng.IntN(3)], mine: map[*rank]*identity{}}
 			h.mu.Lock()
-			h.lines[l] = struct{}{}
+			h.conns[conn] = struct{}{}
 			h.mu.Unlock()
-			peers = append(peers, &peer{l: l, topic: []string{"kv", "kv@h", "kv@i"}[rng.IntN(3)], said: int32(rng.IntN(3)), has: map[uint64]bool{}})
+			peers = append(peers, &peer{l: conn, topic: []string{"kv", "kv@h", "kv@i"}[rng.IntN(3)], said: int32(rng.IntN(3)), has: map[uint64]bool{}})
 			if p := peers[i]; seed%3 == 0 {
 				p.also, p.vague = p.topic+"@model", true
 			}

@@ -163,10 +163,10 @@ func (k Key) String() string { return route.RankLabel(k.Worker, k.DP) }
 // Manager owns the feeds of all ranks. Its methods are safe for concurrent use.
 // Run makes it work; ranks may be added before and during it.
 type Manager struct {
-	o      Options
-	conns  atomic.Uint64 // numbers of connections
-	held   atomic.Int64  // bytes of live batches that wait
-	places atomic.Pointer[[]*place]
+	o            Options
+	conns        atomic.Uint64 // numbers of connections
+	held         atomic.Int64  // bytes of live batches that wait
+	readerStates atomic.Pointer[[]*readerState]
 
 	mu    sync.Mutex // guards the fields below; before rank.mu and hub.mu
 	ctx   context.Context
@@ -181,7 +181,7 @@ func New(o Options) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{o: o, ranks: map[kvindex.Rank]*rank{}, hubs: map[string]*hub{}}
-	m.places.Store(new([]*place))
+	m.readerStates.Store(new([]*readerState))
 	return m, nil
 }
 
@@ -232,17 +232,17 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	if m.ctx != nil && m.ctx.Err() != nil {
 		return fmt.Errorf("kvfeed: add %s: the manager has stopped", key)
 	}
-	places := *m.places.Load()
-	if int(id) >= len(places) {
-		grown := make([]*place, max(int(id)+1, 2*len(places)))
-		copy(grown, places)
-		for i := len(places); i < len(grown); i++ {
-			grown[i] = new(place)
+	states := *m.readerStates.Load()
+	if int(id) >= len(states) {
+		grown := make([]*readerState, max(int(id)+1, 2*len(states)))
+		copy(grown, states)
+		for i := len(states); i < len(grown); i++ {
+			grown[i] = new(readerState)
 		}
-		m.places.Store(&grown)
-		places = grown
+		m.readerStates.Store(&grown)
+		states = grown
 	}
-	r := newRank(m, id, key, src, places[id])
+	r := newRank(m, id, key, src, states[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
 		r.disbelieved = edge(r.stream.CopiesDisbelieved())
@@ -270,9 +270,9 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	m.stop(r)
 	r.mu.Lock()
 	r.set(Unknown, wantEnd, "removed")
-	r.place.word.Store(0)
-	r.place.groups.Store(nil)
-	r.place.tiers.Store(nil)
+	r.reader.word.Store(0)
+	r.reader.groups.Store(nil)
+	r.reader.tiers.Store(nil)
 	r.observeFeed(Observation{})
 	r.mu.Unlock()
 	return true
@@ -317,7 +317,7 @@ func (m *Manager) join(r *rank) *hub {
 	h := m.hubs[r.src.Endpoint]
 	if h == nil {
 		ctx, cancel := context.WithCancel(m.ctx)
-		h = &hub{m: m, endpoint: r.src.Endpoint, cancel: cancel, lines: map[*line]struct{}{}}
+		h = &hub{m: m, endpoint: r.src.Endpoint, cancel: cancel, conns: map[*publisherConn]struct{}{}}
 		m.hubs[h.endpoint] = h
 		h.wg.Go(func() { h.run(ctx) })
 	}
@@ -342,7 +342,7 @@ func (m *Manager) leave(h *hub, r *rank) {
 // Trusted reports whether the entries of rank id may be used: whether they are
 // what its engine held as of the newest batch. It costs nanoseconds.
 func (m *Manager) Trusted(id kvindex.Rank) bool {
-	at := m.place(id)
+	at := m.readerState(id)
 	return at != nil && at.word.Load()&wordTrusted != 0
 }
 
@@ -352,7 +352,7 @@ func (m *Manager) Trusted(id kvindex.Rank) bool {
 // groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold blocks
 // behind these, beyond gets them (see [kvtier.Tiers.Extend]).
 func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int {
-	at := m.place(id)
+	at := m.readerState(id)
 	if at == nil {
 		return 0
 	}
@@ -374,16 +374,16 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond
 // Untrusted reports whether rank id is fed and its entries may not be used now, so
 // that 0 from Usable says nothing about it.
 func (m *Manager) Untrusted(id kvindex.Rank) bool {
-	at := m.place(id)
+	at := m.readerState(id)
 	return at != nil && at.word.Load()&(wordFed|wordTrusted) == wordFed
 }
 
-func (m *Manager) place(id kvindex.Rank) *place {
-	places := *m.places.Load()
-	if int(id) >= len(places) {
+func (m *Manager) readerState(id kvindex.Rank) *readerState {
+	states := *m.readerStates.Load()
+	if int(id) >= len(states) {
 		return nil
 	}
-	return places[id]
+	return states[id]
 }
 
 // Status returns the account of every rank, by rank number.

@@ -31,7 +31,7 @@ func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
 		return
 	}
 	_, had := r.stream.Last()
-	r.mute = muteState{at: m.now(), why: why, had: had, ask: true}
+	r.mute = muteState{at: m.now(), why: why, had: had, tryReplay: true}
 	r.set(Mute, r.want, why)
 	r.emit(eventlog.Warn, "feed_mute", "%s: %s", r.label, why)
 	r.until = r.mute.at
@@ -40,10 +40,10 @@ func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
 
 // muteState is the silence of an engine that computes.
 type muteState struct {
-	at  time.Time // when it was found
-	why string    // "" while there is none
-	had bool      // there was a batch before it
-	ask bool      // whether a replay has what the connection did not bring
+	at        time.Time // when it was found
+	why       string    // "" while there is none
+	had       bool      // there was a batch before it
+	tryReplay bool      // whether a replay has what the connection did not bring
 }
 
 // endSilence handles the first batch applied after Mute. The caller holds r.mu.

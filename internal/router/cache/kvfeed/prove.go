@@ -45,8 +45,8 @@ func (r *rank) provable() bool {
 // prove looks for the proof and keeps the entries, drops them, or leaves them as
 // they are. It returns how long it is until the next look. The caller holds r.mu.
 func (r *rank) prove(now time.Time) time.Duration {
-	started, asked := r.m.o.Process(r.key.Worker, r.key.DP)
-	answered := asked.After(r.began)
+	started, queried := r.m.o.Process(r.key.Worker, r.key.DP)
+	answered := queried.After(r.began)
 	next := r.stream.Next()
 	switch {
 	case answered && started != r.process: // NaN included

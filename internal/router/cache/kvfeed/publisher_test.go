@@ -256,7 +256,7 @@ func idleFixture(t *testing.T, change func(*Options)) *fixture {
 		Observer: func(o Observation) {
 			switch {
 			case o.Rank != 0 || o.OfFeed:
-			case o.Anew:
+			case o.ForgotPublisher:
 				f.again.Reset()
 			case o.Cleared:
 				f.again.Drop()

@@ -26,7 +26,7 @@ type rank struct {
 	id         kvindex.Rank
 	key        Key
 	label      string
-	place      *place
+	reader     *readerState
 	boundTopic string        // topic of a rank whose publisher dials in
 	wake       chan struct{} // something for maintain to do; never blocks the waker
 	wg         sync.WaitGroup
@@ -73,10 +73,10 @@ type heldBatch struct {
 // size is what the batch counts for in bytes, with an allowance for the rest.
 func (b *heldBatch) size() int64 { return int64(len(b.topic)+len(b.payload)) + 128 }
 
-func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *place) *rank {
+func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *readerState) *rank {
 	now := m.now()
 	r := &rank{
-		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, place: at,
+		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, reader: at,
 		wake:     make(chan struct{}, 1),
 		stream:   kvstream.New(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
 		standing: standing{state: Connecting, want: wantConnection, reason: "not connected yet", since: now, until: now.Add(m.o.StaleAfter)},
@@ -147,8 +147,8 @@ func (r *rank) observe(at time.Time, o Observation) {
 }
 
 // dropped reports that the rank's entries were dropped. The caller holds r.mu.
-func (r *rank) dropped(reason string, anew bool) {
-	r.observe(r.m.now(), Observation{Cleared: true, Anew: anew, Reason: reason})
+func (r *rank) dropped(reason string, forgotPublisher bool) {
+	r.observe(r.m.now(), Observation{Cleared: true, ForgotPublisher: forgotPublisher, Reason: reason})
 	if r.stream.Mismatch() != "" {
 		r.emit(eventlog.Warn, "feed_unknown", "%s: routed without cache knowledge: %s", r.label, reason)
 		return
@@ -497,7 +497,7 @@ func (r *rank) release() {
 func (r *rank) dial(ctx context.Context) {
 	pause := r.m.o.BackoffMin
 	for first := true; ; first = false {
-		r.ask(ctx, first)
+		r.findSource(ctx, first)
 		began := r.m.now()
 		err := r.connection(ctx)
 		if ctx.Err() != nil {
@@ -514,9 +514,9 @@ func (r *rank) dial(ctx context.Context) {
 	}
 }
 
-// ask finds out where the rank publishes now. On an error the last known
+// findSource finds out where the rank publishes now. On an error the last known
 // endpoint stays.
-func (r *rank) ask(ctx context.Context, first bool) {
+func (r *rank) findSource(ctx context.Context, first bool) {
 	r.mu.Lock()
 	known := r.src.Endpoint != ""
 	r.mu.Unlock()

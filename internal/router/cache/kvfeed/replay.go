@@ -82,13 +82,13 @@ func (r *rank) look(now time.Time) (replay func(ctx context.Context, attached ui
 		r.await(wantMore)
 		return r.catchUp, 0
 	}
-	if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); !r.mute.ask && r.until.Before(quiet) && r.lastEvent.After(r.until.Add(-r.m.o.VerifyAfter)) {
+	if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); !r.mute.tryReplay && r.until.Before(quiet) && r.lastEvent.After(r.until.Add(-r.m.o.VerifyAfter)) {
 		r.until = quiet
 	}
 	if left := r.until.Sub(now); left > 0 {
 		return nil, left
 	}
-	r.mute.ask, r.until = false, now.Add(r.m.o.VerifyEvery)
+	r.mute.tryReplay, r.until = false, now.Add(r.m.o.VerifyEvery)
 	if !r.allow(now) {
 		return nil, r.m.o.VerifyEvery
 	}

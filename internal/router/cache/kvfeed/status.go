@@ -98,10 +98,10 @@ type Observation struct {
 	DP     int
 	At     time.Time
 	// Cleared says that the rank's entries were dropped, for Reason; there is no
-	// batch then. Anew says that what was learned about the publisher was
+	// batch then. ForgotPublisher says that what was learned about the publisher was
 	// dropped with them.
-	Cleared, Anew bool
-	Reason        string
+	Cleared, ForgotPublisher bool
+	Reason                   string
 
 	Seq     uint64
 	Topic   []byte // nil for a replayed batch
@@ -122,9 +122,9 @@ type Observation struct {
 	Trusted bool
 }
 
-// place is where a rank is read without its lock. groups is nil while the rank has
+// readerState is what requests read of a rank without its lock. groups is nil while the rank has
 // reported one cache group only, tiers while it has reported the device only.
-type place struct {
+type readerState struct {
 	word   atomic.Uint64
 	groups atomic.Pointer[kvgroup.Groups]
 	tiers  atomic.Pointer[kvtier.Tiers]
@@ -157,15 +157,15 @@ func (r *rank) publish() {
 	if r.state == Live {
 		w |= wordTrusted
 	}
-	g, t := r.stream.Accounts()
-	if g != nil || r.place.groups.Load() != nil {
-		r.place.groups.Store(g)
+	g, t := r.stream.GroupsAndTiers()
+	if g != nil || r.reader.groups.Load() != nil {
+		r.reader.groups.Store(g)
 		if g != nil {
 			w |= wordMore
 		}
 	}
-	if t != nil || r.place.tiers.Load() != nil {
-		r.place.tiers.Store(t)
+	if t != nil || r.reader.tiers.Load() != nil {
+		r.reader.tiers.Store(t)
 		if t != nil {
 			w |= wordMore
 		}
@@ -175,7 +175,7 @@ func (r *rank) publish() {
 	}
 	turned := (w^r.published)&wordTrusted != 0
 	r.published = w
-	r.place.word.Store(w)
+	r.reader.word.Store(w)
 	if turned {
 		r.observeFeed(Observation{Trusted: w&wordTrusted != 0})
 	}

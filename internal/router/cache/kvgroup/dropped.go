@@ -62,7 +62,7 @@ func (l *look) dropped(overlap, limit, unit int, parts bool) int {
 			if drop && k.kind == kvevent.SlidingWindow {
 				to = min(n+k.blocks, len(l.seq))
 			}
-			end := l.goOn(i, to, unit, drop)
+			end := l.reusableTogether(i, to, unit, drop)
 			if drop {
 				seen[i] = true
 			} else if end < n {
@@ -79,9 +79,9 @@ func (l *look) dropped(overlap, limit, unit int, parts bool) int {
 	}
 }
 
-// goOn returns the largest length, at most to, at which the groups that are
+// reusableTogether returns the largest length, at most to, at which the groups that are
 // looked up with the group i can go on, less the block that they drop.
-func (l *look) goOn(i, to, unit int, drop bool) int {
+func (l *look) reusableTogether(i, to, unit int, drop bool) int {
 	k := &l.g.groups[i]
 	size := k.blocks
 	switch {

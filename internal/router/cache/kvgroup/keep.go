@@ -90,7 +90,7 @@ func Read(size int, p []byte) (*Groups, error) {
 	groups := uv(maxGroups)
 	for range groups {
 		k := group{id: int32(uv(number)) - 1, kind: kvevent.CacheKind(uv(uint64(kvevent.ChunkedLocal))), window: int(uv(number)), tokens: int(uv(number))}
-		if cut || k.kind == kvevent.CacheAbsent || g.place(k.id) >= 0 {
+		if cut || k.kind == kvevent.CacheAbsent || g.indexOf(k.id) >= 0 {
 			return bad("a group")
 		}
 		if k.tokens%size == 0 {

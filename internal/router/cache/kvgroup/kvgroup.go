@@ -161,7 +161,7 @@ func (g *Groups) Store(e *Store) (crowded int) {
 	if i < 0 {
 		return len(e.Names)
 	}
-	if g.names != nil && g.names.place(e, g.size) {
+	if g.names != nil && g.names.resolve(e, g.size) {
 		return g.storeNamed(i, e)
 	}
 	parts := 0
@@ -298,7 +298,7 @@ func (g *Groups) sure(i int, e *Store) int {
 // Seed adds a block of a known group that was stored before the other groups were
 // known.
 func (g *Groups) Seed(id int32, seq, name uint64) {
-	i := g.place(id)
+	i := g.indexOf(id)
 	if i < 0 {
 		return
 	}
@@ -311,7 +311,7 @@ func (g *Groups) Seed(id int32, seq, name uint64) {
 // meet returns the place of an event's group, -1 when there is none.
 func (g *Groups) meet(e *Store) int {
 	kind := cmp.Or(e.Kind, kvevent.FullAttention)
-	i := g.place(e.Group)
+	i := g.indexOf(e.Group)
 	if i < 0 {
 		if len(g.groups) == maxGroups {
 			g.crowd = true
@@ -367,7 +367,7 @@ func (g *Groups) leads(i int) bool {
 	return true
 }
 
-func (g *Groups) place(id int32) int {
+func (g *Groups) indexOf(id int32) int {
 	for i := range g.groups {
 		if g.groups[i].id == id {
 			return i
@@ -414,7 +414,7 @@ func (g *Groups) learn(at uint32, seq uint64) {
 // Remove takes one copy of each block from a group. Without a group (-1) it takes
 // one from each.
 func (g *Groups) Remove(id int32, names []uint64) {
-	i := g.place(id)
+	i := g.indexOf(id)
 	if i < 0 && id >= 0 {
 		return
 	}

@@ -42,7 +42,7 @@ func (m *model) name(prefix []uint32) uint64 {
 
 func (m *model) usable(prompt []uint32) int {
 	for n := len(prompt) - 1; n > 0; n-- {
-		if m.goesOn(prompt, n) {
+		if m.reusable(prompt, n) {
 			return n
 		}
 	}
@@ -82,7 +82,7 @@ func (m *model) full(prompt []uint32, finest int, parts bool) int {
 	return limit
 }
 
-func (m *model) goesOn(prompt []uint32, n int) bool {
+func (m *model) reusable(prompt []uint32, n int) bool {
 	finest := m.sizes[0]
 	for _, s := range m.sizes {
 		finest = gcd(finest, s)
@@ -245,7 +245,7 @@ func (m *model) judge(t *rapid.T, g *Groups, p []uint32) {
 	}
 	g.Drops = true
 	defer func() { g.Drops = false }()
-	if got := g.Usable(Prompt{Seq: seq, Tokens: len(p)}, known) * routerBlock; got > want || got > 0 && (got == want && len(m.groups) == 1 || !m.goesOn(p, got)) {
+	if got := g.Usable(Prompt{Seq: seq, Tokens: len(p)}, known) * routerBlock; got > want || got > 0 && (got == want && len(m.groups) == 1 || !m.reusable(p, got)) {
 		t.Fatalf("prompt of %d tokens, groups %+v: %d usable without the last block, the model says %d with it", len(p), m.groups, got, want)
 	}
 }

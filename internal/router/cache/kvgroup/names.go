@@ -48,11 +48,11 @@ func (g *Groups) Computes() bool { return g.names != nil }
 // goroutine that writes.
 func (g *Groups) Named() bool { return g.names != nil && g.names.fits }
 
-// Placed reports whether blocks are found by their names alone: where names are computed
+// NamesSuffice reports whether blocks are found by their names alone: where names are computed
 // as was seen, or nothing was seen yet and all groups are chunked. Whole chunks before a
 // block are in no event then, so that a name can seldom be tested, and the engine goes
 // on from the end of a chunk whatever it holds. It is for the goroutine that writes.
-func (g *Groups) Placed() bool {
+func (g *Groups) NamesSuffice() bool {
 	if g.Named() || g.names == nil || g.HashDiffers() || g.Chunk == 0 {
 		return g.Named()
 	}
@@ -73,11 +73,11 @@ func (n *names) clear() {
 	n.known, n.tips, n.next = map[uint64]link{}, nil, 0
 }
 
-// place finds which of an event's blocks its names stand for. It returns false if that
+// resolve finds which of an event's blocks its names stand for. It returns false if that
 // cannot be known: the name of the parent is not, or the names are made of more than
 // tokens and a salt, or otherwise. Afterwards seqs and before are, for each name, the
 // prefix and the name of the block before it, 0 for none.
-func (n *names) place(e *Store, size int) bool {
+func (n *names) resolve(e *Store, size int) bool {
 	if e.Foreign || len(e.Locals) == 0 {
 		return false
 	}

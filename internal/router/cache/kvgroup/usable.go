@@ -61,7 +61,7 @@ func (l *look) usable(p *Prompt, overlap int) int {
 	for agreed := 0; n > 0 && agreed < len(g.groups); {
 		for _, i := range g.order {
 			was := n
-			if n = l.goesOn(i, n, unit); n == was {
+			if n = l.reusable(i, n, unit); n == was {
 				agreed++
 				continue
 			}
@@ -174,9 +174,9 @@ func (l *look) allHold(i, end int) bool {
 	return true
 }
 
-// goesOn returns the largest length, a multiple of unit and at most n, at which
+// reusable returns the largest length, a multiple of unit and at most n, at which
 // the group can go on.
-func (l *look) goesOn(i, n, unit int) int {
+func (l *look) reusable(i, n, unit int) int {
 	k := &l.g.groups[i]
 	if k.blocks == 0 {
 		return 0 // it has stored nothing yet

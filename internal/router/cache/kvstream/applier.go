@@ -173,7 +173,7 @@ func (a *Applier) Mismatch() string {
 	switch {
 	case len(a.unknown) > 0:
 		return fmt.Sprintf("the engine has a cache of kind %s, which this version does not know, so what it reuses is unknown: use a newer dynctl, or route to it without KV events", strings.Join(a.unknown, " and "))
-	case a.engine == 0 && a.aside != kvevent.CacheAbsent && (a.groups == nil || !a.groups.Placed()):
+	case a.engine == 0 && a.aside != kvevent.CacheAbsent && (a.groups == nil || !a.groups.NamesSuffice()):
 		return fmt.Sprintf("the engine has reported a cache of kind %s only, whose blocks are not followed", a.aside)
 	case a.groups != nil && a.groups.Mismatch() != "":
 		return a.groups.Mismatch()
@@ -212,7 +212,7 @@ func (a *Applier) each(b *kvevent.Batch, ops *kvindex.Batch) {
 			a.clear(ops)
 		}
 		if a.groups != nil {
-			a.note(e)
+			a.noteGroups(e)
 		}
 	}
 }

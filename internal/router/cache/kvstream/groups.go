@@ -28,9 +28,9 @@ func (a *Applier) several(b *kvevent.Batch) bool {
 	return false
 }
 
-// follow begins the account of the rank's groups, with the blocks that the index
+// beginGroups begins the account of the rank's groups, with the blocks that the index
 // has of the first one. Only one copy of each is known for certain.
-func (s *Stream) follow() {
+func (s *Stream) beginGroups() {
 	a := s.app
 	a.groups = kvgroup.New(a.size)
 	a.groups.Know(a.Traits)
@@ -48,8 +48,8 @@ func (s *Stream) follow() {
 	})
 }
 
-// note keeps account of an event for all groups of a rank with several.
-func (a *Applier) note(e *kvevent.Event) {
+// noteGroups keeps account of an event for all groups of a rank with several.
+func (a *Applier) noteGroups(e *kvevent.Event) {
 	g := a.groups
 	switch {
 	case e.Kind == kvevent.Cleared || len(a.unknown) > 0:

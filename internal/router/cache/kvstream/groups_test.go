@@ -25,8 +25,8 @@ type naiveGroup struct {
 	stored bool
 }
 
-// goesOn reports whether the group has what it needs at a length.
-func (g *naiveGroup) goesOn(n int) bool {
+// reusable reports whether the group has what it needs at a length.
+func (g *naiveGroup) reusable(n int) bool {
 	var from, to int // needed are the blocks that end in (from, to]
 	switch {
 	case g.kind == kvevent.FullAttention:
@@ -163,7 +163,7 @@ func FuzzGroups(f *testing.F) {
 			x.Overlap(locals, &q)
 			n, _ := s.Usable(q.Depth(0), asked)
 			for g := range groups {
-				if k := &groups[g]; k.stored && !k.goesOn(n) {
+				if k := &groups[g]; k.stored && !k.reusable(n) {
 					t.Fatalf("event %d %+v: %d router blocks are usable, but group %d (%s, window %d, blocks of %d) has %v", i, e, n, g, k.kind, k.window, k.parts, k.copies)
 				}
 			}

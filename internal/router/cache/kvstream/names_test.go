@@ -57,7 +57,7 @@ func TestHybridCachesWithNamesStated(t *testing.T) {
 				}
 			}
 			if len(head.Groups) > 1 || !strings.Contains(head.Groups[0].Spec, "Full") {
-				if s.app.groups == nil || !s.app.groups.Placed() {
+				if s.app.groups == nil || !s.app.groups.NamesSuffice() {
 					t.Error("names are not computed")
 				}
 				// Of chunked attention alone whole chunks count without a name, and there

@@ -34,7 +34,7 @@ type Stream struct {
 	seen func() // of Playback
 
 	base     uint64  // no block comes from a batch before this one
-	said     int32   // the rank that the latest batch claims, -1 for none
+	claimed  int32   // the rank that the latest batch claims, -1 for none
 	at       float64 // the publisher's time of the latest batch, Unix seconds
 	complete bool    // every batch since the publisher's first was applied
 	short    bool    // the index refused blocks of the rank for lack of room
@@ -94,12 +94,12 @@ func (s *Stream) OfferDecoded(seq uint64, payload []byte, decoded *kvevent.Batch
 		decoded = &s.batch
 		if err := s.dec.Decode(payload, decoded); err != nil {
 			s.counters.Unreadable++
-			s.said, s.at = -1, 0
+			s.claimed, s.at = -1, 0
 			s.distrust(fmt.Sprintf("batch %d cannot be read: %v", seq, err))
 			return v
 		}
 	}
-	s.said, s.at = decoded.Rank, decoded.TS
+	s.claimed, s.at = decoded.Rank, decoded.TS
 	s.apply(seq, decoded)
 	return v
 }
@@ -111,7 +111,7 @@ func (s *Stream) ApplyUnnumbered(b *kvevent.Batch) { s.apply(s.seq.Next(), b) }
 func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	was := s.app.Mismatch()
 	if s.app.groups == nil && s.app.several(b) {
-		s.follow()
+		s.beginGroups()
 	}
 	s.ops.Reset()
 	tiered := s.app.Counters.Tiered
@@ -271,7 +271,7 @@ func (s *Stream) Position() (Position, bool) {
 			return Position{}, false
 		}
 	}
-	if s.tiers != nil && s.followsTiers() {
+	if s.tiers != nil && s.countsTiers() {
 		if kept := s.tiers.Append(nil); len(p.Groups)+len(kept) <= maxKept {
 			p.Tiers = kept
 		}
@@ -324,7 +324,7 @@ func (s *Stream) Holds(seq uint64, payload []byte) bool { return s.seq.Holds(seq
 func (s *Stream) Forgotten(seq uint64) bool { return seq < s.seq.next && s.seq.next-seq > s.seq.known }
 
 // Claimed returns the rank that the latest batch claims to be of, -1 for none.
-func (s *Stream) Claimed() int32 { return s.said }
+func (s *Stream) Claimed() int32 { return s.claimed }
 
 // Published returns the publisher's time of the latest batch in Unix seconds, 0 where it
 // has none.
@@ -337,9 +337,9 @@ func (s *Stream) LacksParent() bool {
 	return s.counters.Orphans > 0 && s.complete && s.counters.Refused == 0 && !s.app.bigram
 }
 
-// Accounts returns those of the rank's several cache groups and of its tiers, nil where
+// GroupsAndTiers returns those of the rank's several cache groups and of its tiers, nil where
 // there is none. They are for [Usable], in any goroutine.
-func (s *Stream) Accounts() (*kvgroup.Groups, *kvtier.Tiers) { return s.app.groups, s.tiers }
+func (s *Stream) GroupsAndTiers() (*kvgroup.Groups, *kvtier.Tiers) { return s.app.groups, s.tiers }
 
 // Complete reports whether the rank's entries come from every batch that its
 // publisher ever sent; otherwise blocks stored before are missing from them.

@@ -19,18 +19,18 @@ func (s *Stream) Tiers() (d route.Tiers) {
 // before a restart of the router, and its blocks are followed: only then does a count of 0
 // mean that there are none.
 func (s *Stream) TiersReported() bool {
-	return (s.app.Counters.Tiered > 0 || s.tiers != nil) && s.followsTiers()
+	return (s.app.Counters.Tiered > 0 || s.tiers != nil) && s.countsTiers()
 }
 
-// followsTiers reports whether tiers count for the rank: of a hybrid model it is not known
+// countsTiers reports whether tiers count for the rank: of a hybrid model it is not known
 // which groups go on from another tier.
-func (s *Stream) followsTiers() bool { return s.app.groups == nil && len(s.app.unknown) == 0 }
+func (s *Stream) countsTiers() bool { return s.app.groups == nil && len(s.app.unknown) == 0 }
 
 // noteTiers accounts for what a batch says about tiers other than the device. The index
 // stands where it stood before the batch: blocks that the batch removes from the device
 // are still known there, so that those that move to another tier keep their place.
 func (s *Stream) noteTiers(b *kvevent.Batch) {
-	if !s.followsTiers() {
+	if !s.countsTiers() {
 		s.clearTiers()
 		for i := range b.Events {
 			if e := &b.Events[i]; e.Medium != kvevent.GPU || e.Locality == kvevent.Remote {

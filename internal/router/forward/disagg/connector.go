@@ -304,14 +304,14 @@ const transferParams = "kv_transfer_params"
 // blocks, the decode engine reads them.
 type nixl struct{}
 
-// askNIXL is the object by which a prefill engine keeps its blocks for a
+// nixlRequest is the object by which a prefill engine keeps its blocks for a
 // decode engine.
-var askNIXL = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+var nixlRequest = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 
 func (nixl) Begin(d Dispatch) (*Transfer, error) {
 	return &Transfer{
 		kind: workers.ConnectorNIXL, mode: Sequential, dispatch: d, check: checkNIXL,
-		prefill: oneToken(&d.Facts, api.Set(transferParams, askNIXL)),
+		prefill: oneToken(&d.Facts, api.Set(transferParams, nixlRequest)),
 	}, nil
 }
 

@@ -30,7 +30,7 @@ func (n nixlPush) Begin(d Dispatch) (*Transfer, error) {
 		kind: workers.ConnectorNIXLPush, mode: Sequential, dispatch: d, check: checkPush,
 		requestID: d.RequestID + "-" + fresh,
 	}
-	ask := append(append(make([]byte, 0, len(askNIXL)+40), askNIXL[:len(askNIXL)-1]...), `,"transfer_id":"`...)
+	ask := append(append(make([]byte, 0, len(nixlRequest)+40), nixlRequest[:len(nixlRequest)-1]...), `,"transfer_id":"`...)
 	t.prefill = oneToken(&d.Facts, api.Set(transferParams, append(append(ask, fresh...), `"}`...)))
 	if d.Prefill.Rank == nil {
 		return t, nil

@@ -82,7 +82,7 @@ func (c *Continuation) Pass(p []byte) ([]byte, error) {
 		return p, nil
 	}
 	out, err := c.Stream.Pass(p)
-	c.account()
+	c.reserveMemory()
 	return out, err
 }
 
@@ -94,8 +94,8 @@ func (c *Continuation) Lost() bool {
 	return lost
 }
 
-// account takes what is kept for another leg out of memory.
-func (c *Continuation) account() {
+// reserveMemory takes what is kept for another leg out of memory.
+func (c *Continuation) reserveMemory() {
 	n := int64(0)
 	if c.Stream.Refused() != "" {
 		c.rest = nil
@@ -121,7 +121,7 @@ func (c *Continuation) Keep(v *api.View) {
 	if c.rest != nil || c.Stream.Refused() != "" {
 		return
 	}
-	defer c.account()
+	defer c.reserveMemory()
 	if c.Stream.Chat {
 		c.rest = restOfChat(v)
 		c.at = len(c.rest) - 1
@@ -154,9 +154,9 @@ func restOfChat(v *api.View) []byte {
 
 // RestKind is the kind of the request for the rest of an answer to one of a kind: a
 // completion, of a chat, too, or one of SGLang's own.
-func RestKind(asked api.Kind) api.Kind {
-	if asked == api.SGLangGenerate {
-		return asked
+func RestKind(kind api.Kind) api.Kind {
+	if kind == api.SGLangGenerate {
+		return kind
 	}
 	return api.Completion
 }

@@ -67,7 +67,7 @@ func (w *watch) kept() int {
 // be watched.
 func StopStrings(v *api.View) (stops []string, ok bool) {
 	raw, _ := v.Get("stop")
-	beside := besideStops
+	beside := textMembers
 	if v.Kind == api.SGLangGenerate {
 		raw, beside = nil, nil
 		sampling, _ := v.Get("sampling_params")
@@ -104,9 +104,9 @@ func StopStrings(v *api.View) (stops []string, ok bool) {
 	return stops, true
 }
 
-// besideStops are the members that change which text comes with which ids, or when stop
+// textMembers are the members that change which text comes with which ids, or when stop
 // strings count.
-var besideStops = map[string]func(string) bool{
+var textMembers = map[string]func(string) bool{
 	"include_stop_str_in_output": off, "return_token_ids": off, "min_tokens": zero, "skip_special_tokens": among("null", "true"),
 }
 

@@ -43,9 +43,9 @@ type Source struct {
 	IdleTimeout time.Duration
 	// Body are the bytes of the body, nil for none.
 	Body []byte
-	// Asked is the model in the client's words, empty where it names none; Model is the
+	// RequestedModel is the model in the client's words, empty where it names none; Model is the
 	// engines' name of it.
-	Asked, Model string
+	RequestedModel, Model string
 	// Hops are the routers that the request has passed, this one included.
 	Hops string
 	// Salted says that the view's salt is the router's.
@@ -85,7 +85,7 @@ func (m *Scratch) Body(s *Source, p workers.Peer, ids bool, more []api.Edit) [][
 		edits = s.View.AppendStrip(edits)
 	}
 	// SGLang's own endpoint has no such member: what a client puts there is for the router.
-	if s.Model != s.Asked && (s.Asked != "" || s.Endpoint.Kind != api.SGLangGenerate) {
+	if s.Model != s.RequestedModel && (s.RequestedModel != "" || s.Endpoint.Kind != api.SGLangGenerate) {
 		edits = append(edits, api.Set("model", api.RawString(s.Model)))
 	}
 	if s.Salted {

@@ -35,7 +35,7 @@ func sourceOf(t *testing.T, path, body string, change func(*settings.Config)) *S
 		t.Fatal(err)
 	}
 	from := ClientOf(httptest.NewRequest(http.MethodPost, path, nil))
-	s := &Source{Client: &from, Endpoint: ep, View: &api.View{}, Proxies: conf, IdleTimeout: conf.Timeouts.Idle, Body: []byte(body), Asked: "m", Model: "m"}
+	s := &Source{Client: &from, Endpoint: ep, View: &api.View{}, Proxies: conf, IdleTimeout: conf.Timeouts.Idle, Body: []byte(body), RequestedModel: "m", Model: "m"}
 	if ep.Body == api.JSONBody {
 		if err := s.View.Parse(s.Body, ep.Kind, api.Limits{}); err != nil {
 			t.Fatal(err)
@@ -78,9 +78,9 @@ func TestBody(t *testing.T) {
 		{"as it came", vllm, false, nil, func(s *Source) { s.KeepTransferFields = true }, body},
 		{"stripped", vllm, false, nil, nil, `{"model": "m", "prompt":"hi" }`},
 		{"renamed", vllm, false, nil, func(s *Source) { s.Model = "big" }, `{"model": "big", "prompt":"hi" }`},
-		{"no model named", vllm, false, nil, func(s *Source) { s.Asked, s.Model = "", "big" }, `{"model": "big", "prompt":"hi" }`},
+		{"no model named", vllm, false, nil, func(s *Source) { s.RequestedModel, s.Model = "", "big" }, `{"model": "big", "prompt":"hi" }`},
 		{"no model named to SGLang's own endpoint", vllm, false, nil, func(s *Source) {
-			s.Asked, s.Model, s.Endpoint = "", "big", endpoint(t, "/generate")
+			s.RequestedModel, s.Model, s.Endpoint = "", "big", endpoint(t, "/generate")
 		}, `{"model": "m", "prompt":"hi" }`},
 		{"renamed there", vllm, false, nil, func(s *Source) { s.Model, s.Endpoint = "big", endpoint(t, "/generate") }, `{"model": "big", "prompt":"hi" }`},
 		{"salted", vllm, false, nil, func(s *Source) { s.Salted, s.View.CacheSalt = true, "t" }, `{"model": "m", "prompt":"hi" ,"cache_salt":"t"}`},

@@ -36,7 +36,7 @@ func (g *Gate) Pass(p []byte) (held, ready []byte) {
 		return nil, nil
 	}
 	n := g.ended(p)
-	g.follow(p)
+	g.keepTail(p)
 	if n > 0 {
 		g.open = false
 	}
@@ -96,8 +96,8 @@ func (g *Gate) ended(p []byte) int {
 	return n
 }
 
-// follow keeps the last two bytes.
-func (g *Gate) follow(p []byte) {
+// keepTail keeps the last two bytes.
+func (g *Gate) keepTail(p []byte) {
 	if len(p) == 1 {
 		g.last = [2]byte{g.last[1], p[0]}
 		return

@@ -38,12 +38,12 @@ func (r *records) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := r.Conn.Read(p)
-	r.follow(p[:n])
+	r.track(p[:n])
 	return n, err
 }
 
-// follow reads along from record to record.
-func (r *records) follow(p []byte) {
+// track reads along from record to record.
+func (r *records) track(p []byte) {
 	for len(p) > 0 {
 		if r.left > 0 {
 			n := min(r.left, len(p))

@@ -279,7 +279,7 @@ func (c *Client) Ranks(ctx context.Context) (*RankList, error) {
 
 // AddWorker adds a worker and answers with its description.
 func (c *Client) AddWorker(ctx context.Context, a AddWorker) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers", nil, a)
+	return fetch[Worker](ctx, c, http.MethodPost, "/admin/v1/workers", nil, a)
 }
 
 // RemoveWorker removes a worker that was added by the admin API or a flag.
@@ -289,17 +289,17 @@ func (c *Client) RemoveWorker(ctx context.Context, name string) error {
 
 // DrainWorker stops new requests to a worker; its streams go on.
 func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/drain", nil, nil)
+	return fetch[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/drain", nil, nil)
 }
 
 // MoveStreams drains a worker and has its streams go on elsewhere, those that can.
 func (c *Client) MoveStreams(ctx context.Context, name string) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/move", nil, nil)
+	return fetch[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/move", nil, nil)
 }
 
 // ResumeWorker ends a drain.
 func (c *Client) ResumeWorker(ctx context.Context, name string) (*Worker, error) {
-	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/resume", nil, nil)
+	return fetch[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/resume", nil, nil)
 }
 
 // Decisions lists receipts, newest first. filter is as in the API's
@@ -409,12 +409,12 @@ func (c *Client) Replay(ctx context.Context, do, to string) (*Replay, error) {
 	if to != "" {
 		q.Set("to", to)
 	}
-	return ask[Replay](ctx, c, http.MethodPost, "/admin/v1/replay", q, nil)
+	return fetch[Replay](ctx, c, http.MethodPost, "/admin/v1/replay", q, nil)
 }
 
 // Route asks what would be decided for a request now.
 func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteAnswer, error) {
-	return ask[RouteAnswer](ctx, c, http.MethodPost, "/admin/v1/route", nil, r)
+	return fetch[RouteAnswer](ctx, c, http.MethodPost, "/admin/v1/route", nil, r)
 }
 
 // Config asks for the effective configuration.
@@ -424,7 +424,7 @@ func (c *Client) Config(ctx context.Context) (*ConfigView, error) {
 
 // SetConfig changes settings of the running router, all or none.
 func (c *Client) SetConfig(ctx context.Context, settings map[string]any) (*ConfigView, error) {
-	return ask[ConfigView](ctx, c, http.MethodPost, "/admin/v1/config", nil, ConfigPatch{settings})
+	return fetch[ConfigView](ctx, c, http.MethodPost, "/admin/v1/config", nil, ConfigPatch{settings})
 }
 
 // Drain makes the router stop: no new requests, running streams finish within
@@ -434,10 +434,10 @@ func (c *Client) Drain(ctx context.Context, timeout time.Duration) error {
 }
 
 func get[T any](ctx context.Context, c *Client, path string, q url.Values) (*T, error) {
-	return ask[T](ctx, c, http.MethodGet, path, q, nil)
+	return fetch[T](ctx, c, http.MethodGet, path, q, nil)
 }
 
-func ask[T any](ctx context.Context, c *Client, method, path string, q url.Values, in any) (*T, error) {
+func fetch[T any](ctx context.Context, c *Client, method, path string, q url.Values, in any) (*T, error) {
 	var v T
 	if err := c.call(ctx, method, path, q, in, &v); err != nil {
 		return nil, err

@@ -214,7 +214,7 @@ func notRunning(q *http.Request) (any, error) {
 // could otherwise steer a router on loopback, or read it after its own name was
 // pointed there (DNS rebinding). Pages of this API itself may link to each other.
 func (s *server) fromPage(q *http.Request) string {
-	if !s.local(q.Host) {
+	if !s.ownHost(q.Host) {
 		way := "name it with --admin-host, or set --admin-token-file"
 		if s.c == nil {
 			way = "ask for 127.0.0.1"
@@ -232,10 +232,10 @@ func (s *server) fromPage(q *http.Request) string {
 	return ""
 }
 
-// local reports whether a Host header is a name of this machine that nobody else
+// ownHost reports whether a Host header is a name of this machine that nobody else
 // can take, or one of those that were stated. What is no host, with a port or
 // without, is neither, however it begins.
-func (s *server) local(host string) bool {
+func (s *server) ownHost(host string) bool {
 	if strings.ContainsFunc(host, func(r rune) bool { return r > unicode.MaxASCII }) {
 		return false // letters that fold to those of a name
 	}

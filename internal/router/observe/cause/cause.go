@@ -198,7 +198,7 @@ func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
 		s.seen = j.step
 		s.count(w, j.step)
 		for k := range w.Ranks {
-			s.follow(&w.Ranks[k], j.step)
+			s.observe(&w.Ranks[k], j.step)
 		}
 		groups[w.Group] = append(groups[w.Group], w)
 	}
@@ -216,10 +216,10 @@ func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
 	for i := range in {
 		w := &in[i]
 		s, peers := j.workers[w.Name], groups[w.Group]
-		out = turn(out, &s.failing, j.failing(w, s, peers), now)
+		out = replaceFinding(out, &s.failing, j.failing(w, s, peers), now)
 		for k := range w.Ranks {
 			r := s.ranks[w.Ranks[k].Label]
-			out = turn(out, &r.mute, r.judge(w, &w.Ranks[k], now), now)
+			out = replaceFinding(out, &r.mute, r.judge(w, &w.Ranks[k], now), now)
 		}
 		small := j.small(w, s, peers)
 		switch {
@@ -231,13 +231,13 @@ func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
 		case now.Sub(s.other) < persist:
 			continue
 		}
-		out = turn(out, &s.small, small, now)
+		out = replaceFinding(out, &s.small, small, now)
 	}
 	return out
 }
 
-// turn replaces an old judgement by a new one and adds the change, if it is one.
-func turn(out []Change, was **Finding, is *Finding, now time.Time) []Change {
+// replaceFinding replaces an old judgement by a new one and adds the change, if it is one.
+func replaceFinding(out []Change, was **Finding, is *Finding, now time.Time) []Change {
 	switch old := *was; {
 	case old == nil && is == nil:
 	case old == nil:
@@ -387,8 +387,8 @@ func byFrequency(reasons map[string]uint64) string {
 	return strings.Join(words, ", ")
 }
 
-// follow keeps what a rank has shown up to now.
-func (s *worker) follow(in *Rank, step int) {
+// observe keeps what a rank has shown up to now.
+func (s *worker) observe(in *Rank, step int) {
 	r := s.ranks[in.Label]
 	if r == nil {
 		r = &rank{removed: in.Removed}

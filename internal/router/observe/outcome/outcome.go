@@ -26,7 +26,7 @@ const renewed = time.Second
 // it is an event at most that there is no room for another.
 const forgotten, fullEvery = 10 * time.Minute, 5 * time.Minute
 
-// Options are what a teacher needs.
+// Options are what a collector needs.
 type Options struct {
 	// Objective is what paths are chosen for at first.
 	Objective cost.Objective
@@ -37,39 +37,40 @@ type Options struct {
 	Fleet func() *workers.Snapshot
 }
 
-// Teacher teaches the learners of a router. It is safe for concurrent use.
-type Teacher struct {
+// Collector passes training samples to the learners of a router. It is safe for concurrent
+// use.
+type Collector struct {
 	*cost.Learners
 	o     Options
 	began time.Time
 	full  atomic.Int64 // since began, when it was last told that there is no room; 0 for never
 }
 
-// New makes a teacher and its learners.
-func New(o Options) *Teacher {
-	t := &Teacher{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
-	t.Full = t.noRoom
-	return t
+// New makes a collector and its learners.
+func New(o Options) *Collector {
+	c := &Collector{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
+	c.Full = c.noRoom
+	return c
 }
 
 // noRoom reports that nothing is learned of a model.
-func (t *Teacher) noRoom(model string) {
-	now, last := max(1, int64(time.Since(t.began))), t.full.Load()
-	if last > 0 && now-last < int64(fullEvery) || !t.full.CompareAndSwap(last, now) {
+func (c *Collector) noRoom(model string) {
+	now, last := max(1, int64(time.Since(c.began))), c.full.Load()
+	if last > 0 && now-last < int64(fullEvery) || !c.full.CompareAndSwap(last, now) {
 		return
 	}
-	t.o.Event(eventlog.Event{Kind: "costs_full", Severity: eventlog.Warn, Text: fmt.Sprintf(
+	c.o.Event(eventlog.Event{Kind: "costs_full", Severity: eventlog.Warn, Text: fmt.Sprintf(
 		"model %s: costs are learned of %d models, and there is no room for another; the threshold decides until no worker has served one of them for %.0f minutes", model, cost.MaxModels, forgotten.Minutes())})
 }
 
 // Run puts what was learned in force until ctx ends, and forgets models that have left.
-func (t *Teacher) Run(ctx context.Context) error {
+func (c *Collector) Run(ctx context.Context) error {
 	for range wait.Every(ctx, renewed) {
-		fleet, now := t.o.Fleet(), time.Since(t.began)
-		t.Forget(func(model string) bool { return len(fleet.Model(model)) > 0 }, now, now-forgotten)
-		for model, l := range t.All() {
-			if change := l.Renew(time.Since(t.began)); change != cost.NoChange {
-				t.o.Event(changeEvent(change, 0, &Leg{Model: model}))
+		fleet, now := c.o.Fleet(), time.Since(c.began)
+		c.Forget(func(model string) bool { return len(fleet.Model(model)) > 0 }, now, now-forgotten)
+		for model, l := range c.All() {
+			if change := l.Renew(time.Since(c.began)); change != cost.NoChange {
+				c.o.Event(changeEvent(change, 0, &LegSample{Model: model}))
 			}
 		}
 	}
@@ -77,18 +78,18 @@ func (t *Teacher) Run(ctx context.Context) error {
 }
 
 // SlowRanks reports which ranks take longer than their peers.
-func (t *Teacher) SlowRanks(found []watch.SlowRank) {
+func (c *Collector) SlowRanks(found []watch.SlowRank) {
 	var slow []cost.Slow
 	for _, f := range found {
 		slow = append(slow, cost.Slow{Slot: f.Rank.Slot, Times: f.Times})
 	}
 	slices.SortFunc(slow, func(a, b cost.Slow) int { return cmp.Compare(a.Slot, b.Slot) })
-	t.Slow(slow)
+	c.Slow(slow)
 }
 
-// Request is what a teacher keeps of one request. The zero value is ready; of its methods
-// PrefillBegins and [Teacher.Took] may be called at once by both legs.
-type Request struct {
+// RequestSamples is what a collector keeps of one request. The zero value is ready; of its
+// methods both legs may call PrefillBegins and [Collector.Took] concurrently.
+type RequestSamples struct {
 	// prefilled is when the prefill of the newest attempt has ended, in ns of the Unix
 	// epoch; 0 for not yet.
 	prefilled atomic.Int64
@@ -98,24 +99,24 @@ type Request struct {
 }
 
 // PrefillBegins reports that the prefill leg of another attempt goes out.
-func (q *Request) PrefillBegins() { q.prefilled.Store(0) }
+func (q *RequestSamples) PrefillBegins() { q.prefilled.Store(0) }
 
-// Leg is a leg that had its first token.
-type Leg struct {
+// LegSample is a leg that had its first token.
+type LegSample struct {
 	Model, Decision string // of its request
 	Phase           route.Phase
 	Sent, First     time.Time
 }
 
 // Took reports what a leg of a plan took.
-func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
-	leg, w := cost.LocalLeg, &p.Asked.Local
+func (c *Collector) Took(q *RequestSamples, p *decide.Plan, l LegSample) {
+	leg, w := cost.LocalLeg, &p.Paths.Local
 	switch {
 	case l.Phase == route.Prefill:
-		leg, w = cost.PrefillLeg, &p.Asked.Prefill
+		leg, w = cost.PrefillLeg, &p.Paths.Prefill
 		q.prefilled.Store(l.First.UnixNano())
 	case p.Path == route.Remote:
-		leg, w = cost.TransferLeg, &p.Asked.Transfer
+		leg, w = cost.TransferLeg, &p.Paths.Transfer
 		// Where both legs are sent at once, the KV comes when the prefill has ended.
 		done := q.prefilled.Load()
 		if done == 0 {
@@ -128,22 +129,22 @@ func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
 	if w.Tokens <= 0 || l.First.Before(l.Sent) {
 		return
 	}
-	learner := t.Of(l.Model)
+	learner := c.Of(l.Model)
 	if learner == nil {
 		return
 	}
-	if change := learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(t.began)); change != cost.NoChange {
-		t.o.Event(changeEvent(change, leg, &l))
+	if change := learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(c.began)); change != cost.NoChange {
+		c.o.Event(changeEvent(change, leg, &l))
 	}
 }
 
 // words are what legs are about.
-var words = map[cost.Leg]string{
+var words = map[cost.LegKind]string{
 	cost.LocalLeg: "prompts on decode ranks", cost.PrefillLeg: "prompts on prefill ranks", cost.TransferLeg: "transfers",
 }
 
 // changeEvent is the event of a change in what is known.
-func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
+func changeEvent(c cost.Change, leg cost.LegKind, l *LegSample) eventlog.Event {
 	e := eventlog.Event{Severity: eventlog.Warn, Request: l.Decision}
 	switch c {
 	case cost.Drifted:
@@ -159,23 +160,23 @@ func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 
 // Runs begins to report an answer of a model that has so many tokens now. With a threshold
 // that is not auto nothing is reported.
-func (t *Teacher) Runs(q *Request, auto bool, model string, tokens int, now time.Time) {
-	q.learner, q.running, q.began = nil, cost.Running{}, t.began
+func (c *Collector) Runs(q *RequestSamples, auto bool, model string, tokens int, now time.Time) {
+	q.learner, q.running, q.began = nil, cost.Running{}, c.began
 	if auto {
-		q.learner = t.Of(model)
+		q.learner = c.Of(model)
 	}
 	q.Ran(tokens, now)
 }
 
 // Ran reports that the answer has so many tokens now.
-func (q *Request) Ran(tokens int, now time.Time) {
+func (q *RequestSamples) Ran(tokens int, now time.Time) {
 	if q.learner != nil {
 		q.learner.Ran(&q.running, tokens, now.Sub(q.began))
 	}
 }
 
 // Ended reports that the answer has all its tokens.
-func (q *Request) Ended() {
+func (q *RequestSamples) Ended() {
 	if q.learner != nil {
 		q.learner.Ended(&q.running)
 	}

@@ -19,16 +19,16 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// class is a teacher, and the events that it sends.
+// class is a collector, and the events that it sends.
 type class struct {
-	*Teacher
+	*Collector
 	at    time.Time
 	kinds []string
 }
 
 func newClass() *class {
 	c := &class{}
-	c.Teacher = New(Options{Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
+	c.Collector = New(Options{Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
 		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
 			c.kinds = append(c.kinds, "which is wrong")
@@ -44,12 +44,12 @@ func (c *class) remote(n int, prefill time.Duration) {
 	for i := range n {
 		c.at = c.at.Add(time.Second)
 		tokens := 1000 + 100*(i%7)
-		var q Request
-		p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+		var q RequestSamples
+		p := &decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
 		done := c.at.Add(prefill * time.Duration(tokens) / 1000)
 		q.PrefillBegins()
-		c.Took(&q, p, Leg{"m", "its id", route.Prefill, c.at, done})
-		c.Took(&q, p, Leg{"m", "its id", route.Decode, c.at, done.Add(10 * time.Millisecond)})
+		c.Took(&q, p, LegSample{"m", "its id", route.Prefill, c.at, done})
+		c.Took(&q, p, LegSample{"m", "its id", route.Decode, c.at, done.Add(10 * time.Millisecond)})
 	}
 }
 
@@ -76,28 +76,28 @@ func TestChangesAreReported(t *testing.T) {
 	}
 }
 
-// TestLegsThatTeachNothing: KV whose prefill has not ended, a leg with nothing to do, and
+// TestLegsWithoutSample: KV whose prefill has not ended, a leg with nothing to do, and
 // one whose clock went back are no outcomes; KV that was asked for before its prefill had
 // ended took the time from then on.
-func TestLegsThatTeachNothing(t *testing.T) {
+func TestLegsWithoutSample(t *testing.T) {
 	c := newClass()
-	p := &decide.Plan{Path: route.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
-	var q Request
+	p := &decide.Plan{Path: route.Remote, Paths: cost.Paths{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
+	var q RequestSamples
 	after := func(d time.Duration) time.Time { return c.began.Add(d) }
-	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Second)})
-	c.Took(&q, &decide.Plan{}, Leg{"m", "", route.Decode, c.began, after(time.Second)})
-	c.Took(&q, p, Leg{"m", "", route.Prefill, after(2 * time.Second), after(time.Second)})
+	c.Took(&q, p, LegSample{"m", "", route.Decode, c.began, after(time.Second)})
+	c.Took(&q, &decide.Plan{}, LegSample{"m", "", route.Decode, c.began, after(time.Second)})
+	c.Took(&q, p, LegSample{"m", "", route.Prefill, after(2 * time.Second), after(time.Second)})
 	if k := c.Known(); len(k) != 0 {
 		t.Errorf("learned %+v", k)
 	}
-	c.Took(&q, p, Leg{"m", "", route.Prefill, c.began, after(time.Second)})
-	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Second + 10*time.Millisecond)})
+	c.Took(&q, p, LegSample{"m", "", route.Prefill, c.began, after(time.Second)})
+	c.Took(&q, p, LegSample{"m", "", route.Decode, c.began, after(time.Second + 10*time.Millisecond)})
 	k := c.Known()["m"]
 	if k.Prefill != 1 || k.Transfer != 1 || k.Local != 0 {
 		t.Errorf("known %+v", k)
 	}
 	q.PrefillBegins()
-	c.Took(&q, p, Leg{"m", "", route.Decode, c.began, after(time.Minute)})
+	c.Took(&q, p, LegSample{"m", "", route.Decode, c.began, after(time.Minute)})
 	if k := c.Known()["m"]; k.Transfer != 1 {
 		t.Errorf("KV of the attempt before: %+v", k)
 	}
@@ -107,7 +107,7 @@ func TestLegsThatTeachNothing(t *testing.T) {
 // slot.
 func TestAnswers(t *testing.T) {
 	c := newClass()
-	var q Request
+	var q RequestSamples
 	c.Runs(&q, false, "m", 1, c.began)
 	q.Ran(100, c.began.Add(time.Second))
 	q.Ended()
@@ -123,7 +123,7 @@ func TestAnswers(t *testing.T) {
 	c.SlowRanks([]watch.SlowRank{{Rank: &workers.Rank{Slot: 7}, Times: 2}, {Rank: &workers.Rank{Slot: 3}, Times: 3}})
 	c.remote(100, 100*time.Millisecond)
 	for range 20 { // until both paths are known
-		c.Took(&q, &decide.Plan{Path: route.Local, Asked: cost.Request{Local: cost.Work{Tokens: 1000, Context: 1000}}}, Leg{"m", "", route.Decode, c.at, c.at.Add(time.Second)})
+		c.Took(&q, &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 1000, Context: 1000}}}, LegSample{"m", "", route.Decode, c.at, c.at.Add(time.Second)})
 	}
 	if m := c.Known()["m"].Model; m == nil || len(m.Slow) != 2 || m.Slow[0].Slot != 3 {
 		t.Errorf("model %+v", m)
@@ -157,8 +157,8 @@ func TestModelsThatLeft(t *testing.T) {
 		defer done.Wait()
 		defer stop()
 		asked := func(model string) {
-			p := &decide.Plan{Path: route.Local, Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}
-			c.Took(new(Request), p, Leg{Model: model, Phase: route.Decode, Sent: time.Now(), First: time.Now()})
+			p := &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 10, Context: 10}}}
+			c.Took(new(RequestSamples), p, LegSample{Model: model, Phase: route.Decode, Sent: time.Now(), First: time.Now()})
 		}
 		var adapters []string
 		for i := range cost.MaxModels - 1 {

@@ -37,8 +37,8 @@ const (
 	clearest = 4
 	// forgetAfter is how long a rank that shows nothing any more stays slow.
 	forgetAfter = 30 * time.Second
-	// mendedAt is the part of the factor below which a slow rank has recovered.
-	mendedAt = 0.7
+	// recoveredAt is the part of the factor below which a slow rank has recovered.
+	recoveredAt = 0.7
 	// pastHalf is after which time of use the past counts half, and countHalf a
 	// sample as one of MinSamples.
 	pastHalf  = 10 * time.Minute
@@ -471,7 +471,7 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	}
 	switch {
 	case end != Recovered:
-	case !known, is && over(mendedAt*factor), !is && !over(factor):
+	case !known, is && over(recoveredAt*factor), !is && !over(factor):
 		s.other[f] = time.Time{}
 		if known {
 			s.times[f] = mine / peers

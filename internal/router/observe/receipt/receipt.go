@@ -177,8 +177,8 @@ func (r *Receipt) AddLeg(l Leg) int {
 	return len(r.Legs) - 1
 }
 
-// GoesOn notes that the stream goes on elsewhere; the places of a stream are few.
-func (r *Receipt) GoesOn(c Continuation) {
+// AddContinuation notes that the stream goes on elsewhere; the places of a stream are few.
+func (r *Receipt) AddContinuation(c Continuation) {
 	if len(r.Continued) < maxLegs {
 		r.Continued = append(r.Continued, c)
 	}

@@ -49,7 +49,7 @@ type Metrics struct {
 	handshakes *counters   // of
 	excluded   *counters   // phase, reason
 	rejections *counters   // reason
-	blamed     *counters
+	faulty     *counters
 	continued  *counters // worker, reason
 	refused    *counters // why
 	unkept     *counters
@@ -136,7 +136,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.certs = counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result")
 	m.handshakes = counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log says why.", "of")
 	m.excluded = counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason")
-	m.blamed = counter("requests_blamed_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
+	m.faulty = counter("requests_blamed_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
 	m.continued = counter("streams_continued_total", "Streams whose rest another engine was asked for, by the worker that broke off and how.", "worker", "reason")
 	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
 	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
@@ -198,8 +198,8 @@ func (m *Metrics) Stage(stage string, took time.Duration) {
 // Decision counts a decision.
 func (m *Metrics) Decision(path, reason string) { m.decisions.of(path, reason).Inc() }
 
-// Blamed counts a failed request on which several engines broke.
-func (m *Metrics) Blamed() { m.blamed.of().Inc() }
+// RequestFaulty counts a failed request on which several engines broke.
+func (m *Metrics) RequestFaulty() { m.faulty.of().Inc() }
 
 // Continued counts a stream that goes on elsewhere, because a worker broke off.
 func (m *Metrics) Continued(worker, reason string) { m.continued.of(worker, reason).Inc() }

@@ -34,7 +34,7 @@ type Decision struct {
 
 	// Revision numbers the Settings.
 	Revision uint64
-	Settings *decide.Settings
+	Settings *decide.Options
 	// Input is what the plan was made from; its candidates have the costs that
 	// they got. Policies, weights, limits and the rule are those of Settings.
 	Input *decide.Input
@@ -174,14 +174,14 @@ type settingsLine struct {
 
 // costsLine is a revision of cost.Model, by its members.
 type costsLine struct {
-	Revision uint64   `json:"revision"`
-	Local    cost.Law `json:"local"`
-	Prefill  cost.Law `json:"prefill"`
-	Transfer cost.Law `json:"transfer"`
-	Stall    float64  `json:"stall"`
-	Limit    float64  `json:"limit_ms"`
-	Beyond   float64  `json:"beyond"`
-	Lost     float64  `json:"lost_ms,omitempty"`
+	Revision uint64        `json:"revision"`
+	Local    cost.LegModel `json:"local"`
+	Prefill  cost.LegModel `json:"prefill"`
+	Transfer cost.LegModel `json:"transfer"`
+	Stall    float64       `json:"stall"`
+	Limit    float64       `json:"limit_ms"`
+	Beyond   float64       `json:"beyond"`
+	Lost     float64       `json:"lost_ms,omitempty"`
 	// Spare is of routers that explored: it is read, and means nothing any more.
 	Spare float64 `json:"spare_ms,omitempty"`
 	// Slow are the ranks that take longer than their peers.
@@ -371,7 +371,7 @@ type descriptions struct {
 }
 
 type generation struct {
-	settings map[uint64]described[*decide.Settings]
+	settings map[uint64]described[*decide.Options]
 	workers  map[uint64]described[*workers.Worker]
 	costs    map[uint64]described[*cost.Model]
 	bytes    int
@@ -382,7 +382,7 @@ func newDescriptions() descriptions {
 }
 
 func newGeneration() generation {
-	return generation{settings: map[uint64]described[*decide.Settings]{}, workers: map[uint64]described[*workers.Worker]{}, costs: map[uint64]described[*cost.Model]{}}
+	return generation{settings: map[uint64]described[*decide.Options]{}, workers: map[uint64]described[*workers.Worker]{}, costs: map[uint64]described[*cost.Model]{}}
 }
 
 // len is how many there are.
@@ -427,7 +427,7 @@ func (r *Reader) parseSettings(p []byte) error {
 	if err != nil {
 		return err
 	}
-	e := described[*decide.Settings]{value: &decide.Settings{
+	e := described[*decide.Options]{value: &decide.Options{
 		Decode: l.Decode, Prefill: l.Prefill, Weights: l.Weights, Busy: l.Busy,
 		Rule: decide.Rule{
 			Threshold: l.Threshold, Auto: l.Auto, On: l.On, Fallback: l.Fallback, PrefillGate: l.PrefillGate, StartGate: l.StartGate, DecodeGate: l.DecodeGate,
@@ -540,7 +540,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	}
 	s, ok := find(r.known.newest.settings, r.known.before.settings, l.Settings)
 	if !ok {
-		s.value = new(decide.Settings)
+		s.value = new(decide.Options)
 		d.lacks("settings revision %d is not in the recording", l.Settings)
 	} else if s.lacks != "" {
 		d.lacks("%s", s.lacks)

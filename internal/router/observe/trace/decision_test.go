@@ -188,7 +188,7 @@ func TestAdditive(t *testing.T) {
 		}
 		// What cannot be made again must not make anything break.
 		var p decide.Plan
-		decide.Choose(got[0].Decision.Input, &p)
+		decide.MakePlan(got[0].Decision.Input, &p)
 		if d := cmp.Diff(fullOutcome(), got[1].Outcome, sameRecord); d != "" {
 			t.Errorf("%s: another outcome:\n%s", c.name, d)
 		}
@@ -206,12 +206,12 @@ func TestAdditive(t *testing.T) {
 	}
 }
 
-// TestBookIsBounded: more descriptions than are kept make the book begin again, and
+// TestReferencesAreBounded: more descriptions than are kept make them begin again, and
 // the reader forget the oldest; the decisions all have what they refer to.
-func TestBookIsBounded(t *testing.T) {
+func TestReferencesAreBounded(t *testing.T) {
 	const limit, n = 64, 400
-	book, d := NewBook(), fullDecision()
-	book.limit = limit
+	references, d := NewReferences(), fullDecision()
+	references.limit = limit
 	d.Unverifiable, d.Locals, d.Tokens = "", nil, nil
 	var p []byte
 	for i := range n {
@@ -222,15 +222,15 @@ func TestBookIsBounded(t *testing.T) {
 		d.Input.DecodePeers[0].Worker = &w
 		d.Revision = uint64(i / 2)
 		var err error
-		if p, err = book.AppendRecord(p, &Record{Kind: KindDecision, Decision: d}); err != nil {
+		if p, err = references.AppendRecord(p, &Record{Kind: KindDecision, Decision: d}); err != nil {
 			t.Fatal(err)
 		}
-		if book.Len() > limit+4 || len(book.byWorker) > limit+4 {
-			t.Fatalf("the book has %d lines of %d workers", book.Len(), len(book.byWorker))
+		if references.Len() > limit+4 || len(references.byWorker) > limit+4 {
+			t.Fatalf("the references have %d lines of %d workers", references.Len(), len(references.byWorker))
 		}
 	}
-	if book.Full() < 5 {
-		t.Errorf("the book was full %d times", book.Full())
+	if references.Full() < 5 {
+		t.Errorf("the references were full %d times", references.Full())
 	}
 	r, err := NewReader(bytes.NewReader(append(write(t, nil), p...)), "t", Options{})
 	if err != nil {
@@ -449,8 +449,8 @@ func FuzzDecision(f *testing.F) {
 		for _, v := range []any{&w.Name, &w.Version, &w.ChatTokens, &w.Revision, &w.Slice, &w.Models, &w.BlockSize, &w.KVBlocks} {
 			fill(reflect.ValueOf(v).Elem(), r, text, figure)
 		}
-		book := NewBook()
-		line, err := book.AppendRecord(nil, &Record{Kind: KindDecision, Decision: d})
+		references := NewReferences()
+		line, err := references.AppendRecord(nil, &Record{Kind: KindDecision, Decision: d})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 		o.p = append(o.p, '"')
 	case KindClear:
 		o.str("rank", r.Rank)
-		o.yes("anew", r.Clear.Anew)
+		o.yes("anew", r.Clear.ForgotPublisher)
 		o.str("reason", r.Clear.Reason)
 	case KindFeed:
 		o.str("rank", r.Rank)
@@ -117,28 +117,28 @@ func (e *Event) appendTo(o *object) {
 
 // line is every member of the small kinds.
 type line struct {
-	Kind     Kind            `json:"kind"`
-	Time     int64           `json:"t_us"`
-	Rank     string          `json:"rank"`
-	Seq      uint64          `json:"seq"`
-	At       int64           `json:"at_us"`
-	Replayed bool            `json:"replayed"`
-	Payload  *string         `json:"payload"`
-	Anew     bool            `json:"anew"`
-	Reason   string          `json:"reason"`
-	Trusted  bool            `json:"trusted"`
-	ID       json.RawMessage `json:"id"` // a number in event, a string elsewhere
-	Op       Op              `json:"op"`
-	Tier     string          `json:"tier"`
-	Domain   string          `json:"domain"`
-	Session  string          `json:"session"`
-	Parent   string          `json:"parent"`
-	Start    *int64          `json:"start_block"`
-	Locals   Hashes          `json:"locals"`
-	Names    Hashes          `json:"names"`
-	Extra    json.RawMessage `json:"extra"`
-	Records  uint64          `json:"records"`
-	Dropped  uint64          `json:"dropped"`
+	Kind            Kind            `json:"kind"`
+	Time            int64           `json:"t_us"`
+	Rank            string          `json:"rank"`
+	Seq             uint64          `json:"seq"`
+	At              int64           `json:"at_us"`
+	Replayed        bool            `json:"replayed"`
+	Payload         *string         `json:"payload"`
+	ForgotPublisher bool            `json:"anew"`
+	Reason          string          `json:"reason"`
+	Trusted         bool            `json:"trusted"`
+	ID              json.RawMessage `json:"id"` // a number in event, a string elsewhere
+	Op              Op              `json:"op"`
+	Tier            string          `json:"tier"`
+	Domain          string          `json:"domain"`
+	Session         string          `json:"session"`
+	Parent          string          `json:"parent"`
+	Start           *int64          `json:"start_block"`
+	Locals          Hashes          `json:"locals"`
+	Names           Hashes          `json:"names"`
+	Extra           json.RawMessage `json:"extra"`
+	Records         uint64          `json:"records"`
+	Dropped         uint64          `json:"dropped"`
 	RankInfo
 }
 
@@ -220,7 +220,7 @@ func (r *Reader) parseOwn(p []byte, rec *Record) error {
 		}
 		rec.Batch = Batch{Seq: l.Seq, Received: time.Duration(l.At) * time.Microsecond, Replayed: l.Replayed, Payload: raw}
 	case KindClear:
-		rec.Clear = Clear{Anew: l.Anew, Reason: l.Reason}
+		rec.Clear = Clear{ForgotPublisher: l.ForgotPublisher, Reason: l.Reason}
 	case KindFeed:
 		rec.Trusted = l.Trusted
 	case KindEvent:

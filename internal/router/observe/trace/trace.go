@@ -142,9 +142,9 @@ type Batch struct {
 
 // Clear says that a rank's entries were dropped.
 type Clear struct {
-	// Anew says that what was learned of the publisher was dropped, too.
-	Anew   bool   `json:"anew,omitempty"`
-	Reason string `json:"reason,omitempty"`
+	// ForgotPublisher says that what was learned of the publisher was dropped, too.
+	ForgotPublisher bool   `json:"anew,omitempty"`
+	Reason          string `json:"reason,omitempty"`
 }
 
 // Op is what an Event does.

@@ -36,7 +36,7 @@ func every() []Record {
 		{Kind: KindFeed, Time: us(5), Rank: "decode-0/dp1", Trusted: true},
 		{Kind: KindBatch, Time: us(9), Rank: "decode-0/dp1", Batch: Batch{Seq: 7, Received: us(8), Replayed: true, Payload: []byte{0x93, 1, 2, 0xff}}},
 		{Kind: KindBatch, Time: us(9), Rank: `odd "name"\n/dp0`, Batch: Batch{Seq: 1<<64 - 1, Received: us(-8), Payload: []byte{}}},
-		{Kind: KindClear, Time: us(10), Rank: "decode-0/dp1", Clear: Clear{Anew: true, Reason: "batches 8 to 9 are lost: <no replay> \u2028"}},
+		{Kind: KindClear, Time: us(10), Rank: "decode-0/dp1", Clear: Clear{ForgotPublisher: true, Reason: "batches 8 to 9 are lost: <no replay> \u2028"}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 12, Op: Stored, Names: []uint64{1, 1<<64 - 1}, Locals: []uint64{3, 4}, Parent: 1 << 63, HasParent: true, Start: 2}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 12, Op: Stored, Names: []uint64{1}, Locals: []uint64{3}, Start: -1, Tier: "disk", Domain: "worker", Session: "s", Extra: json.RawMessage(`[{"mm_objects":[]}]`)}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 13, Op: Removed, Names: manyHashes(100), Start: -1}},
@@ -83,7 +83,7 @@ func fullDecision() *Decision {
 	from := busy
 	from.Rank, from.KVBlocks, from.Cost = "p/dp0", 200, 1e-9
 	idle := decision.Candidate{Rank: "d/dp1", KVBlocks: 200, KVUsage: -1}
-	s := &decide.Settings{
+	s := &decide.Options{
 		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditCPU: .5, CreditDisk: .125, CreditRemote: 1e-3, CreditDecay: 2, StepTokens: 9, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Stall: .0625, Spread: 1e-9, ActiveRequest: 7, Temperature: 8},
 		Busy: selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5, Requests: 9},
 		Rule: decide.Rule{Threshold: 100, Auto: true, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, StartGate: 7, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
@@ -92,7 +92,7 @@ func fullDecision() *Decision {
 	in := &decide.Input{
 		Rule: s.Rule, Model: "m", Force: route.ForceLocal, GaveUp: "connect",
 		Costs: &cost.Model{
-			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
+			Revision: 9, Local: cost.LegModel{1, 2, 3, 4, 1. / 3}, Prefill: cost.LegModel{5, 6, 7, 8, 9}, Transfer: cost.LegModel{.1, .2, .3, .4, .5},
 			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
 		},
 		Facts: api.Facts{
@@ -120,9 +120,9 @@ func write(t testing.TB, recs []Record) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	book := NewBook()
+	references := NewReferences()
 	for i := range recs {
-		if p, err = book.AppendRecord(p, &recs[i]); err != nil {
+		if p, err = references.AppendRecord(p, &recs[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -539,7 +539,7 @@ func fuzzFormat(f *testing.F, format Format, seeds ...[]byte) {
 			t.Fatalf("%d lines in %d bytes", s.Lines, len(in))
 		}
 		for i := range got {
-			line, err := NewBook().AppendRecord(nil, &got[i])
+			line, err := NewReferences().AppendRecord(nil, &got[i])
 			if err != nil {
 				continue
 			}
@@ -550,7 +550,7 @@ func fuzzFormat(f *testing.F, format Format, seeds ...[]byte) {
 			want := got[i]
 			if d := want.Decision; d != nil {
 				var p decide.Plan
-				decide.Choose(again[0].Decision.Input, &p) // whatever comes of it
+				decide.MakePlan(again[0].Decision.Input, &p) // whatever comes of it
 				if again, _, err = readAll(append(write(t, nil), line...), Options{}); err != nil {
 					t.Fatal(err)
 				}

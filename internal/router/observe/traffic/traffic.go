@@ -70,15 +70,15 @@ func (t *Traffic) Ended(status int, cut, gone bool, took time.Duration) {
 // Run turns the windows until ctx ends.
 func (t *Traffic) Run(ctx context.Context) error {
 	for range wait.Every(ctx, 30*time.Second) {
-		t.Turn()
+		t.Rotate()
 	}
 	return nil
 }
 
-// Turn begins another half minute of the windows.
-func (t *Traffic) Turn() {
+// Rotate begins another half minute of the windows.
+func (t *Traffic) Rotate() {
 	for _, w := range []*Window{&t.TTFT, &t.ITL, &t.E2E, &t.Overhead} {
-		w.turn()
+		w.rotate()
 	}
 }
 
@@ -131,7 +131,7 @@ func (w *Window) Add(d time.Duration) {
 	w.mu.Unlock()
 }
 
-func (w *Window) turn() {
+func (w *Window) rotate() {
 	w.mu.Lock()
 	w.at ^= 1
 	w.half[w.at] = histogram{}

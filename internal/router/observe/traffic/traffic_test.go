@@ -31,11 +31,11 @@ func TestWindowQuantilesAreWithinNinePercent(t *testing.T) {
 			t.Errorf("%s = %v, exact %v", c.name, c.got, c.want)
 		}
 	}
-	w.turn()
+	w.rotate()
 	if q := w.quantiles(time.Nanosecond); q == nil || q.Count != 20_000 {
 		t.Fatalf("after one turn: %+v", q)
 	}
-	w.turn()
+	w.rotate()
 	if q := w.quantiles(time.Nanosecond); q != nil {
 		t.Fatalf("after two turns: %+v", q)
 	}

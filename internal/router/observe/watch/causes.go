@@ -153,8 +153,8 @@ func (f *Failures) broken(fleet *workers.Snapshot) map[string]map[string]uint64 
 	return out
 }
 
-// Excuse takes back one failure of a worker: it was the request's fault.
-func (f *Failures) Excuse(worker, reason string) {
+// Uncount takes back one failure of a worker: it was the request's fault.
+func (f *Failures) Uncount(worker, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if r := f.broke[worker]; r[reason] > 0 {

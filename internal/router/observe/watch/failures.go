@@ -83,9 +83,9 @@ func (f *Failures) Hybrid(w *workers.Worker, groups int, now time.Time) (e event
 	})
 }
 
-// Blamed is the event that a request failed on which several engines broke; ok is false
+// RequestFaulty is the event that a request failed on which several engines broke; ok is false
 // when there was one a moment ago.
-func (f *Failures) Blamed(text string, now time.Time) (e eventlog.Event, ok bool) {
+func (f *Failures) RequestFaulty(text string, now time.Time) (e eventlog.Event, ok bool) {
 	return f.event(failure{reason: "request"}, now, eventlog.Event{Kind: "request_blamed", Text: text, Fields: map[string]any{}})
 }
 

@@ -83,7 +83,7 @@ func (s *Slow) Run(ctx context.Context) error {
 
 func (s *Slow) step(now time.Time) {
 	fleet := s.o.Fleet()
-	s.follow(fleet)
+	s.updateMeters(fleet)
 	meters := *s.meters.Load()
 	s.mu.Lock()
 	s.in = slices.Grow(s.in[:0], len(fleet.Ranks))[:len(fleet.Ranks)]
@@ -113,8 +113,8 @@ func (s *Slow) step(now time.Time) {
 	}
 }
 
-// follow gives every rank of the fleet a meter and drops those of ranks that left.
-func (s *Slow) follow(fleet *workers.Snapshot) {
+// updateMeters gives every rank of the fleet a meter and drops those of ranks that left.
+func (s *Slow) updateMeters(fleet *workers.Snapshot) {
 	old := *s.meters.Load()
 	same := len(old) == len(fleet.Ranks)
 	for _, k := range fleet.Ranks {

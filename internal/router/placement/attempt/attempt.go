@@ -16,8 +16,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// Settings are what the operator has decided.
-type Settings struct {
+// Allowance is what the operator allows.
+type Allowance struct {
 	// Attempts is how many there may be of one request.
 	Attempts int
 	// LocalPrefill says that a decode rank, of which there is one that can,
@@ -224,8 +224,8 @@ const (
 	Retry
 	// FallBack: decide again, without remote prefill.
 	FallBack
-	// Recall: decide again, with workers that are kept out no longer.
-	Recall
+	// LiftBans: decide again, with workers whose bans are lifted.
+	LiftBans
 	// Continue: decide again, for the prompt with what the client has of the answer.
 	Continue
 )
@@ -241,7 +241,7 @@ type Next struct {
 	// Bans and Stays replace those of the history.
 	Bans  []Ban
 	Stays []Stay
-	// Free says that what failed was no attempt: no engine was asked.
+	// Free reports that what failed was no attempt: nothing was sent to an engine.
 	Free bool
 	// Budgeted says that the step is taken out of the budget for retries; if that
 	// has no room, AfterNoBudget follows.
@@ -282,7 +282,7 @@ func broken(failures []Failure, phase route.Phase) (over bool) {
 
 // AfterFailure says what follows the newest failure of a history. prefills are
 // the workers that could prefill but for their bans.
-func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
+func AfterFailure(h *History, s Allowance, prefills []*workers.State) Next {
 	f := &h.Failures[len(h.Failures)-1]
 	if f.Reason.Means().Final {
 		return Next{Bans: h.Bans}
@@ -313,14 +313,14 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	over := broken(h.Failures, f.Phase)
 	alone := noneLeft(prefills, bans)
 	if alone {
-		if recalled := recall(bans, route.Prefill); len(recalled) < len(bans) {
-			bans, alone = recalled, noneLeft(prefills, recalled)
+		if lifted := withoutSuspects(bans, route.Prefill); len(lifted) < len(bans) {
+			bans, alone = lifted, noneLeft(prefills, lifted)
 		}
 	}
 	mayFallBack := f.Phase == route.Prefill && s.LocalPrefill && !h.Local
 	if alone && !mayFallBack {
 		var ok bool
-		bans, ok = again(h, bans, route.Prefill)
+		bans, ok = withoutOldest(h, bans, route.Prefill)
 		alone = !ok
 	}
 	switch {
@@ -352,7 +352,7 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 
 // afterCut says what follows a stream's leg of which the client has a part. The worker
 // that broke off may have the rest if no other one can.
-func afterCut(h *History, s Settings, f *Failure) Next {
+func afterCut(h *History, s Allowance, f *Failure) Next {
 	switch {
 	case s.Continuations == 0:
 		return Next{Bans: h.Bans}
@@ -374,23 +374,23 @@ func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
 // AfterNoChoice says what follows a decision that found nobody for a phase.
 func AfterNoChoice(h *History, p route.Phase) Next {
 	if _, ok := h.Stay(p); ok {
-		return Next{Step: Recall, Bans: h.Bans, Stays: without(h.Stays, p)}
+		return Next{Step: LiftBans, Bans: h.Bans, Stays: without(h.Stays, p)}
 	}
-	bans := recall(h.Bans, p)
+	bans := withoutSuspects(h.Bans, p)
 	ok := len(bans) < len(h.Bans)
 	if !ok {
-		bans, ok = again(h, bans, p)
+		bans, ok = withoutOldest(h, bans, p)
 	}
 	if ok {
-		return Next{Step: Recall, Bans: bans, Stays: h.Stays}
+		return Next{Step: LiftBans, Bans: bans, Stays: h.Stays}
 	}
 	return Next{Bans: h.Bans}
 }
 
-// again is bans without those of one worker that has failed in a phase, for when
+// withoutOldest is bans without those of one worker that has failed in a phase, for when
 // nobody else is left: of two or more the one that failed longest ago, which is
-// the likeliest to be well by now. One that has failed alone is not asked again.
-func again(h *History, bans []Ban, p route.Phase) (rest []Ban, ok bool) {
+// the likeliest to be well by now. One that has failed alone is not used again.
+func withoutOldest(h *History, bans []Ban, p route.Phase) (rest []Ban, ok bool) {
 	var failed []*workers.State // by their last failure, newest first
 	for _, f := range slices.Backward(h.Failures) {
 		if f.Phase == p && f.Reason != Ejected && !slices.Contains(failed, f.Worker) {
@@ -426,8 +426,8 @@ func ban(bans []Ban, f *Failure) []Ban {
 	return append(bans, b)
 }
 
-// recall is bans without the suspects of a phase.
-func recall(bans []Ban, p route.Phase) []Ban {
+// withoutSuspects is bans without the suspects of a phase.
+func withoutSuspects(bans []Ban, p route.Phase) []Ban {
 	return slices.DeleteFunc(slices.Clone(bans), func(b Ban) bool { return b.Suspect && b.Phase == p })
 }
 

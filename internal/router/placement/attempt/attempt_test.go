@@ -23,14 +23,14 @@ const (
 func TestAfterFailure(t *testing.T) {
 	p1, p2, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}, &workers.State{}
 	both := []*workers.State{p1, p2}
-	usual := Settings{Attempts: 3, LocalPrefill: true}
+	usual := Allowance{Attempts: 3, LocalPrefill: true}
 	out := func(w *workers.State, p route.Phase) Ban { return Ban{Worker: w, Phase: p} }
 	suspect := func(w *workers.State, p route.Phase) Ban { return Ban{Worker: w, Phase: p, Suspect: true} }
 	for _, c := range []struct {
 		name     string
 		history  History
 		failure  Failure
-		settings Settings
+		settings Allowance
 		prefills []*workers.State
 		poor     bool // the budget is used up
 		want     Next
@@ -63,11 +63,11 @@ func TestAfterFailure(t *testing.T) {
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(d1, decode)}}},
 		{"the last prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both[:1], true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
-		{"the last prefill worker, and no fallback", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, Settings{Attempts: 3}, both[:1], false,
+		{"the last prefill worker, and no fallback", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, Allowance{Attempts: 3}, both[:1], false,
 			Next{Bans: []Ban{out(p1, prefill)}}},
 		{"both prefill workers failed: the decode rank prefills", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, usual, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill), out(p2, prefill)}}},
-		{"both prefill workers failed, and no fallback: the first may be well again", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, Settings{Attempts: 3}, both, false,
+		{"both prefill workers failed, and no fallback: the first may be well again", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, Allowance{Attempts: 3}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p2, prefill)}}},
 		{"another prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}}},
@@ -77,43 +77,43 @@ func TestAfterFailure(t *testing.T) {
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(d2, decode), out(p1, prefill)}}},
 		{"no parameters", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, usual, both, false,
 			Next{Bans: []Ban{out(p1, prefill)}}},
-		{"no parameters, by policy local", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, Settings{Attempts: 3, LocalWithoutParams: true}, both, true,
+		{"no parameters, by policy local", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, Allowance{Attempts: 3, LocalWithoutParams: true}, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
-		{"two engines answered with errors: one more try", History{Attempts: 2, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: StreamError, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"two engines answered with errors: one more try", History{Attempts: 2, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: StreamError, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"three engines answered with errors", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}, {Worker: p2, Phase: decode, Reason: Status5xx, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: Protocol, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"three engines answered with errors", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}, {Worker: p2, Phase: decode, Reason: Status5xx, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: Protocol, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreTry, Bans: []Ban{out(d1, decode)}}},
-		{"one of three was not reached", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}, {Worker: p2, Phase: decode, Reason: "connect"}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+		{"one of three was not reached", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}, {Worker: p2, Phase: decode, Reason: "connect"}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"errors of the phases are counted each", History{Attempts: 3, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: Status5xx, Sent: true}, {Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+		{"errors of the phases are counted each", History{Attempts: 3, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: Status5xx, Sent: true}, {Worker: d2, Phase: decode, Reason: Status5xx, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"three prefill engines answered with errors: the decode rank prefills", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: prefill, Reason: Status5xx, Sent: true}, {Worker: p2, Phase: prefill, Reason: Status5xx, Sent: true}}}, Failure{Worker: p1, Phase: prefill, Reason: "reset", Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, true,
+		{"three prefill engines answered with errors: the decode rank prefills", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: prefill, Reason: Status5xx, Sent: true}, {Worker: p2, Phase: prefill, Reason: Status5xx, Sent: true}}}, Failure{Worker: p1, Phase: prefill, Reason: "reset", Sent: true}, Allowance{Attempts: 9, LocalPrefill: true}, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
-		{"one engine died: another one", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"one engine died: another one", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"two engines died", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"two engines died", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"one died and one hangs", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Timeout, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"one died and one hangs", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Timeout, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"two died, one in each phase: no fallback either", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, false,
+		{"two died, one in each phase: no fallback either", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, Allowance{Attempts: 9, LocalPrefill: true}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(p1, prefill)}}},
-		{"both engines of a pair died at once", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true, Other: d1, OtherLost: true}, Settings{Attempts: 9}, both, false,
+		{"both engines of a pair died at once", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true, Other: d1, OtherLost: true}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(p1, prefill)}}},
-		{"one engine died twice", History{Attempts: 2, Lost: []Loss{{d1, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"one engine died twice", History{Attempts: 2, Lost: []Loss{{d1, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"two died, and an engine answers that its own is dead", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: EngineDead, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"two died, and an engine answers that its own is dead", History{Attempts: 2, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: EngineDead, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"closed as idle after another died: it may be the request", History{Attempts: 1, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Stale, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"closed as idle after another died: it may be the request", History{Attempts: 1, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Stale, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost}},
-		{"the other phase fails: this one stays", History{Attempts: 1, Lost: []Loss{{d1, false}}, Stays: []Stay{{Worker: d1, Phase: decode, Why: "idle"}}}, Failure{Worker: p1, Phase: prefill, Reason: Overloaded, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"the other phase fails: this one stays", History{Attempts: 1, Lost: []Loss{{d1, false}}, Stays: []Stay{{Worker: d1, Phase: decode, Why: "idle"}}}, Failure{Worker: p1, Phase: prefill, Reason: Overloaded, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}, Stays: []Stay{{Worker: d1, Phase: decode}}}},
-		{"it answers: it is not lost", History{Attempts: 1, Lost: []Loss{{d1, false}}, Stays: []Stay{{Worker: d1, Phase: decode}}}, Failure{Worker: d1, Phase: decode, Reason: Overloaded, Sent: true}, Settings{Attempts: 9}, both, false,
+		{"it answers: it is not lost", History{Attempts: 1, Lost: []Loss{{d1, false}}, Stays: []Stay{{Worker: d1, Phase: decode}}}, Failure{Worker: d1, Phase: decode, Reason: Overloaded, Sent: true}, Allowance{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"closed as idle, and then no connection: it died", History{Attempts: 1, Lost: []Loss{{d2, true}, {d1, false}}, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Stale, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: Connect}, Settings{Attempts: 9}, both, false,
+		{"closed as idle, and then no connection: it died", History{Attempts: 1, Lost: []Loss{{d2, true}, {d1, false}}, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Stale, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: Connect}, Allowance{Attempts: 9}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
-		{"a stream whose second engine died", History{Attempts: 1, Continued: 1, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true, Begun: true}, Settings{Attempts: 9, Continuations: 9}, both, false,
+		{"a stream whose second engine died", History{Attempts: 1, Continued: 1, Lost: []Loss{{d2, true}}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true, Begun: true}, Allowance{Attempts: 9, Continuations: 9}, both, false,
 			Next{Why: NoMoreLost}},
-		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Settings{Attempts: 3}, both, true,
+		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Allowance{Attempts: 3}, both, true,
 			Next{Step: FallBack}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestAfterNoChoice(t *testing.T) {
 	p1, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}
 	h := History{Bans: []Ban{{Worker: p1, Phase: prefill, Suspect: true}, {Worker: d1, Phase: decode, Suspect: true}, {Worker: d2, Phase: decode}}}
 	next := AfterNoChoice(&h, decode)
-	if next.Step != Recall || len(next.Bans) != 2 || len(h.Bans) != 3 {
+	if next.Step != LiftBans || len(next.Bans) != 2 || len(h.Bans) != 3 {
 		t.Fatalf("%+v, left %+v", next, h.Bans)
 	}
 	h.Bans = next.Bans
@@ -196,7 +196,7 @@ func TestAfterNoChoice(t *testing.T) {
 	h.Failures = append(h.Failures, Failure{Worker: d1, Phase: decode}, Failure{Worker: d2, Phase: decode})
 	for _, want := range []*workers.State{d1, d2} { // the one whose last failure is older comes first
 		next = AfterNoChoice(&h, decode)
-		if _, out := banned(next.Bans, want, decode); next.Step != Recall || out || len(next.Bans) != len(h.Bans)-1 {
+		if _, out := banned(next.Bans, want, decode); next.Step != LiftBans || out || len(next.Bans) != len(h.Bans)-1 {
 			t.Fatalf("%+v", next)
 		}
 		h.Bans = next.Bans
@@ -224,7 +224,7 @@ func (f *fleet) free(list []*workers.State, p route.Phase) (free []*workers.Stat
 }
 
 // run tries until the policy ends it. It reports success and the legs sent.
-func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
+func (f *fleet) run(t *rapid.T, s Allowance) (ok bool, legs int) {
 	pick := func(list []*workers.State) *workers.State {
 		return list[rapid.IntRange(0, len(list)-1).Draw(t, "pick")]
 	}
@@ -235,7 +235,7 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 		decodes, prefills := f.free(f.decodes, decode), f.free(f.prefills, prefill)
 		if len(decodes) == 0 {
 			next := AfterNoChoice(&f.h, decode)
-			if next.Step != Recall {
+			if next.Step != LiftBans {
 				return false, legs
 			}
 			f.h.Bans = next.Bans
@@ -326,7 +326,7 @@ func TestRequestsEnd(t *testing.T) {
 			}
 			well = well || f.sick[w] == ""
 		}
-		s := Settings{Attempts: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "attempts"), LocalPrefill: rapid.Bool().Draw(t, "local")}
+		s := Allowance{Attempts: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "attempts"), LocalPrefill: rapid.Bool().Draw(t, "local")}
 		f.budget = rapid.SampledFrom([]int{0, 2, 100}).Draw(t, "budget")
 		budget := f.budget
 		ok, legs := f.run(t, s)
@@ -401,10 +401,10 @@ func TestAfterCut(t *testing.T) {
 	h := &History{Attempts: 3, Failures: []Failure{{Worker: b, Phase: decode, Reason: Reset, Sent: true}}, Bans: []Ban{{Worker: b, Why: "x"}}}
 	cut := Failure{Worker: a, Phase: decode, Reason: Reset, Sent: true, Begun: true}
 	h.Add(cut)
-	if n := AfterFailure(h, Settings{Attempts: 3}, nil); n.Step != GiveUp {
+	if n := AfterFailure(h, Allowance{Attempts: 3}, nil); n.Step != GiveUp {
 		t.Errorf("without leave: %+v", n)
 	}
-	n := AfterFailure(h, Settings{Attempts: 3, Continuations: 2}, nil)
+	n := AfterFailure(h, Allowance{Attempts: 3, Continuations: 2}, nil)
 	if n.Step != Continue || n.Budgeted || n.Free {
 		t.Fatalf("%+v", n)
 	}
@@ -413,7 +413,7 @@ func TestAfterCut(t *testing.T) {
 		if _, out := h.Banned(a, p); !out {
 			t.Errorf("the engine that broke off is asked for %s at once", p)
 		}
-		if back := AfterNoChoice(h, p); back.Step != Recall {
+		if back := AfterNoChoice(h, p); back.Step != LiftBans {
 			t.Errorf("nobody else is left for %s: %+v", p, back)
 		}
 	}
@@ -421,20 +421,20 @@ func TestAfterCut(t *testing.T) {
 		t.Error("who failed before the answer began is out for its rest")
 	}
 	h.Continued = 2
-	if n := AfterFailure(h, Settings{Attempts: 3, Continuations: 2}, nil); n.Step != GiveUp || n.Why != NoMoreMove {
+	if n := AfterFailure(h, Allowance{Attempts: 3, Continuations: 2}, nil); n.Step != GiveUp || n.Why != NoMoreMove {
 		t.Errorf("%+v", n)
 	}
 	gone := cut
 	gone.Reason = Canceled
 	h.Add(gone)
-	if n := AfterFailure(h, Settings{Continuations: 9}, nil); n.Step != GiveUp {
+	if n := AfterFailure(h, Allowance{Continuations: 9}, nil); n.Step != GiveUp {
 		t.Errorf("nobody waits for it: %+v", n)
 	}
 }
 
 // TestExcuse: each worker is named once, in the order in which they broke.
 func TestExcuse(t *testing.T) {
-	if got, want := Excuse([]Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while working on this request; it failed wherever it was sent, and counts against none of them"; got != want {
+	if got, want := WhyUncounted([]Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while working on this request; it failed wherever it was sent, and counts against none of them"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 }

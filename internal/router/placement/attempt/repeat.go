@@ -40,15 +40,15 @@ type RequestKey struct {
 }
 
 type repeat struct {
-	key      RequestKey
-	at       time.Time // of the last failure
-	failures []Failure // not blamed on the request so far
-	blamed   bool
+	key       RequestKey
+	at        time.Time // of the last failure
+	failures  []Failure // that count against their engines so far
+	uncounted bool
 }
 
 // Failed takes the failures of a request that has failed, and returns those that count
 // against no engine: none while one engine alone broke on the request.
-func (r *Repeats) Failed(key RequestKey, h *History, now time.Time) (blamed []Failure) {
+func (r *Repeats) Failed(key RequestKey, h *History, now time.Time) (uncounted []Failure) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forget(now)
@@ -79,13 +79,13 @@ func (r *Repeats) Failed(key RequestKey, h *History, now time.Time) (blamed []Fa
 	}
 	e := r.list[i]
 	e.at = now
-	if e.blamed = e.blamed || slices.ContainsFunc(e.failures, func(f Failure) bool { return f.Worker != e.failures[0].Worker }); e.blamed {
-		blamed = slices.Clone(e.failures)
+	if e.uncounted = e.uncounted || slices.ContainsFunc(e.failures, func(f Failure) bool { return f.Worker != e.failures[0].Worker }); e.uncounted {
+		uncounted = slices.Clone(e.failures)
 		e.failures = e.failures[:0]
 	}
 	r.list = append(slices.Delete(r.list, i, i+1), e)
 	r.any.Store(true)
-	return blamed
+	return uncounted
 }
 
 // Watches reports whether a request with a body of this size is remembered: only then is
@@ -131,12 +131,12 @@ func (r *Repeats) forget(now time.Time) {
 	}
 }
 
-// Excuse returns in words why failures count against no engine.
-func Excuse(blamed []Failure) string {
+// WhyUncounted returns in words why failures count against no engine.
+func WhyUncounted(uncounted []Failure) string {
 	var names []string
-	for i := range blamed {
-		if !slices.Contains(names, blamed[i].Name) {
-			names = append(names, blamed[i].Name)
+	for i := range uncounted {
+		if !slices.Contains(names, uncounted[i].Name) {
+			names = append(names, uncounted[i].Name)
 		}
 	}
 	return strings.Join(names, ", ") + " broke while working on this request; it failed wherever it was sent, and counts against none of them"

@@ -18,50 +18,50 @@ func TestRepeats(t *testing.T) {
 	}
 	poison, fine := RequestKey{Size: 5, Hash: 1}, RequestKey{Size: 5, Hash: 2}
 	type step struct {
-		key      RequestKey
-		failures []Failure
-		served   bool
-		after    time.Duration
-		blamed   string // the workers, "[]" for none
+		key       RequestKey
+		failures  []Failure
+		served    bool
+		after     time.Duration
+		uncounted string // the workers, "[]" for none
 	}
 	for name, steps := range map[string][]step{
 		"two engines in one try": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx), broke("b", decode, Status5xx)}, blamed: "[a b]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx), broke("b", decode, Status5xx)}, uncounted: "[a b]"},
 		},
 		"two engines in two requests": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
-			{key: poison, failures: []Failure{broke("b", decode, Timeout)}, blamed: "[a b]"},
-			{key: poison, failures: []Failure{broke("a", decode, StreamError)}, blamed: "[a]"},
-			{key: poison, failures: []Failure{broke("c", decode, Status5xx)}, blamed: "[c]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, uncounted: "[]"},
+			{key: poison, failures: []Failure{broke("b", decode, Timeout)}, uncounted: "[a b]"},
+			{key: poison, failures: []Failure{broke("a", decode, StreamError)}, uncounted: "[a]"},
+			{key: poison, failures: []Failure{broke("c", decode, Status5xx)}, uncounted: "[c]"},
 		},
 		"prefill and decode": {
-			{key: poison, failures: []Failure{broke("a", prefill, Status5xx), broke("b", decode, Reset)}, blamed: "[a b]"},
+			{key: poison, failures: []Failure{broke("a", prefill, Status5xx), broke("b", decode, Reset)}, uncounted: "[a b]"},
 		},
 		"one engine, often": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx), broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, uncounted: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx), broke("a", decode, Status5xx)}, uncounted: "[]"},
 		},
 		"two requests": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
-			{key: fine, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, uncounted: "[]"},
+			{key: fine, failures: []Failure{broke("b", decode, Status5xx)}, uncounted: "[]"},
 		},
 		"an engine answers it": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, uncounted: "[]"},
 			{key: poison, served: true},
-			{key: poison, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("b", decode, Status5xx)}, uncounted: "[]"},
 		},
 		"an engine answers another": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, uncounted: "[]"},
 			{key: fine, served: true},
-			{key: poison, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[a b]"},
+			{key: poison, failures: []Failure{broke("b", decode, Status5xx)}, uncounted: "[a b]"},
 		},
 		"long ago": {
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
-			{key: poison, after: repeatFor, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, uncounted: "[]"},
+			{key: poison, after: repeatFor, failures: []Failure{broke("b", decode, Status5xx)}, uncounted: "[]"},
 		},
 		"what is no fault of an engine": {
-			{key: poison, failures: []Failure{broke("a", decode, Overloaded), broke("b", decode, Status4xx), {Worker: states["c"], Name: "c", Reason: Connect}}, blamed: "[]"},
-			{key: poison, failures: []Failure{broke("a", decode, Status5xx), {Worker: states["c"], Name: "c", Reason: Reset}}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Overloaded), broke("b", decode, Status4xx), {Worker: states["c"], Name: "c", Reason: Connect}}, uncounted: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx), {Worker: states["c"], Name: "c", Reason: Reset}}, uncounted: "[]"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,8 +80,8 @@ func TestRepeats(t *testing.T) {
 				for _, f := range r.Failed(s.key, &History{Failures: s.failures}, now) {
 					names = append(names, f.Name)
 				}
-				if got := fmt.Sprint(names); got != s.blamed {
-					t.Errorf("step %d: blamed %s, want %s", i, got, s.blamed)
+				if got := fmt.Sprint(names); got != s.uncounted {
+					t.Errorf("step %d: uncounted %s, want %s", i, got, s.uncounted)
 				}
 			}
 		})

@@ -26,9 +26,9 @@ const (
 	terms
 )
 
-// Law is a time in milliseconds as a sum of terms: of how long a rank of one kind
+// LegModel is a time in milliseconds as a sum of terms: of how long a rank of one kind
 // takes to the first token of a prompt, or to take over the KV of one.
-type Law [terms]float64
+type LegModel [terms]float64
 
 // Work is what one leg of a request asks of its rank, and what stands before it.
 type Work struct {
@@ -66,7 +66,7 @@ func (w *Work) values() [terms]float64 {
 }
 
 // Time is the law's time for w in ms.
-func (l *Law) Time(w *Work) float64 {
+func (l *LegModel) Time(w *Work) float64 {
 	v := w.values()
 	sum := 0.0
 	for i := range v {
@@ -77,14 +77,14 @@ func (l *Law) Time(w *Work) float64 {
 
 // compute is the part of the time that w's own tokens take, in ms: for so long the
 // rank does nothing else.
-func (l *Law) compute(w *Work) float64 {
+func (l *LegModel) compute(w *Work) float64 {
 	v := w.values()
 	own := max(float64(l[termCompute]*v[termCompute])+float64(l[termAttention]*v[termAttention]), 0)
 	return float64(own * w.times())
 }
 
-// Request is the work of both paths of a request.
-type Request struct {
+// Paths is the work of both paths of a request.
+type Paths struct {
 	// Local is that of the decode rank when it computes the prompt, Prefill that of
 	// the prefill rank, Transfer that of the decode rank when it gets the KV. The last
 	// has no Times: a rank is called slow for what it computes, and KV is not computed.
@@ -96,7 +96,7 @@ type Model struct {
 	// Revision numbers the models of a router, from 1 on.
 	Revision uint64
 	// Local, Prefill and Transfer are the laws of the legs.
-	Local, Prefill, Transfer Law
+	Local, Prefill, Transfer LegModel
 	// Stall is what a millisecond costs for which a local prefill keeps one running
 	// answer waiting, in milliseconds of time to first token. It follows from the
 	// objective.
@@ -159,7 +159,7 @@ const doubtful = 0.25
 type Costs struct{ Local, Remote float64 }
 
 // Of is what both paths of a request cost.
-func (m *Model) Of(q *Request) Costs {
+func (m *Model) Of(q *Paths) Costs {
 	stalled := float64(m.Stall * float64(q.Local.Running))
 	return Costs{
 		Local:  m.ttftCost(m.Local.Time(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),

@@ -51,7 +51,7 @@ func taught(rng *rand.Rand, e engine, n int) *Learner {
 	l := NewLearner(Objective{For: ForTTFT})
 	for i := range n {
 		now := time.Duration(i) * time.Second
-		for _, leg := range []Leg{LocalLeg, PrefillLeg} {
+		for _, leg := range []LegKind{LocalLeg, PrefillLeg} {
 			w, ms := outcome(rng, e, 24000)
 			l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), now)
 		}
@@ -76,7 +76,7 @@ func TestTakesTheCheaperPath(t *testing.T) {
 			var got, best, local, remote float64
 			for range 500 {
 				a, _ := outcome(rng, e, 24000)
-				q := Request{Local: a, Prefill: a, Transfer: Work{Tokens: a.Tokens, Queued: a.Queued, Running: a.Running}}
+				q := Paths{Local: a, Prefill: a, Transfer: Work{Tokens: a.Tokens, Queued: a.Queued, Running: a.Running}}
 				q.Prefill.Queued, q.Prefill.Running = rng.IntN(3)*rng.IntN(8000), rng.IntN(24)
 				took := func(w *Work) float64 {
 					return e(float64(w.Tokens), float64(w.Context)) + 0.7*e(float64(w.Queued), float64(w.Queued)) + 0.4*float64(w.Running)
@@ -115,7 +115,7 @@ func TestStartValuesDoNotMatter(t *testing.T) {
 		want, low, high := model(1), model(1./3), model(3)
 		for range 200 {
 			w, _ := outcome(rng, e, 24000)
-			q := Request{Local: w, Prefill: w, Transfer: Work{Tokens: w.Tokens, Queued: w.Queued, Running: w.Running}}
+			q := Paths{Local: w, Prefill: w, Transfer: Work{Tokens: w.Tokens, Queued: w.Queued, Running: w.Running}}
 			c := want.Of(&q)
 			for _, m := range []*Model{low, high} {
 				o := m.Of(&q)
@@ -134,7 +134,7 @@ func TestModelProperties(t *testing.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
 		l := NewLearner(Objective{For: Aim(rapid.SampledFrom(Aims()).Draw(t, "aim")), TTFT: time.Second, ITL: 20 * time.Millisecond})
 		for i := range rapid.IntRange(12, 80).Draw(t, "outcomes") {
-			for leg := range legs {
+			for leg := range legKinds {
 				w := Work{Tokens: rng.IntN(1 << rng.IntN(20)), Context: 1 << 20 * rng.IntN(2), Queued: rng.IntN(1 << rng.IntN(22)), Running: rng.IntN(300)}
 				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), time.Duration(i)*time.Second)
 			}
@@ -148,7 +148,7 @@ func TestModelProperties(t *testing.T) {
 			n := rapid.IntRange(0, 1<<20).Draw(t, name)
 			return Work{Tokens: n, Context: n + rapid.IntRange(0, 1<<20).Draw(t, name), Queued: rapid.IntRange(0, 1<<24).Draw(t, name), Running: rapid.IntRange(0, 1<<12).Draw(t, name)}
 		}
-		q := Request{Local: work("local"), Prefill: work("prefill"), Transfer: work("transfer")}
+		q := Paths{Local: work("local"), Prefill: work("prefill"), Transfer: work("transfer")}
 		c := m.Of(&q)
 		if !(c.Local >= 0 && c.Remote >= 0) || math.IsInf(c.Local, 0) || math.IsInf(c.Remote, 0) {
 			t.Fatalf("%+v of %+v by %+v", c, q, m)
@@ -364,7 +364,7 @@ func TestGoodputWithoutLimits(t *testing.T) {
 		for _, l := range []*Learner{NewLearner(o), aimed} {
 			teach(l, 0)
 			m := l.Model()
-			q := Request{Local: Work{Tokens: 1000, Context: 1000, Running: 5}, Prefill: Work{Tokens: 1000, Context: 1000}, Transfer: Work{Tokens: 1000}}
+			q := Paths{Local: Work{Tokens: 1000, Context: 1000, Running: 5}, Prefill: Work{Tokens: 1000, Context: 1000}, Transfer: Work{Tokens: 1000}}
 			if c := m.Of(&q); m.Stall != 1 || m.Beyond != 1 || m.Limit != 0 || m.Lost != 0 || !(c.Local > 0 && c.Remote > 0) {
 				t.Errorf("%+v: costs %+v of %+v", o, c, m)
 			}
@@ -405,9 +405,9 @@ func TestGoodput(t *testing.T) {
 	// all the same where it would be late elsewhere, and a long one, which many would be
 	// lost for, goes.
 	m = o.model(250, 25)
-	m.Local, m.Prefill, m.Transfer = Law{20, 30, 0, 30, 0}, Law{20, 30, 0, 30, 0}, Law{5, 1, 0, 0, 0}
+	m.Local, m.Prefill, m.Transfer = LegModel{20, 30, 0, 30, 0}, LegModel{20, 30, 0, 30, 0}, LegModel{5, 1, 0, 0, 0}
 	paths := func(tokens, queued int) Costs {
-		return m.Of(&Request{
+		return m.Of(&Paths{
 			Local:   Work{Tokens: tokens, Context: tokens, Running: 16},
 			Prefill: Work{Tokens: tokens, Context: tokens, Queued: queued}, Transfer: Work{Tokens: tokens},
 		})

@@ -27,8 +27,8 @@ var crossingLoads = [...]int{0, 8, 32}
 const sure = 1.96
 
 // crossings are those of a model by load, as sure as the fits are of which it was made.
-func crossings(m *Model, fits *[legs]fit) []Crossing {
-	var errors [legs]uncertainty
+func crossings(m *Model, fits *[legKinds]fit) []Crossing {
+	var errors [legKinds]uncertainty
 	for i := range errors {
 		errors[i] = fits[i].uncertainty()
 	}
@@ -36,7 +36,7 @@ func crossings(m *Model, fits *[legs]fit) []Crossing {
 	for i, running := range crossingLoads {
 		// gain is what remote saves, more or less by err.
 		gain := func(n int) (ms, err float64) {
-			q := Request{
+			q := Paths{
 				Local:    Work{Tokens: n, Context: n, Running: running},
 				Prefill:  Work{Tokens: n, Context: n},
 				Transfer: Work{Tokens: n, Running: running},
@@ -104,11 +104,11 @@ type share struct {
 
 // uncertainty is how far a law can be off.
 type uncertainty struct {
-	law Law
+	model LegModel
 	// known says that the rest is; without, the law can be off by anything.
 	known bool
 	// inverse is the covariance of the law's coefficients.
-	inverse [terms]Law
+	inverse [terms]LegModel
 	// misfit is by what share of its time the law is off in a band.
 	misfit [bands]float64
 }
@@ -116,7 +116,7 @@ type uncertainty struct {
 // uncertainty is that of the newest law, from the fit's own outcomes: what stands in for
 // them says nothing of how they will be.
 func (f *fit) uncertainty() uncertainty {
-	u := uncertainty{law: f.law}
+	u := uncertainty{model: f.model}
 	if f.seen <= terms {
 		return u
 	}
@@ -124,9 +124,9 @@ func (f *fit) uncertainty() uncertainty {
 	rss := f.square
 	a := f.info
 	for i := range a {
-		rss -= 2 * f.law[i] * f.moment[i]
+		rss -= 2 * f.model[i] * f.moment[i]
 		for j := range a {
-			rss += f.law[i] * a[i][j] * f.law[j]
+			rss += f.model[i] * a[i][j] * f.model[j]
 		}
 	}
 	variance := max(rss, 0) / (f.seen - terms)
@@ -145,7 +145,7 @@ func (f *fit) uncertainty() uncertainty {
 	for k := range u.misfit {
 		said := 0.0
 		for i, v := range f.bands[k].values {
-			said += f.law[i] * v
+			said += f.model[i] * v
 		}
 		if said > 0 {
 			u.misfit[k] = math.Abs(f.bands[k].took/said - 1)
@@ -170,10 +170,10 @@ func (u *uncertainty) of(w *Work, stalled float64) (variance, misfit float64) {
 	}
 	// What tokens take is the difference of two times: of a prompt that has them, and of
 	// one that has none. Both can be off.
-	misfit = u.law.Time(w) * u.misfit[band(w)]
+	misfit = u.model.Time(w) * u.misfit[band(w)]
 	if stalled > 0 {
 		none := Work{Running: w.Running}
-		misfit += stalled * (misfit + u.law.Time(&none)*u.misfit[band(&none)])
+		misfit += stalled * (misfit + u.model.Time(&none)*u.misfit[band(&none)])
 	}
 	return max(variance, 0), misfit
 }

@@ -100,8 +100,8 @@ func (e *excess) mean() float64 { return e.sum/e.n + allowance }
 // slow takes all that was seen for outcomes that took so many times as long: the law is
 // so from now on, until new outcomes say otherwise.
 func (f *fit) slow(by float64) {
-	for i := range f.law {
-		f.law[i] *= by
+	for i := range f.model {
+		f.model[i] *= by
 		f.moment[i] /= by
 		for j := range f.info[i] {
 			f.info[i][j] /= by * by

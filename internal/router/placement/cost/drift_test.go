@@ -51,7 +51,7 @@ func TestNoDriftOfNothing(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 6))
 			l := NewLearner(Objective{For: ForTTFT})
 			for i := range 2000 {
-				for _, leg := range []Leg{LocalLeg, PrefillLeg} {
+				for _, leg := range []LegKind{LocalLeg, PrefillLeg} {
 					w, ms := outcome(rng, e, 24000)
 					ms *= math.Exp(0.2 * rng.NormFloat64())
 					if c := l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), time.Duration(i)*time.Second); c != NoChange {

@@ -18,8 +18,8 @@ type fit struct {
 	// count is how many outcomes there were, seen how many of them count.
 	count int
 	seen  float64
-	// law is the newest solution.
-	law   Law
+	// model is the newest solution.
+	model LegModel
 	watch watch
 }
 
@@ -35,7 +35,7 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	w := *leg
 	ms, w.Times = ms/leg.times(), 0
 	x := w.values()
-	predicted := f.law.Time(&w)
+	predicted := f.model.Time(&w)
 	// Long waits differ by more than short ones: errors are relative. An outcome
 	// that is far from what was expected weighs less.
 	scale := floor + max(predicted, ms)/2
@@ -60,7 +60,7 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 // solve makes the law from what was seen, and from an assumption. Where another fit
 // has seen something it counts as a few outcomes like those, until this one has drifted
 // and is no longer like it.
-func (f *fit) solve(assumed *Law, like *fit) {
+func (f *fit) solve(assumed *LegModel, like *fit) {
 	a, b := f.info, f.moment
 	if like != nil && like.seen > 0 && !f.watch.drifted {
 		g := borrowed / max(like.seen, borrowed)
@@ -78,7 +78,7 @@ func (f *fit) solve(assumed *Law, like *fit) {
 		b[i] += r * assumed[i]
 	}
 	if l, ok := positive(a, b); ok {
-		f.law, f.watch.made = l, f.count
+		f.model, f.watch.made = l, f.count
 	}
 }
 
@@ -87,7 +87,7 @@ func ridge(weight float64) float64 { return 1e-6 + 1e-4*weight }
 
 // positive solves a·x = b with x ≥ 0: more work never takes less time. Terms that
 // would be negative are left out, one after the other.
-func positive(a [terms][terms]float64, b [terms]float64) (x Law, ok bool) {
+func positive(a [terms][terms]float64, b [terms]float64) (x LegModel, ok bool) {
 	var out [terms]bool
 	for range terms {
 		if x, ok = cholesky(a, b, out); !ok {
@@ -104,12 +104,12 @@ func positive(a [terms][terms]float64, b [terms]float64) (x Law, ok bool) {
 		}
 		out[worst] = true
 	}
-	return Law{}, true
+	return LegModel{}, true
 }
 
 // cholesky solves a·x = b for a symmetric and positive a, without the terms of out,
 // which are 0.
-func cholesky(a [terms][terms]float64, b [terms]float64, out [terms]bool) (x Law, ok bool) {
+func cholesky(a [terms][terms]float64, b [terms]float64, out [terms]bool) (x LegModel, ok bool) {
 	for i := range out {
 		if out[i] {
 			for j := range a {

@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-// Leg is what an outcome is of.
-type Leg uint8
+// LegKind is what an outcome is of.
+type LegKind uint8
 
 // The legs.
 const (
 	// LocalLeg is a decode rank that computes the prompt, up to its first token.
-	LocalLeg Leg = iota
+	LocalLeg LegKind = iota
 	// PrefillLeg is a prefill rank, up to its answer.
 	PrefillLeg
 	// TransferLeg is a decode rank that gets the KV, up to its first token.
 	TransferLeg
-	legs
+	legKinds
 )
 
 // Costs decide from so many outcomes on: of prompts that were computed, wherever, and
@@ -35,7 +35,7 @@ const every = time.Second
 
 // start is what is assumed before anything was seen: little more than that time
 // grows with work. It weighs next to nothing.
-var start = [legs]Law{
+var start = [legKinds]LegModel{
 	LocalLeg:    {20, 20, 1, 20, 0},
 	PrefillLeg:  {20, 20, 1, 20, 0},
 	TransferLeg: {5, 2, 0, 10, 0},
@@ -57,10 +57,10 @@ type Learner struct {
 
 	mu        sync.Mutex // guards the fields below
 	objective Objective
-	fits      [legs]fit
-	assumed   [legs]Law // before anything was seen
-	answers   float64   // mean tokens of an answer
-	gaps      float64   // mean ms between them, of late
+	fits      [legKinds]fit
+	assumed   [legKinds]LegModel // before anything was seen
+	answers   float64            // mean tokens of an answer
+	gaps      float64            // mean ms between them, of late
 	published time.Duration
 	slow      []Slow        // ranks that take longer than their peers; never written to
 	fresh     bool          // there is something new to publish
@@ -80,7 +80,7 @@ func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	o = o.sound()
 	l := &Learner{objective: o, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
 	for i := range l.fits {
-		l.fits[i].law = start[i]
+		l.fits[i].model = start[i]
 	}
 	return l
 }
@@ -94,7 +94,7 @@ func (l *Learner) Assume(times float64) {
 		for k := range l.assumed[i] {
 			l.assumed[i][k] *= times
 		}
-		l.fits[i].law = l.assumed[i]
+		l.fits[i].model = l.assumed[i]
 	}
 }
 
@@ -103,7 +103,7 @@ func (l *Learner) Model() *Model { return l.model.Load() }
 
 // Took learns that a leg with work w took so long. now is the time since any beginning,
 // the same for all calls. It returns what this changed.
-func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
+func (l *Learner) Took(leg LegKind, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heard(now)
@@ -144,7 +144,7 @@ func (l *Learner) publish(now time.Duration) Change {
 		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
 		return NoChange
 	}
-	local, prefill := f[LocalLeg].law, f[PrefillLeg].law
+	local, prefill := f[LocalLeg].model, f[PrefillLeg].model
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
@@ -154,7 +154,7 @@ func (l *Learner) publish(now time.Duration) Change {
 	}
 	m := l.objective.model(l.answers, l.gaps)
 	m.Revision, m.Slow = l.revision.Add(1), l.slow
-	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
+	m.Local, m.Prefill, m.Transfer = f[LocalLeg].model, f[PrefillLeg].model, f[TransferLeg].model
 	if l.model.Swap(m) == nil {
 		return Learned
 	}

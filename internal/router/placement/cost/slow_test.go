@@ -41,7 +41,7 @@ func TestSlowRank(t *testing.T) {
 	if alike < 27 || alike > 33 {
 		t.Errorf("a rank like most takes %.1f ms, want about 30", alike)
 	}
-	q := Request{Local: w, Prefill: w, Transfer: w}
+	q := Paths{Local: w, Prefill: w, Transfer: w}
 	before := m.Of(&q)
 	w.Times = times
 	if got := m.Prefill.Time(&w); got != times*alike {

@@ -18,8 +18,8 @@ import (
 func priced(change ...func(*Input)) *Input {
 	in := pair(2048)
 	in.Rule.Auto = true
-	compute := cost.Law{0, 10, 0, 10, 0}
-	in.Costs = &cost.Model{Revision: 7, Local: compute, Prefill: compute, Transfer: cost.Law{1, 0, 0, 0, 0}, Stall: 1, Beyond: 1}
+	compute := cost.LegModel{0, 10, 0, 10, 0}
+	in.Costs = &cost.Model{Revision: 7, Local: compute, Prefill: compute, Transfer: cost.LegModel{1, 0, 0, 0, 0}, Stall: 1, Beyond: 1}
 	for _, c := range change {
 		c(in)
 	}
@@ -81,7 +81,7 @@ func TestAuto(t *testing.T) {
 		}), route.Remote, route.ReasonDecodeOnly, 40.96, 41.96},
 	} {
 		var p Plan
-		Choose(c.in, &p)
+		MakePlan(c.in, &p)
 		near := func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
 		if p.Path != c.path || p.Reason != c.reason || !near(p.Costs.Local, c.local) || !near(p.Costs.Remote, c.remote) || (p.CostRevision == 7) != (c.local > 0) {
 			t.Errorf("%s: %s, %s, %+v by %d; want %s, %s, %v, %v", c.name, p.Path, p.Reason, p.Costs, p.CostRevision, c.path, c.reason, c.local, c.remote)
@@ -119,7 +119,7 @@ func TestWordsOfGates(t *testing.T) {
 		{priced(queued(0, 32769), gated), "over the threshold, but "},
 	} {
 		var p Plan
-		Choose(c.in, &p)
+		MakePlan(c.in, &p)
 		if got := p.Words(c.in); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%s: %q, want %q", p.Reason, got, c.want)
 		}
@@ -135,16 +135,16 @@ func TestAutoAsksForBothPaths(t *testing.T) {
 		in.Prefill.Candidates[0].ActiveRequests = 5
 	})
 	var p Plan
-	Choose(in, &p)
-	want := cost.Request{
+	MakePlan(in, &p)
+	want := cost.Paths{
 		Local:    cost.Work{Tokens: 3072, Context: 4096, Queued: 300, Running: 2},
 		Prefill:  cost.Work{Tokens: 3584, Context: 4096, Queued: 500, Running: 5},
 		Transfer: cost.Work{Tokens: 3072, Queued: 300, Running: 2},
 	}
-	if p.Asked != want {
-		t.Errorf("%+v, want %+v", p.Asked, want)
+	if p.Paths != want {
+		t.Errorf("%+v, want %+v", p.Paths, want)
 	}
-	if n := testing.AllocsPerRun(10, func() { Choose(in, &p) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { MakePlan(in, &p) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -220,14 +220,14 @@ func TestSlowDecodeRank(t *testing.T) {
 		}), 2},
 	} {
 		var p Plan
-		Choose(c.in, &p)
+		MakePlan(c.in, &p)
 		if best, ok := p.Decode.Best(); !ok || p.Err != nil || p.DecodeIndex != c.rank || best != c.rank {
 			t.Errorf("%s: rank %d, the ranking has %d (%v); want %d", c.name, p.DecodeIndex, best, p.Err, c.rank)
 		}
 		if why := c.in.Decode.Candidates[0].Excluded; strings.Contains(why, lessRoom) != (c.rank != 0) {
 			t.Errorf("%s: the policy's favourite is excluded: %q", c.name, why)
 		}
-		if n := testing.AllocsPerRun(10, func() { Choose(c.in, &p) }); n != 0 {
+		if n := testing.AllocsPerRun(10, func() { MakePlan(c.in, &p) }); n != 0 {
 			t.Errorf("%s: %v allocations", c.name, n)
 		}
 	}
@@ -239,7 +239,7 @@ func sessionOn(t *testing.T, in selector.Input, rank int) uint64 {
 	in.Policy = selector.Session
 	var out selector.Ranking
 	for in.SessionKey = 1; in.SessionKey < 1000; in.SessionKey++ {
-		selector.Rank(&in, &out)
+		selector.Pick(&in, &out)
 		if best, ok := out.Best(); ok && best == rank {
 			return in.SessionKey
 		}
@@ -296,7 +296,7 @@ func TestSlowPrefillRank(t *testing.T) {
 		}, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 61.96},
 	} {
 		var p Plan
-		Choose(c.in, &p)
+		MakePlan(c.in, &p)
 		if off := p.Costs.Remote - c.remote; p.Path != c.path || p.PrefillIndex != c.rank || off > 1e-9 || off < -1e-9 {
 			t.Errorf("%s: %s over rank %d for %v ms (%v); want %s, %d, %v", c.name, p.Path, p.PrefillIndex, p.Costs.Remote, p.Err, c.path, c.rank, c.remote)
 		}
@@ -310,14 +310,14 @@ func TestSlowPrefillRank(t *testing.T) {
 	// A slow decode rank costs as many times more where it computes. A transfer costs, and
 	// teaches, what it does with any other.
 	var p, like Plan
-	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
-	Choose(priced(), &like)
-	costs, asked := like.Costs, like.Asked
+	MakePlan(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
+	MakePlan(priced(), &like)
+	costs, asked := like.Costs, like.Paths
 	costs.Local, asked.Local.Times = 2*costs.Local, 2
 	if d := cmp.Diff(costs, p.Costs); d != "" {
 		t.Errorf("the costs with a slow decode rank (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff(asked, p.Asked); d != "" {
+	if d := cmp.Diff(asked, p.Paths); d != "" {
 		t.Errorf("what is asked of a slow decode rank (-want +got):\n%s", d)
 	}
 	if p.Path != route.Remote || like.Path != route.Local {

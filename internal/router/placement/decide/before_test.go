@@ -34,7 +34,7 @@ func before(in *Input) (path route.Path, reason route.Reason, decode, prefill in
 		return // no prefill rank can be chosen: the decode rank does it all, and its blocks count in full
 	}
 	var rk selector.Ranking
-	selector.Rank(&phase, &rk)
+	selector.Pick(&phase, &rk)
 	d, any := rk.Best()
 	if !any {
 		return
@@ -60,7 +60,7 @@ func before(in *Input) (path route.Path, reason route.Reason, decode, prefill in
 				phase.Veto[i] = "does not fit"
 			}
 		}
-		selector.Rank(&phase, &rk)
+		selector.Pick(&phase, &rk)
 		if p, remote = rk.Best(); remote {
 			queued = in.Prefill.Candidates[p].PrefillTokens
 		} else {
@@ -112,7 +112,7 @@ func TestPairs(t *testing.T) {
 	property.Check(t, func(t *rapid.T) {
 		in := someInput(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "fleet and request"), 11)))
 		path, reason, decode, prefill, ok := before(in)
-		Choose(in, &p)
+		MakePlan(in, &p)
 		if ok {
 			same++
 			if p.Path != path || p.Reason != reason || p.DecodeIndex != decode || p.PrefillIndex != prefill {
@@ -124,7 +124,7 @@ func TestPairs(t *testing.T) {
 				better++
 			}
 		}
-		Choose(in, &again)
+		MakePlan(in, &again)
 		if line(in, &p) != line(in, &again) {
 			t.Fatal("the same input gives another plan")
 		}

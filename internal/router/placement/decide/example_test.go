@@ -13,7 +13,7 @@ import (
 
 // A prompt of 4,096 tokens, of which the decode rank holds first none and then 120 blocks
 // of 32, at a threshold of 2,048 tokens.
-func ExampleChoose() {
+func ExampleMakePlan() {
 	phase := func(p route.Phase, name string, role workers.Role, held int) (selector.Input, []workers.Peer) {
 		rank := &workers.Rank{WorkerName: name, Label: name + "/dp0"}
 		worker := &workers.Worker{
@@ -40,7 +40,7 @@ func ExampleChoose() {
 		in.Decode, in.DecodePeers = phase(route.Decode, "decode-0", workers.Decode, held)
 		in.Prefill, in.PrefillPeers = phase(route.Prefill, "prefill-0", workers.Prefill, 0)
 		var plan decide.Plan
-		decide.Choose(&in, &plan)
+		decide.MakePlan(&in, &plan)
 		if plan.Err != nil {
 			fmt.Println(plan.Err)
 			return

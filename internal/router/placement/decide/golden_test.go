@@ -58,14 +58,14 @@ func makeDecisions(each func(i int, in *Input, p *Plan)) {
 		if i%4 == 3 {
 			withCosts(in, costs)
 		}
-		Choose(in, &p)
+		MakePlan(in, &p)
 		each(i, in, &p)
 	}
 	rng = rand.New(rand.NewPCG(9, 2026))
 	for i := range 12 * len(seldom) {
 		in := someInput(rng)
 		seldom[i%len(seldom)](in)
-		Choose(in, &p)
+		MakePlan(in, &p)
 		each(goldenDecisions+i, in, &p)
 	}
 }
@@ -202,7 +202,7 @@ func withCosts(in *Input, rng *rand.Rand) {
 	in.Rule.Auto, in.Rule.Threshold = true, max(in.Rule.Threshold, 1)
 	stall := float64(rng.IntN(2)) / 13
 	in.Decode.Weights.Stall, in.Prefill.Weights.Stall = stall, stall
-	law := func() (l cost.Law) {
+	law := func() (l cost.LegModel) {
 		for i := range l {
 			l[i] = 20 * rng.Float64()
 		}

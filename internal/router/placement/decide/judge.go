@@ -29,7 +29,7 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 		in, chosen = r.In.Prefill, p.PrefillIndex
 	}
 	in.Policy, in.Weights, in.Busy = selector.KV, selector.DefaultWeights(), selector.Busy{}
-	selector.Rank(&in, &r.memory.judged)
+	selector.Pick(&in, &r.memory.judged)
 	best, ok := r.memory.judged.Best()
 	if !ok {
 		return Judgement{}, false

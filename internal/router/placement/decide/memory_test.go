@@ -22,12 +22,12 @@ func TestCompactKeepsThePlan(t *testing.T) {
 		q := prompt(100)
 		q.Chances[0].Turn, q.Chances[1].Turn = 1, 1
 		r.Begin(q)
-		r.Decide(s, list, 16, nothing{})
+		r.NextPlan(s, list, 16, nothing{})
 		before, decode, prefill := r.Plan, r.In.DecodePeers[r.Plan.DecodeIndex], r.In.PrefillPeers[r.Plan.PrefillIndex]
 		wantD, wantP := r.Claims()
 		r.Compact()
 		next.Begin(prompt(5000))
-		next.Decide(s, others, 16, nothing{})
+		next.NextPlan(s, others, 16, nothing{})
 		if r.memory != nil || len(r.In.Decode.Candidates) != 0 || len(r.Plan.Decode.Order) != 0 {
 			t.Errorf("threshold %d: memory is kept", threshold)
 		}
@@ -58,16 +58,16 @@ func TestReleaseAndDecideAgain(t *testing.T) {
 	list := []*workers.Worker{d1, d2}
 	var r Run
 	r.Begin(prompt(100))
-	r.Decide(usual(), list, 16, nothing{})
+	r.NextPlan(usual(), list, 16, nothing{})
 	r.Compact()
 	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Connect})
-	r.Decide(usual(), list, 16, nothing{})
+	r.NextPlan(usual(), list, 16, nothing{})
 	if got, _ := chosen(&r); got != "d2" || r.Attempt != 2 {
 		t.Errorf("attempt %d: %s", r.Attempt, got)
 	}
 	r.Compact()
 	r.Failed(attempt.Failure{Worker: d2.State, Name: "d2", Phase: route.Decode, Reason: attempt.Connect})
-	r.Decide(usual(), list, 16, nothing{})
+	r.NextPlan(usual(), list, 16, nothing{})
 	if r.Compact(); r.Plan.Err == nil || len(r.In.Decode.Candidates) != 2 || !slices.ContainsFunc([]int{0, 1}, func(i int) bool { return r.In.Decode.Why(i) != "" }) {
 		t.Errorf("%v of %d candidates", r.Plan.Err, len(r.In.Decode.Candidates))
 	}
@@ -77,7 +77,7 @@ func TestReleaseAndDecideAgain(t *testing.T) {
 		t.Errorf("%+v and %+v are left", r.In, r.Plan)
 	}
 	r.Begin(prompt(100))
-	r.Decide(usual(), list[:1], 16, nothing{})
+	r.NextPlan(usual(), list[:1], 16, nothing{})
 	if got, _ := chosen(&r); got != "d1" || r.Attempt != 1 {
 		t.Errorf("the next request: attempt %d: %s, %v", r.Attempt, got, r.Plan.Err)
 	}

@@ -59,7 +59,7 @@ func TestOneModel(t *testing.T) {
 					}
 					var r Run
 					r.Begin(q)
-					r.Decide(s, list, 16, nothing{})
+					r.NextPlan(s, list, 16, nothing{})
 					decode, prefill := chosen(&r)
 					if prefill == "-" {
 						continue
@@ -83,11 +83,11 @@ func TestNoPairOfTwoModels(t *testing.T) {
 	in := pair(0)
 	in.PrefillPeers[0].Worker.Models, in.DecodePeers[0].Worker.Models = []string{"a"}, []string{"b"}
 	var p Plan
-	if Choose(in, &p); p.Path != route.Local || p.Err != nil || fmt.Sprint(p.prefillVeto) != "[serves another model than the decode worker]" {
+	if MakePlan(in, &p); p.Path != route.Local || p.Err != nil || fmt.Sprint(p.prefillVeto) != "[serves another model than the decode worker]" {
 		t.Errorf("%s because %s, %v, %q", p.Path, p.Reason, p.Err, p.prefillVeto)
 	}
 	in.Rule.Fallback = FallbackError
-	if Choose(in, &p); p.Err == nil {
+	if MakePlan(in, &p); p.Err == nil {
 		t.Errorf("%s because %s", p.Path, p.Reason)
 	}
 }

@@ -3,7 +3,7 @@
 // KV cache moves (remote), what the ledger records of it, and, attempt by attempt,
 // what follows when a leg fails.
 //
-// Choose is a pure function of an Input, which holds values only, random draws and
+// MakePlan is a pure function of an Input, which holds values only, random draws and
 // turns included: replay makes recorded decisions again with it. A Run makes the
 // Input from the fleet as its caller sees it and goes through the attempts of one
 // request; the router, its dry run, the simulation and the virtual soak each drive
@@ -142,10 +142,10 @@ type Plan struct {
 	// remote was possible. The one that was not taken is the what-if.
 	Local, Remote Work
 	HasRemote     bool
-	// Asked is what the paths ask of their ranks, and Costs what that would cost by
+	// Paths is the work of both paths, and Costs what that would cost by
 	// revision CostRevision of the laws; with Rule.Auto, where remote was possible. The
-	// revision is 0 where the costs were not asked for or not known.
-	Asked        cost.Request
+	// revision is 0 where the costs were not needed or not known.
+	Paths        cost.Paths
 	Costs        cost.Costs
 	CostRevision uint64
 
@@ -173,34 +173,34 @@ func CachedTokens(isl, overlapBlocks, blockSize int) int {
 	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
 }
 
-// Choose fills out with the plan for in, reusing its memory.
+// MakePlan fills out with the plan for in, reusing its memory.
 //
 // The best decode rank is taken with the best prefill rank that works with it, if
 // they can do together what the rule wants. If they cannot, it is the best of the
 // decode ranks that can, and only if there is none the request goes local, or ends,
 // as the rule's fallback says. What only some requests or ranks are kept local for
 // (a gate, a rank without a connector) is what the rule wants for them.
-func Choose(in *Input, out *Plan) {
+func MakePlan(in *Input, out *Plan) {
 	c := &in.Rule
 	out.reset()
 	out.Threshold, out.On, out.Connector = c.Threshold, cmp.Or(c.On, OnEffISL), c.Connector
 	prefill := eligible(&in.Prefill)
 	decode := in.DecodePhase()
-	selector.Rank(&decode, &out.Decode)
+	selector.Pick(&decode, &out.Decode)
 	d, ok := out.Decode.Best()
 	if !ok {
 		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 		return
 	}
-	if out.serve(in, out.passSlowDecode(in, &decode, d)) {
+	if out.planFor(in, out.passSlowDecode(in, &decode, d)) {
 		return
 	}
 	// Draws and turns are among those that can serve, so they are ranked again.
 	if (prefill || !alone(in)) && out.keepOutUnserved(in) {
 		decode.Veto = out.decodeVeto
-		selector.Rank(&decode, &out.Decode)
+		selector.Pick(&decode, &out.Decode)
 		d, _ = out.Decode.Best()
-		out.serve(in, out.passSlowDecode(in, &decode, d))
+		out.planFor(in, out.passSlowDecode(in, &decode, d))
 		return
 	}
 	out.fallBack(in, decode.Phase == route.Aggregated)
@@ -304,8 +304,8 @@ func (in *Input) wish(d int) (w wish) {
 	return w
 }
 
-// serve makes the plan for decode rank d and reports whether it can be carried out.
-func (p *Plan) serve(in *Input, d int) bool {
+// planFor makes the plan for decode rank d and reports whether it can be carried out.
+func (p *Plan) planFor(in *Input, d int) bool {
 	c, f, decode := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
 	w := in.wish(d)
 	p.DecodeIndex, p.CachedTokens, p.Connector = d, w.cached, w.connector
@@ -318,7 +318,7 @@ func (p *Plan) serve(in *Input, d int) bool {
 	}
 	p.Path, p.Reason = w.path, w.reason
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
-	p.Asked, p.Costs, p.CostRevision = cost.Request{}, cost.Costs{}, 0
+	p.Paths, p.Costs, p.CostRevision = cost.Paths{}, cost.Costs{}, 0
 	if c.Auto && p.HasRemote {
 		p.weigh(in, d)
 	}
@@ -350,18 +350,18 @@ func (p *Plan) weigh(in *Input, d int) {
 	decode := &in.Decode.Candidates[d]
 	isl := in.Facts.ISL
 	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
-	p.Asked.Local, p.Asked.Transfer = on, on
-	p.Asked.Local.Tokens, p.Asked.Local.Context = p.EffISL, isl
-	p.Asked.Transfer.Tokens = p.EffISL
-	p.Asked.Prefill = p.prefillWork(in)
+	p.Paths.Local, p.Paths.Transfer = on, on
+	p.Paths.Local.Tokens, p.Paths.Local.Context = p.EffISL, isl
+	p.Paths.Transfer.Tokens = p.EffISL
+	p.Paths.Prefill = p.prefillWork(in)
 	if in.Costs == nil {
 		return
 	}
-	p.Asked.Local.Times = in.Costs.Times(decode.Slot)
+	p.Paths.Local.Times = in.Costs.Times(decode.Slot)
 	if !p.byThreshold() {
 		return
 	}
-	p.Costs, p.CostRevision = in.Costs.Of(&p.Asked), in.Costs.Revision
+	p.Costs, p.CostRevision = in.Costs.Of(&p.Paths), in.Costs.Revision
 	if p.Costs.Remote < p.Costs.Local {
 		p.Path, p.Reason = route.Remote, route.ReasonRemoteCheaper
 	} else {
@@ -395,7 +395,7 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.passSlowPrefill(in)
 }
 
-// prefillWork is what the chosen prefill rank is asked for.
+// prefillWork is the work of the chosen prefill rank.
 func (p *Plan) prefillWork(in *Input) cost.Work {
 	isl, c := in.Facts.ISL, &in.Prefill.Candidates[p.PrefillIndex]
 	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests}
@@ -409,7 +409,7 @@ func (p *Plan) prefillWork(in *Input) cost.Work {
 func (p *Plan) choosePrefill(in *Input) {
 	phase := in.Prefill
 	phase.Veto = p.prefillVeto
-	selector.Rank(&phase, &p.Prefill)
+	selector.Pick(&phase, &p.Prefill)
 	best, ok := p.Prefill.Best()
 	if !ok {
 		p.HasRemote = false
@@ -493,9 +493,9 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 		}
 		phase := in.Decode
 		phase.Phase, phase.Veto = route.Aggregated, p.decodeVeto
-		selector.Rank(&phase, &p.Decode)
+		selector.Pick(&phase, &p.Decode)
 		if d, ok := p.Decode.Best(); ok {
-			p.serve(in, d)
+			p.planFor(in, d)
 		}
 	}
 	switch {
@@ -504,7 +504,7 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 			p.Path, p.Reason = route.Local, noPrefill(&p.Prefill)
 		}
 	case !in.Facts.Splittable:
-		// Nobody says that it needs a prefill worker for this: it is asked.
+		// It may not need a prefill worker for this: the request goes to it.
 	case in.Force == route.ForceLocal:
 		p.failed(p.Reason, fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded))
 	case p.Path == route.Local && p.Prefill.Policy == "":

@@ -203,7 +203,7 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 				f(in)
 			}
 			var p Plan
-			Choose(in, &p)
+			MakePlan(in, &p)
 			if !errors.Is(p.Err, tt.err) || p.Path != tt.path || tt.err == nil && p.Reason != tt.reason || tt.err == nil && p.DecodeIndex != tt.decode {
 				t.Fatalf("%q because %s on %d, error %v; want %q because %s on %d", p.Path, p.Reason, p.DecodeIndex, p.Err, tt.path, tt.reason, tt.decode)
 			}
@@ -296,7 +296,7 @@ func TestPath(t *testing.T) {
 				f(in)
 			}
 			var p Plan
-			Choose(in, &p)
+			MakePlan(in, &p)
 			if p.Err != nil || p.Path != tt.path || p.Reason != tt.reason {
 				t.Fatalf("%s because %s, error %v; want %s because %s", p.Path, p.Reason, p.Err, tt.path, tt.reason)
 			}
@@ -307,7 +307,7 @@ func TestPath(t *testing.T) {
 				t.Errorf("no words for %s", p.Reason)
 			}
 			in.Rule.Fallback = FallbackError
-			Choose(in, &p)
+			MakePlan(in, &p)
 			if wantErr := tt.reason.Degraded(); wantErr != (p.Err != nil) {
 				t.Errorf("with fallback error: %v", p.Err)
 			} else if wantErr && (!errors.Is(p.Err, ErrNoPrefill) || p.Path != "") {
@@ -323,18 +323,18 @@ func TestEmptyPools(t *testing.T) {
 	in.Rule.Fallback = FallbackError
 	in.Prefill.Candidates, in.PrefillPeers = nil, nil
 	var p Plan
-	Choose(in, &p)
+	MakePlan(in, &p)
 	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != route.ReasonNoPrefill {
 		t.Errorf("no prefill: %v, %s", p.Err, p.Reason)
 	}
 	in.Decode.Candidates, in.DecodePeers = nil, nil
-	Choose(in, &p)
+	MakePlan(in, &p)
 	if !errors.Is(p.Err, ErrNoDecode) || !errors.Is(p.Err, selector.ErrNoCandidates) || p.DecodeIndex != -1 || p.PrefillIndex != -1 {
 		t.Errorf("no decode: %v, indices %d %d", p.Err, p.DecodeIndex, p.PrefillIndex)
 	}
 	in = pair(0)
 	in.Decode.Busy.PrefillTokens, in.Decode.Candidates[0].PrefillTokens = 1, 2
-	Choose(in, &p)
+	MakePlan(in, &p)
 	if !errors.Is(p.Err, selector.ErrAllBusy) {
 		t.Errorf("busy decode: %v", p.Err)
 	}
@@ -344,7 +344,7 @@ func TestEmptyPools(t *testing.T) {
 func TestThresholdZero(t *testing.T) {
 	var p Plan
 	in := pair(0)
-	Choose(in, &p)
+	MakePlan(in, &p)
 	got := []any{p.Path, in.Decode.Candidates[p.DecodeIndex].Rank, in.Prefill.Candidates[p.PrefillIndex].Rank, p.Connector}
 	if d := cmp.Diff([]any{route.Remote, "decode-0/dp0", "prefill-0/dp0", workers.ConnectorNIXL}, got); d != "" {
 		t.Error(d)
@@ -359,7 +359,7 @@ func TestPlanFigures(t *testing.T) {
 	add(&in.Prefill, &in.PrefillPeers, worker("prefill-dp", workers.Prefill, workers.ConnectorNIXL, 2), decision.Candidate{OverlapBlocks: 64, PrefillTokens: 96})
 	in.Decode.Candidates[0].OverlapBlocks, in.Decode.Candidates[0].PrefillTokens = 32, 50
 	var p Plan
-	Choose(in, &p)
+	MakePlan(in, &p)
 	if got := in.Prefill.Candidates[p.PrefillIndex].Rank; got != "prefill-dp/dp0" {
 		t.Errorf("prefill on %s", got)
 	}
@@ -375,7 +375,7 @@ func TestPlanFigures(t *testing.T) {
 		t.Error(d)
 	}
 	if in.Prefill.Veto != nil {
-		t.Error("Choose changed its input")
+		t.Error("MakePlan changed its input")
 	}
 }
 
@@ -396,8 +396,8 @@ func TestPlanProperties(t *testing.T) {
 			in.Prefill.Candidates[0].KeptOut = "draining"
 		}
 		var p Plan
-		Choose(in, &p)
-		Choose(in, &reused)
+		MakePlan(in, &p)
+		MakePlan(in, &reused)
 		if p.Path != reused.Path || p.Reason != reused.Reason || p.EffISL != reused.EffISL || p.PrefillIndex != reused.PrefillIndex {
 			t.Fatalf("a reused plan differs: %s %s, %s %s", p.Path, p.Reason, reused.Path, reused.Reason)
 		}
@@ -412,8 +412,8 @@ func TestPlanProperties(t *testing.T) {
 
 func TestChooseAllocatesNothing(t *testing.T) {
 	in, p := pair(1000), &Plan{}
-	Choose(in, p)
-	if n := testing.AllocsPerRun(100, func() { Choose(in, p) }); n != 0 {
+	MakePlan(in, p)
+	if n := testing.AllocsPerRun(100, func() { MakePlan(in, p) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -428,7 +428,7 @@ func BenchmarkChoose64x64(b *testing.B) {
 	var p Plan
 	b.ReportAllocs()
 	for b.Loop() {
-		Choose(in, &p)
+		MakePlan(in, &p)
 	}
 }
 
@@ -465,7 +465,7 @@ func TestRevisions(t *testing.T) {
 			fill(&in.Decode, &in.DecodePeers, workers.Decode, "d", tt.decode)
 			fill(&in.Prefill, &in.PrefillPeers, workers.Prefill, "p", tt.prefill)
 			var p Plan
-			Choose(in, &p)
+			MakePlan(in, &p)
 			got := string(p.Reason)
 			if p.Path == route.Remote {
 				got = in.Prefill.Candidates[p.PrefillIndex].Rank + " " + in.Decode.Candidates[p.DecodeIndex].Rank
@@ -501,7 +501,7 @@ func TestEither(t *testing.T) {
 		add(&in.Prefill, &in.PrefillPeers, w, decision.Candidate{})
 	}
 	var p Plan
-	Choose(in, &p)
+	MakePlan(in, &p)
 	if p.Path != route.Remote || in.DecodePeers[p.DecodeIndex].Worker == in.PrefillPeers[p.PrefillIndex].Worker {
 		t.Errorf("path %s, %d and %d", p.Path, p.PrefillIndex, p.DecodeIndex)
 	}
@@ -509,7 +509,7 @@ func TestEither(t *testing.T) {
 		*list = (*list)[:1]
 	}
 	in.Decode.Candidates, in.Prefill.Candidates = in.Decode.Candidates[:1], in.Prefill.Candidates[:1]
-	Choose(in, &p)
+	MakePlan(in, &p)
 	if p.Path != route.Local || p.Err != nil {
 		t.Errorf("one by itself: path %s, %v", p.Path, p.Err)
 	}

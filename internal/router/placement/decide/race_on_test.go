@@ -15,7 +15,7 @@ func TestReleasedMemoryShows(t *testing.T) {
 	for name, give := range map[string]func(*Run){"compacted": (*Run).Compact, "released": (*Run).Release} {
 		var r Run
 		r.Begin(prompt(100))
-		r.Decide(usual(), list, 16, nothing{})
+		r.NextPlan(usual(), list, 16, nothing{})
 		in, plan := r.In, r.Plan
 		give(&r)
 		for _, c := range [...]string{in.Decode.Candidates[0].Rank, in.Prefill.Candidates[0].KeptOut, plan.prefillVeto[:1][0]} {

@@ -35,10 +35,10 @@ func TestKeptRanksAreEnough(t *testing.T) {
 		}
 		var all, kept Plan
 		var want, got decision.Decision
-		Choose(in, &all)
+		MakePlan(in, &all)
 		all.Fill(&want, in, decision.Kept)
 		in.Decode.Limit, in.Prefill.Limit = decision.Kept, decision.Kept
-		Choose(in, &kept)
+		MakePlan(in, &kept)
 		kept.Fill(&got, in, decision.Kept)
 		if d := cmp.Diff(want, got); d != "" {
 			t.Fatalf("%s, %s (-all in order +those kept)\n%s", in.Decode.Policy, in.Prefill.Policy, d)

@@ -56,16 +56,16 @@ func (r *Run) Refusal() error {
 // words would not have found it either. Where its tries set it apart from all others the
 // words are its own name.
 func (r *Run) Needs(phase route.Phase, name string) string {
-	if r.Apart() {
+	if r.HasOwnBans() {
 		return name
 	}
-	p := &r.Request.Pin
-	s := string(phase) + "\x00" + string(r.Request.Force) + "\x00" + p.Decode + "\x00" + p.Prefill + "\x00" + string(r.Plan.Reason)
+	p := &r.Criteria.Pin
+	s := string(phase) + "\x00" + string(r.Criteria.Force) + "\x00" + p.Decode + "\x00" + p.Prefill + "\x00" + string(r.Plan.Reason)
 	if p.HasRank {
 		s += "\x00" + strconv.Itoa(p.Rank)
 	}
 	if phase == route.Prefill {
-		s += "\x00" + r.Request.Facts.Kind.String()
+		s += "\x00" + r.Criteria.Facts.Kind.String()
 	}
 	return s
 }

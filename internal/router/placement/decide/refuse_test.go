@@ -74,11 +74,11 @@ func TestNeeds(t *testing.T) {
 	var r Run
 	note("decode", &r, route.Decode)
 	note("prefill", &r, route.Prefill)
-	r.Request.Facts.Kind = api.Completion
+	r.Criteria.Facts.Kind = api.Completion
 	note("prefill of another kind", &r, route.Prefill)
-	r.Request.Pin.Decode = "w"
+	r.Criteria.Pin.Decode = "w"
 	note("a worker", &r, route.Decode)
-	r.Request.Pin.HasRank = true
+	r.Criteria.Pin.HasRank = true
 	note("a rank", &r, route.Decode)
 	r.History.Add(attempt.Failure{Reason: attempt.Reset})
 	if s := r.Needs(route.Decode, "x"); s != "x" {

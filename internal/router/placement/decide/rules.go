@@ -2,7 +2,7 @@ package decide
 
 import "github.com/dynctl/dynctl/internal/workers"
 
-// Rules is the version of Choose: it grows when an input can get another plan than
+// Rules is the version of MakePlan: it grows when an input can get another plan than
 // before, unless that is by a new term of the cost, which recordings name. A recorded
 // decision that comes out otherwise is then distinguished from one that a defect has
 // changed. Version 1 chose the decode rank without a look at who could prefill for it, version 2

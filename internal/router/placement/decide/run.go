@@ -14,8 +14,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Settings are the operator's part of decisions, of one configuration revision.
-type Settings struct {
+// Options are the operator's part of decisions, of one configuration revision.
+type Options struct {
 	// Decode and Prefill are the policies of the phases.
 	Decode, Prefill selector.Policy
 	Weights         selector.Weights
@@ -32,14 +32,14 @@ type Settings struct {
 
 // Blind reports whether no decision looks at caches: no policy, limit, gate,
 // threshold or cost does.
-func (s *Settings) Blind() bool {
+func (s *Options) Blind() bool {
 	return !s.Decode.LooksAtCaches() && !s.Prefill.LooksAtCaches() && s.Busy.PrefillTokens == 0 && s.Rule.PrefillGate == 0 &&
 		!s.Rule.Auto && (s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
 }
 
-// Request is what a decision needs to know of a request besides its prompt's
+// Criteria is what a decision needs to know of a request besides its prompt's
 // blocks.
-type Request struct {
+type Criteria struct {
 	// Model is as in Input.
 	Model string
 	Facts api.Facts
@@ -59,12 +59,12 @@ type Request struct {
 	Waited bool
 }
 
-// Pin is who was asked for.
+// Pin is the workers and the rank that the client requires.
 type Pin struct {
 	// Decode and Prefill are the workers' names; empty for any.
 	Decode, Prefill string
-	// HasRank says that Rank, the number of a data-parallel rank, was asked for
-	// of the decode worker.
+	// HasRank reports that Rank, the number of a data-parallel rank of the decode
+	// worker, is required.
 	HasRank bool
 	Rank    int
 }
@@ -81,9 +81,9 @@ func (p *Pin) worker(phase route.Phase) string {
 // a phase's round-robin sequence, and its random number.
 type Chance struct{ Turn, Draw uint64 }
 
-// Seen is what the caller alone can see of the fleet. Health and the engines' own
+// FleetView is what the caller alone can see of the fleet. Health and the engines' own
 // load stand in the workers.
-type Seen interface {
+type FleetView interface {
 	// Overlap is how many leading tokens of the prompt a rank is taken to hold on its
 	// device. Where its other tiers go on from there, beyond gets what they hold, in tokens.
 	Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tiers) (tokens int)
@@ -93,11 +93,10 @@ type Seen interface {
 	Ledger() *ledger.Ledger
 }
 
-// Effects are what a decision asks of its caller. Who only asks what would be done
-// leaves them.
+// Effects are what a decision requires of its caller. A dry run drops them.
 type Effects struct {
-	// Readmit are ejected workers that were candidates, because a phase has
-	// nobody else.
+	// Readmit are ejected workers that were candidates, because a phase has no
+	// other worker.
 	Readmit []*workers.Worker
 	// ReturnTurn says that the request has no use for its turn in the prefill
 	// phase: it is the next request's, unless that has one already.
@@ -107,7 +106,7 @@ type Effects struct {
 // Run is one request with all its attempts. Begin reuses its memory, or Compact and
 // Release give it back.
 type Run struct {
-	Request Request
+	Criteria Criteria
 	// In and Plan are the newest decision's.
 	In      Input
 	Plan    Plan
@@ -116,7 +115,7 @@ type Run struct {
 	// what was tried.
 	Attempt int
 	// After is what says what follows a failure; a test may put a bug there.
-	After func(*attempt.History, attempt.Settings, []*workers.State) attempt.Next
+	After func(*attempt.History, attempt.Allowance, []*workers.State) attempt.Next
 
 	progress
 
@@ -127,29 +126,29 @@ type Run struct {
 // progress is what a run knows of its request besides.
 type progress struct {
 	// The settings and workers of the newest decision.
-	settings *Settings
+	settings *Options
 	workers  []*workers.Worker
 	// gaveUp is why remote prefill was given up in this request; empty if it was
 	// not.
 	gaveUp attempt.Reason
-	// asked is the path that was asked for before remote prefill was given up.
-	asked route.Force
+	// forceBefore is the path that was required before remote prefill was given up.
+	forceBefore route.Force
 }
 
 // Begin begins another request.
-func (r *Run) Begin(q Request) {
+func (r *Run) Begin(q Criteria) {
 	r.History.Reset()
 	r.reset()
-	r.Request, r.Attempt, r.progress, r.chosen = q, 0, progress{}, [2]workers.Peer{}
+	r.Criteria, r.Attempt, r.progress, r.chosen = q, 0, progress{}, [2]workers.Peer{}
 }
 
-// Decide makes the plan of the next attempt from the workers that serve the
+// NextPlan makes the plan of the next attempt from the workers that serve the
 // request's model. unit is the router's block in tokens. A phase whose workers are
 // all kept out, some of them by nothing but their ejection, has those as
 // candidates.
-func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
+func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetView) (e Effects) {
 	r.acquire()
-	in, q := &r.In, &r.Request
+	in, q := &r.In, &r.Criteria
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
 	r.settings, r.workers = s, list
 	r.Attempt++
@@ -187,19 +186,19 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 			r.list(p.in, p.peers, list, seen, back)
 		}
 	}
-	Choose(in, &r.Plan)
+	MakePlan(in, &r.Plan)
 	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != route.Remote
 	return e
 }
 
-// Ahead makes of another run what this one would be now, with the same request and
+// CopyTo makes of another run what this one would be now, with the same request and
 // history, and no decision: what comes of it can be had or left.
-func (r *Run) Ahead(to *Run) {
-	to.Begin(r.Request)
+func (r *Run) CopyTo(to *Run) {
+	to.Begin(r.Criteria)
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
 	to.History.Lost, to.History.Stays = append(to.History.Lost, r.History.Lost...), append(to.History.Stays, r.History.Stays...)
 	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
-	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.asked = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.asked
+	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore
 }
 
 // can reports whether a worker does the work of a phase.
@@ -217,9 +216,9 @@ func ejected(w *workers.Worker) bool {
 
 // list fills the candidates of a phase and reports whether one of them may be
 // used. Those who are let back are taken for healthy.
-func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
+func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Worker, seen FleetView, back []*workers.Worker) (any bool) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
-	pin, given := &r.Request.Pin, seen.Ledger()
+	pin, given := &r.Criteria.Pin, seen.Ledger()
 	stay, _ := r.History.Stay(in.Phase)
 	for _, w := range list {
 		if !can(w, in.Phase) {
@@ -270,7 +269,7 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, back bool) (why string, 
 	if ok, why := w.State.Usable(); !ok && !back {
 		return why, false
 	}
-	if name := r.Request.Pin.worker(p); name != "" && name != w.Name {
+	if name := r.Criteria.Pin.worker(p); name != "" && name != w.Name {
 		return "another worker was asked for", false
 	}
 	return r.History.Elsewhere(w.State, p), false
@@ -278,7 +277,7 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, back bool) (why string, 
 
 // Claims are what the plan takes of its decode and of its prefill rank.
 func (r *Run) Claims() (decode, prefill ledger.Claim) {
-	p, isl := &r.Plan, r.Request.Facts.ISL
+	p, isl := &r.Plan, r.Criteria.Facts.ISL
 	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize}
 	if p.Path == route.Local {
 		decode.PrefillTokens = p.EffISL
@@ -306,7 +305,7 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 		after = attempt.AfterFailure
 	}
 	r.History.Add(f)
-	return r.follow(after(&r.History, attempt.Settings{
+	return r.enterNext(after(&r.History, attempt.Allowance{
 		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams, Continuations: r.settings.Continuations,
 		// Whoever can prefill by itself need not be usable, nor the one chosen now.
 		LocalPrefill: r.settings.Rule.Fallback != FallbackError && slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
@@ -316,7 +315,7 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 }
 
 // NoBudget says what follows when there is no budget for a retry.
-func (r *Run) NoBudget() attempt.Next { return r.follow(attempt.AfterNoBudget(&r.History)) }
+func (r *Run) NoBudget() attempt.Next { return r.enterNext(attempt.AfterNoBudget(&r.History)) }
 
 // Busy reports whether the newest decision failed for want of room only: some ranks of
 // a phase could have been chosen but for a limit.
@@ -330,18 +329,18 @@ func (r *Run) Busy() (phase route.Phase, is bool) {
 	return "", false
 }
 
-// Apart reports whether the request's tries, or those of a stream that it goes on with,
+// HasOwnBans reports whether the request's tries, or those of a stream that it goes on with,
 // keep workers from it that others may have: what it finds nothing of, another request
 // with the same wishes may find.
-func (r *Run) Apart() bool {
+func (r *Run) HasOwnBans() bool {
 	return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 || len(r.History.Stays) > 0
 }
 
-// Again takes back the newest decision, since the request waits: the next one is made in
+// Retract takes back the newest decision, since the request waits: the next one is made in
 // its place.
-func (r *Run) Again() {
+func (r *Run) Retract() {
 	r.Attempt--
-	r.Request.Waited = true
+	r.Criteria.Waited = true
 }
 
 // NoChoice says what follows a plan with an error.
@@ -350,16 +349,16 @@ func (r *Run) NoChoice() attempt.Next {
 	if errors.Is(r.Plan.Err, ErrNoPrefill) {
 		missing = route.Prefill
 	}
-	return r.follow(attempt.AfterNoChoice(&r.History, missing))
+	return r.enterNext(attempt.AfterNoChoice(&r.History, missing))
 }
 
-// follow makes the next decision one of what follows.
-func (r *Run) follow(next attempt.Next) attempt.Next {
+// enterNext makes the next decision one of what follows.
+func (r *Run) enterNext(next attempt.Next) attempt.Next {
 	r.History.Bans, r.History.Stays = next.Bans, next.Stays
 	if next.Step == attempt.Continue {
 		// All that follows is about the rest.
 		if r.gaveUp != "" {
-			r.Request.Force, r.gaveUp = r.asked, ""
+			r.Criteria.Force, r.gaveUp = r.forceBefore, ""
 		}
 		r.History.Failures, r.History.Attempts, r.History.Local = r.History.Failures[:0], 0, false
 		r.History.Continued++
@@ -367,7 +366,7 @@ func (r *Run) follow(next attempt.Next) attempt.Next {
 	if next.Step == attempt.FallBack {
 		// The decode rank prefills by itself, and the plan says why.
 		r.History.Local, r.gaveUp = true, r.History.Failures[len(r.History.Failures)-1].Reason
-		r.asked, r.Request.Force = r.Request.Force, route.ForceLocal
+		r.forceBefore, r.Criteria.Force = r.Criteria.Force, route.ForceLocal
 	}
 	return next
 }

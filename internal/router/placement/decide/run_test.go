@@ -39,12 +39,12 @@ func eject(w *workers.Worker) {
 	w.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
 }
 
-func usual() *Settings {
-	return &Settings{Decode: selector.RoundRobin, Prefill: selector.RoundRobin, Weights: selector.DefaultWeights(), Attempts: 3}
+func usual() *Options {
+	return &Options{Decode: selector.RoundRobin, Prefill: selector.RoundRobin, Weights: selector.DefaultWeights(), Attempts: 3}
 }
 
-func prompt(tokens int) Request {
-	return Request{Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: tokens, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MinTokens: -1}}
+func prompt(tokens int) Criteria {
+	return Criteria{Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: tokens, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MinTokens: -1}}
 }
 
 // chosen are the names of the plan's workers, "-" for none.
@@ -72,11 +72,11 @@ func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
 	eject(d2)
 	var r Run
 	r.Begin(prompt(100))
-	if e := r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
+	if e := r.NextPlan(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
 		t.Errorf("%v come back although d3 is well", e.Readmit)
 	}
 	d3.State.SetDraining(true)
-	e := r.Decide(usual(), list, 16, nothing{})
+	e := r.NextPlan(usual(), list, 16, nothing{})
 	if got, _ := chosen(&r); got != "d1" || !slices.Equal(e.Readmit, list[:2]) {
 		t.Errorf("%s is chosen, %v come back: %v", got, e.Readmit, r.Plan.Err)
 	}
@@ -84,13 +84,13 @@ func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
 		t.Error("the decision itself has brought a worker back")
 	}
 	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Connect})
-	if e = r.Decide(usual(), list, 16, nothing{}); !slices.Equal(e.Readmit, list[1:2]) {
+	if e = r.NextPlan(usual(), list, 16, nothing{}); !slices.Equal(e.Readmit, list[1:2]) {
 		t.Errorf("after d1 has failed %v come back", e.Readmit)
 	}
 	q := prompt(100)
 	q.Pin.Decode = "d3"
 	r.Begin(q)
-	if e = r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 || r.Plan.Err == nil {
+	if e = r.NextPlan(usual(), list, 16, nothing{}); len(e.Readmit) != 0 || r.Plan.Err == nil {
 		t.Errorf("d3 is asked for, %v come back", e.Readmit)
 	}
 }
@@ -128,7 +128,7 @@ func TestTrialThatAnotherRequestTook(t *testing.T) {
 	}
 	for i := range runs {
 		runs[i].Begin(prompt(100))
-		if e := runs[i].Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
+		if e := runs[i].NextPlan(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
 			t.Fatal("a worker that is open for a trial comes back")
 		}
 	}
@@ -137,11 +137,11 @@ func TestTrialThatAnotherRequestTook(t *testing.T) {
 	}
 	r := &runs[1]
 	r.Failed(attempt.Failure{Worker: list[0].State, Name: "d1", Phase: route.Decode, Reason: attempt.Ejected})
-	r.Decide(usual(), list, 16, nothing{})
-	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.Recall {
+	r.NextPlan(usual(), list, 16, nothing{})
+	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.LiftBans {
 		t.Fatalf("%v: %v", r.Plan.Err, next.Step)
 	}
-	e := r.Decide(usual(), list, 16, nothing{})
+	e := r.NextPlan(usual(), list, 16, nothing{})
 	for _, w := range e.Readmit {
 		outliers.Last(w)
 	}
@@ -157,15 +157,15 @@ func TestPrefillTurnIsReturned(t *testing.T) {
 	s := usual()
 	var r Run
 	r.Begin(prompt(100))
-	if r.Decide(s, list, 16, nothing{}).ReturnTurn {
+	if r.NextPlan(s, list, 16, nothing{}).ReturnTurn {
 		t.Error("a remote plan returns its turn")
 	}
 	s.Rule.Threshold = 1000
 	r.Begin(prompt(100))
-	if !r.Decide(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 1 {
+	if !r.NextPlan(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 1 {
 		t.Error("a local plan keeps its turn")
 	}
-	if r.Decide(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 2 {
+	if r.NextPlan(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 2 {
 		t.Error("a retry returns the turn again")
 	}
 }
@@ -175,7 +175,7 @@ func TestClaims(t *testing.T) {
 	s := usual()
 	var r Run
 	r.Begin(prompt(100))
-	r.Decide(s, list, 16, nothing{})
+	r.NextPlan(s, list, 16, nothing{})
 	d, p := r.Claims()
 	if want := (ledger.Claim{ContextTokens: 100, LoadTokens: 100, BlockSize: 16}); d != want {
 		t.Errorf("decode of a remote plan: %+v", d)
@@ -185,7 +185,7 @@ func TestClaims(t *testing.T) {
 	}
 	s.Rule.Threshold = 1000
 	r.Begin(prompt(100))
-	r.Decide(s, list, 16, nothing{})
+	r.NextPlan(s, list, 16, nothing{})
 	d, p = r.Claims()
 	if want := (ledger.Claim{ContextTokens: 100, PrefillTokens: 100, BlockSize: 16}); d != want || p != (ledger.Claim{}) {
 		t.Errorf("a local plan: %+v, %+v", d, p)
@@ -207,14 +207,14 @@ func TestRunGoesOn(t *testing.T) {
 	} {
 		var r Run
 		r.Begin(prompt(100))
-		r.Decide(usual(), list, 16, nothing{})
+		r.NextPlan(usual(), list, 16, nothing{})
 		if d, f := chosen(&r); d != "d1" || f != "p" {
 			t.Fatalf("%s and %s are chosen", d, f)
 		}
 		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: route.Prefill, Reason: c.reason}); next.Step != attempt.FallBack {
 			t.Fatalf("%s: %+v", c.reason, next)
 		}
-		r.Decide(usual(), list, 16, nothing{})
+		r.NextPlan(usual(), list, 16, nothing{})
 		if words := r.Plan.Words(&r.In); r.Plan.Path != route.Local || r.Plan.Reason != c.want || !strings.Contains(words, c.words) {
 			t.Errorf("%s: %s because %s (%s)", c.reason, r.Plan.Path, r.Plan.Reason, words)
 		}
@@ -222,7 +222,7 @@ func TestRunGoesOn(t *testing.T) {
 
 	var r Run
 	r.Begin(prompt(100))
-	r.Decide(usual(), list, 16, nothing{})
+	r.NextPlan(usual(), list, 16, nothing{})
 	if next := r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Reset, Sent: true, Other: p.State}); next.Step != attempt.Retry || !next.Budgeted {
 		t.Fatalf("%+v", next)
 	}
@@ -234,15 +234,15 @@ func TestRunGoesOn(t *testing.T) {
 	// taken back.
 	pair := []*workers.Worker{d1, p}
 	r.Begin(prompt(100))
-	r.Decide(usual(), pair, 16, nothing{})
+	r.NextPlan(usual(), pair, 16, nothing{})
 	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: route.Decode, Reason: attempt.Timeout, Sent: true, Other: p.State})
-	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err == nil {
+	if r.NextPlan(usual(), pair, 16, nothing{}); r.Plan.Err == nil {
 		t.Fatalf("%s is tried again at once", r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
 	}
-	if next := r.NoChoice(); next.Step != attempt.Recall {
+	if next := r.NoChoice(); next.Step != attempt.LiftBans {
 		t.Fatalf("%+v", next)
 	}
-	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err != nil || r.Attempt != 3 {
+	if r.NextPlan(usual(), pair, 16, nothing{}); r.Plan.Err != nil || r.Attempt != 3 {
 		t.Errorf("decision %d: %v", r.Attempt, r.Plan.Err)
 	}
 }
@@ -257,7 +257,7 @@ func TestDecideAllocatesNothing(t *testing.T) {
 	s.Decode = selector.KV
 	one := func() {
 		r.Begin(q)
-		r.Decide(s, list, 16, nothing{})
+		r.NextPlan(s, list, 16, nothing{})
 	}
 	one()
 	if n := testing.AllocsPerRun(100, one); n != 0 {
@@ -283,7 +283,7 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 	} {
 		var r Run
 		r.Begin(prompt(100))
-		r.Decide(usual(), c.list, 16, nothing{})
+		r.NextPlan(usual(), c.list, 16, nothing{})
 		if to, from := chosen(&r); to != "d" || from != "p" {
 			t.Fatalf("%s and %s are chosen: %v", to, from, r.Plan.Err)
 		}
@@ -324,7 +324,7 @@ func TestJudge(t *testing.T) {
 		q.Chances[0].Turn, q.Chances[1].Turn = c.turn, c.turn
 		var r Run
 		r.Begin(q)
-		r.Decide(s, list, 16, fleet)
+		r.NextPlan(s, list, 16, fleet)
 		if got, ok := r.Judge(); !ok || got != c.want {
 			t.Errorf("turn %d, threshold %d: %+v, %v, want %+v", c.turn, c.threshold, got, ok, c.want)
 		}
@@ -338,13 +338,13 @@ func TestJudge(t *testing.T) {
 	q := prompt(416)
 	q.Chances[0].Turn = 0
 	r.Begin(q)
-	r.Decide(usual(), list[:2], 16, fleet)
+	r.NextPlan(usual(), list[:2], 16, fleet)
 	r.In.Decode.Candidates[0].ActiveRequests = 4
 	if got, ok := r.Judge(); !ok || got != (Judgement{RegretBlocks: 8.5, MostTokens: 32}) {
 		t.Errorf("without prefill ranks: %+v, %v", got, ok)
 	}
 	r.Begin(prompt(160))
-	r.Decide(usual(), list[2:], 16, fleet)
+	r.NextPlan(usual(), list[2:], 16, fleet)
 	if _, ok := r.Judge(); ok {
 		t.Error("a plan with an error is judged")
 	}
@@ -353,13 +353,13 @@ func TestJudge(t *testing.T) {
 // TestBlind: prompts are looked up in caches as soon as one part of the settings
 // depends on what is found.
 func TestBlind(t *testing.T) {
-	for i, change := range []func(*Settings){
-		func(s *Settings) { s.Decode = selector.KV },
-		func(s *Settings) { s.Prefill = selector.KVDynamo },
-		func(s *Settings) { s.Busy.PrefillTokens = 1 },
-		func(s *Settings) { s.Rule.PrefillGate = 1 },
-		func(s *Settings) { s.Rule.Threshold = 1 },
-		func(s *Settings) { s.Rule.Threshold, s.Rule.On = 1, OnEffISL },
+	for i, change := range []func(*Options){
+		func(s *Options) { s.Decode = selector.KV },
+		func(s *Options) { s.Prefill = selector.KVDynamo },
+		func(s *Options) { s.Busy.PrefillTokens = 1 },
+		func(s *Options) { s.Rule.PrefillGate = 1 },
+		func(s *Options) { s.Rule.Threshold = 1 },
+		func(s *Options) { s.Rule.Threshold, s.Rule.On = 1, OnEffISL },
 	} {
 		s := usual()
 		if !s.Blind() {
@@ -384,12 +384,12 @@ func TestApart(t *testing.T) {
 	s.Continuations = 1
 	var r Run
 	r.Begin(prompt(100))
-	r.Decide(s, []*workers.Worker{d}, 16, nothing{})
-	if r.Apart() {
+	r.NextPlan(s, []*workers.Worker{d}, 16, nothing{})
+	if r.HasOwnBans() {
 		t.Error("before anything has failed")
 	}
 	next := r.Failed(attempt.Failure{Worker: d.State, Name: "d1", Phase: route.Decode, Reason: attempt.Reset, Sent: true, Begun: true})
-	if next.Step != attempt.Continue || !r.Apart() {
-		t.Errorf("after its stream has broken off: %+v, apart: %v", next, r.Apart())
+	if next.Step != attempt.Continue || !r.HasOwnBans() {
+		t.Errorf("after its stream has broken off: %+v, apart: %v", next, r.HasOwnBans())
 	}
 }

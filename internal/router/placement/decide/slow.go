@@ -50,12 +50,12 @@ func (p *Plan) passSlowDecode(in *Input, phase *selector.Input, d int) int {
 	}
 	others := *phase
 	others.Veto = p.slowVeto
-	selector.Rank(&others, &p.Decode)
+	selector.Pick(&others, &p.Decode)
 	with := func(i int) float64 { return float64(in.Decode.Candidates[i].ActiveRequests + 1) }
 	if other, ok := p.Decode.Best(); ok && with(other) <= times(d)*with(d) {
 		return other
 	}
-	selector.Rank(phase, &p.Decode)
+	selector.Pick(phase, &p.Decode)
 	return d
 }
 

@@ -14,9 +14,9 @@ import (
 type trial struct {
 	t    *testing.T
 	r    Run
-	s    *Settings
+	s    *Options
 	list []*workers.Worker
-	seen Seen
+	seen FleetView
 }
 
 func newTrial(t *testing.T, list ...*workers.Worker) *trial {
@@ -28,7 +28,7 @@ func newTrial(t *testing.T, list ...*workers.Worker) *trial {
 
 // next decides and returns the chosen workers, nil where a phase has none.
 func (q *trial) next() (decode, prefill *workers.Worker, e Effects) {
-	e = q.r.Decide(q.s, q.list, 16, q.seen)
+	e = q.r.NextPlan(q.s, q.list, 16, q.seen)
 	d, p := chosen(&q.r)
 	find := func(name string) *workers.Worker {
 		i := slices.IndexFunc(q.list, func(w *workers.Worker) bool { return w.Name == name })
@@ -71,7 +71,7 @@ func TestStayEndsNoEjection(t *testing.T) {
 				}
 				break
 			}
-			if next := q.r.NoChoice(); next.Step != attempt.Recall {
+			if next := q.r.NoChoice(); next.Step != attempt.LiftBans {
 				t.Fatalf("%s: %s", reason, next.Step)
 			}
 		}
@@ -111,7 +111,7 @@ func TestStaleMayHaveDied(t *testing.T) {
 			for range 8 {
 				d, p, _ := q.next()
 				if d == nil {
-					if q.r.NoChoice().Step != attempt.Recall {
+					if q.r.NoChoice().Step != attempt.LiftBans {
 						break
 					}
 					continue

@@ -1,4 +1,4 @@
-// Package ledger is the router's own account of work in flight: per rank, how
+// Package ledger counts the work that the router has in flight: per rank, how
 // many requests it runs, how many prompt tokens it has still to prefill and how
 // many KV blocks its requests hold.
 //
@@ -8,9 +8,9 @@
 // its stream. After a drain the ledger is zero, and Balanced names every rank
 // where it is not.
 //
-// An account belongs to a *workers.Rank, not to its slot: when a slot is used
+// A load belongs to a *workers.Rank, not to its slot: when a slot is used
 // again by another rank, reservations on the old rank, late ones included, still
-// count against the old account and leave the new one alone.
+// count against the old load and leave the new one alone.
 //
 // Blocks are counted per request, also where running requests share a prompt
 // prefix: a decode step reads the whole context of every sequence, so this is
@@ -83,9 +83,9 @@ func (c *Claim) blocks(generated int) int {
 	return (c.ContextTokens + generated + c.BlockSize - 1) / c.BlockSize
 }
 
-// account is one rank's figures. The counters are read without a lock; a
+// rankLoad is one rank's figures. The counters are read without a lock; a
 // reader may see one of them before and another after a concurrent change.
-type account struct {
+type rankLoad struct {
 	rank      *workers.Rank
 	requests  atomic.Int64
 	answering atomic.Int64
@@ -98,28 +98,28 @@ type account struct {
 // fresh is a fading sum and the ledger's clock at the time it was right.
 type fresh struct{ tokens, at float64 }
 
-func (a *account) amounts() Amounts {
+func (a *rankLoad) amounts() Amounts {
 	return Amounts{Requests: int(a.requests.Load()), Answering: int(a.answering.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load())}
 }
 
-// Ledger is the account of a fleet. It is safe for concurrent use.
+// Ledger has the loads of a fleet's ranks. It is safe for concurrent use.
 type Ledger struct {
 	// slots is indexed by Rank.Slot and copied on write.
-	slots atomic.Pointer[[]*account]
+	slots atomic.Pointer[[]*rankLoad]
 	// clock is the uncached tokens given to all ranks so far.
 	clock atomic.Uint64
 	turn  atomic.Uint64
-	ranks atomic.Int64 // accounts in slots
+	ranks atomic.Int64 // rank loads in slots
 
 	doubles atomic.Uint64
 	// eased is called when work has left a rank; nil for nobody.
 	eased func()
 
 	mu sync.Mutex // guards writes of slots, and:
-	// retired are accounts without a slot that have work in flight: it went to
+	// retired are loads without a slot that have work in flight: it went to
 	// another rank, or theirs left the fleet. Those without work are dropped at the
 	// next change.
-	retired []*account
+	retired []*rankLoad
 	// gone are the numbers of the last ranks that were forgotten, by slot.
 	gone []uint64
 }
@@ -127,7 +127,7 @@ type Ledger struct {
 // New is an empty ledger.
 func New() *Ledger {
 	l := &Ledger{}
-	l.slots.Store(new([]*account))
+	l.slots.Store(new([]*rankLoad))
 	return l
 }
 
@@ -141,8 +141,8 @@ func (l *Ledger) ease() {
 	}
 }
 
-// find is the rank's account, or nil if it has none.
-func (l *Ledger) find(r *workers.Rank) *account {
+// find is the rank's load, or nil if it has none.
+func (l *Ledger) find(r *workers.Rank) *rankLoad {
 	s := *l.slots.Load()
 	if int(r.Slot) < len(s) {
 		if a := s[r.Slot]; a != nil && a.rank == r {
@@ -152,8 +152,8 @@ func (l *Ledger) find(r *workers.Rank) *account {
 	return nil
 }
 
-// open is the rank's account, made if needed.
-func (l *Ledger) open(r *workers.Rank) *account {
+// open is the rank's load, made if needed.
+func (l *Ledger) open(r *workers.Rank) *rankLoad {
 	if a := l.find(r); a != nil {
 		return a
 	}
@@ -164,19 +164,19 @@ func (l *Ledger) open(r *workers.Rank) *account {
 	}
 	l.dropRetired()
 	// A rank that lost its slot may still get work from a decision made
-	// before; it keeps its account.
+	// before; it keeps its load.
 	for _, a := range l.retired {
 		if a.rank == r {
 			return a
 		}
 	}
-	a := &account{rank: r}
+	a := &rankLoad{rank: r}
 	if l.left(r) {
 		l.retired = append(l.retired, a)
 		return a
 	}
 	old := *l.slots.Load()
-	s := make([]*account, max(len(old), int(r.Slot)+1))
+	s := make([]*rankLoad, max(len(old), int(r.Slot)+1))
 	copy(s, old)
 	was := s[r.Slot]
 	s[r.Slot] = a
@@ -198,8 +198,8 @@ func (l *Ledger) left(r *workers.Rank) bool {
 	return int(r.Slot) < len(l.gone) && l.gone[r.Slot] >= r.Number
 }
 
-// relist keeps an account that has lost its slot on the books.
-func (l *Ledger) relist(a *account) {
+// relist keeps a load that has lost its slot on the books.
+func (l *Ledger) relist(a *rankLoad) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.find(a.rank) != a && !slices.Contains(l.retired, a) {
@@ -207,7 +207,7 @@ func (l *Ledger) relist(a *account) {
 	}
 }
 
-// dropRetired drops retired accounts without work. The caller holds mu.
+// dropRetired drops retired loads without work. The caller holds mu.
 func (l *Ledger) dropRetired() {
 	kept := l.retired[:0]
 	for _, a := range l.retired {
@@ -224,7 +224,7 @@ func (l *Ledger) dropRetired() {
 func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 	a := l.open(r)
 	c.PrefillTokens, c.LoadTokens = max(c.PrefillTokens, 0), max(c.LoadTokens, 0)
-	v := &Reservation{ledger: l, account: a, claim: c, prefill: c.PrefillTokens, blocks: c.blocks(0)}
+	v := &Reservation{ledger: l, load: a, claim: c, prefill: c.PrefillTokens, blocks: c.blocks(0)}
 	a.requests.Add(1)
 	a.prefill.Add(int64(v.prefill))
 	a.blocks.Add(int64(v.blocks))
@@ -272,7 +272,7 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 	now.LastTurn = a.lastTurn.Load()
 }
 
-// Forget drops the account of a rank that left the fleet. Work still in flight
+// Forget drops the load of a rank that left the fleet. Work still in flight
 // on it stays on the books until it is released.
 func (l *Ledger) Forget(r *workers.Rank) {
 	l.mu.Lock()
@@ -286,7 +286,7 @@ func (l *Ledger) Forget(r *workers.Rank) {
 	if a == nil {
 		return
 	}
-	s := append([]*account(nil), *l.slots.Load()...)
+	s := append([]*rankLoad(nil), *l.slots.Load()...)
 	s[r.Slot] = nil
 	l.slots.Store(&s)
 	l.ranks.Add(-1)
@@ -295,8 +295,8 @@ func (l *Ledger) Forget(r *workers.Rank) {
 	}
 }
 
-// each calls on for every account.
-func (l *Ledger) each(on func(a *account)) {
+// each calls on for the load of every rank.
+func (l *Ledger) each(on func(a *rankLoad)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range *l.slots.Load() {
@@ -312,7 +312,7 @@ func (l *Ledger) each(on func(a *account)) {
 // Total is the work in flight on all ranks.
 func (l *Ledger) Total() Amounts {
 	var t Amounts
-	l.each(func(a *account) {
+	l.each(func(a *rankLoad) {
 		v := a.amounts()
 		t.Requests += v.Requests
 		t.Answering += v.Answering
@@ -330,7 +330,7 @@ func (l *Ledger) DoubleReleases() uint64 { return l.doubles.Load() }
 // work on the books. It is meant for after a drain.
 func (l *Ledger) Balanced() error {
 	var errs []error
-	l.each(func(a *account) {
+	l.each(func(a *rankLoad) {
 		if v := a.amounts(); !v.zero() {
 			errs = append(errs, fmt.Errorf("ledger: %s holds %d requests, %d of them answering, %d prefill tokens, %d decode blocks",
 				a.rank.Label, v.Requests, v.Answering, v.PrefillTokens, v.DecodeBlocks))
@@ -342,9 +342,9 @@ func (l *Ledger) Balanced() error {
 // Reservation is the work of one request on one rank. Its methods are safe for
 // concurrent use, in any order and number; after Release they do nothing.
 type Reservation struct {
-	ledger  *Ledger
-	account *account
-	claim   Claim
+	ledger *Ledger
+	load   *rankLoad
+	claim  Claim
 
 	mu        sync.Mutex // guards the fields below
 	released  bool
@@ -358,11 +358,11 @@ type Reservation struct {
 func (v *Reservation) FirstToken() {
 	v.mu.Lock()
 	had := v.prefill
-	v.account.prefill.Add(-int64(had))
+	v.load.prefill.Add(-int64(had))
 	v.prefill = 0
 	if !v.answering && !v.released {
 		v.answering = true
-		v.account.answering.Add(1)
+		v.load.answering.Add(1)
 	}
 	v.mu.Unlock()
 	if had > 0 {
@@ -379,7 +379,7 @@ func (v *Reservation) Progress(generated int) {
 		return
 	}
 	if n := v.claim.blocks(generated); n > v.blocks {
-		v.account.blocks.Add(int64(n - v.blocks))
+		v.load.blocks.Add(int64(n - v.blocks))
 		v.blocks = n
 	}
 }
@@ -394,7 +394,7 @@ func (v *Reservation) Release() bool {
 		return false
 	}
 	v.released = true
-	a := v.account
+	a := v.load
 	a.prefill.Add(-int64(v.prefill))
 	a.blocks.Add(-int64(v.blocks))
 	if v.answering {

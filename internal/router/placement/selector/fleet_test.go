@@ -231,7 +231,7 @@ func (f fleet) run(reqs []request) outcome {
 				Phase: route.Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
 				Candidates: cands, Draw: splitmix(uint64(e.req)), Turn: uint64(e.req),
 			}
-			selector.Rank(&in, &rk)
+			selector.Pick(&in, &rk)
 			b, _ := rk.Best()
 			s := &ranks[b]
 			cached := min(cands[b].OverlapBlocks*traceBlock, r.InputLength)

@@ -10,10 +10,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// Rank orders the candidates of in by its policy, writes what it thought of them
+// Pick orders the candidates of in by its policy, writes what it thought of them
 // into them, and fills out, whose order it reuses. An unknown policy ranks as KV;
 // ParsePolicy keeps them out.
-func Rank(in *Input, out *Ranking) {
+func Pick(in *Input, out *Ranking) {
 	*out = Ranking{Policy: in.Policy, Order: out.Order[:0]}
 	if len(in.Candidates) == 0 {
 		out.Verdict = NoCandidates

@@ -20,7 +20,7 @@ import (
 // rank runs a policy and gives the labels in order.
 func rank(in Input) ([]string, *Ranking) {
 	var out Ranking
-	Rank(&in, &out)
+	Pick(&in, &out)
 	labels := make([]string, len(out.Order))
 	for i, k := range out.Order {
 		labels[i] = in.Candidates[k].Rank
@@ -374,7 +374,7 @@ func TestPowerOfTwo(t *testing.T) {
 	for i := range uint64(draws) {
 		in := Input{Policy: PowerOfTwo, Candidates: c, Draw: mix(i)}
 		var out Ranking
-		Rank(&in, &out)
+		Pick(&in, &out)
 		first, second := out.Order[0], out.Order[1]
 		if first > second {
 			t.Fatalf("draw %d: the more loaded %d came before %d", i, first, second)
@@ -547,7 +547,7 @@ func TestRankProperties(t *testing.T) {
 			c := &in.Candidates[i] // as a ranking among others may have left it
 			c.Cost, c.Terms, c.Excluded, c.ExcludedCode = -1, decision.Terms{Queue: 7}, "vetoed", ExcludedGiven
 		}
-		Rank(&in, &reused)
+		Pick(&in, &reused)
 		if d := gocmp.Diff(scored, in.Candidates); d != "" {
 			t.Fatalf("candidates that were ranked before are scored otherwise (-first +again)\n%s", d)
 		}
@@ -627,7 +627,7 @@ func TestKVOrderMatchesModel(t *testing.T) {
 		in := drawInput(t)
 		in.Policy, in.Weights.Temperature = KV, 0
 		var out Ranking
-		Rank(&in, &out)
+		Pick(&in, &out)
 		model := slices.Clone(out.Order)
 		slices.SortStableFunc(model, func(a, b int) int {
 			x, y := in.Candidates[a], in.Candidates[b]
@@ -655,8 +655,8 @@ func TestRankAllocatesNothing(t *testing.T) {
 	for _, p := range Policies() {
 		in := benchInput(64, p)
 		var out Ranking
-		Rank(&in, &out)
-		if n := testing.AllocsPerRun(50, func() { Rank(&in, &out) }); n != 0 {
+		Pick(&in, &out)
+		if n := testing.AllocsPerRun(50, func() { Pick(&in, &out) }); n != 0 {
 			t.Errorf("%s: %v allocations", p, n)
 		}
 	}
@@ -670,7 +670,7 @@ func BenchmarkRank(b *testing.B) {
 				var out Ranking
 				b.ReportAllocs()
 				for b.Loop() {
-					Rank(&in, &out)
+					Pick(&in, &out)
 				}
 			})
 		}

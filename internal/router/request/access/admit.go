@@ -43,17 +43,17 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 }
 
 // Refusal is the error for a request whose model the key is not for, whether it exists or
-// not; nil where the key is for one of the model's names. asked is what the client calls
+// not; nil where the key is for one of the model's names. requested is what the client calls
 // it, empty where the request names none.
-func (k *Key) Refusal(asked string, names ...string) error {
+func (k *Key) Refusal(requested string, names ...string) error {
 	if k.May(names...) {
 		return nil
 	}
 	e := &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Param: "model"}
-	if asked == "" {
+	if requested == "" {
 		e.Message = fmt.Sprintf("the request names no model, and the API key %q is not for the one that would serve it; the key is for %q", k.Name, k.Models)
 	} else {
-		e.Message = fmt.Sprintf("the API key %q is not for the model %q; it is for %q", k.Name, api.Clip(asked), k.Models)
+		e.Message = fmt.Sprintf("the API key %q is not for the model %q; it is for %q", k.Name, api.Clip(requested), k.Models)
 	}
 	return e
 }

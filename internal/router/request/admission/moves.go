@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// Moves paces streams that go on elsewhere: an engine that dies with two hundred of
+// Moves paces streams that continue elsewhere: an engine that dies with two hundred of
 // them leaves two hundred prompts at once, and the engines that take them have streams of
 // their own. On each rank a few have their prompt computed at a time, first come, first served
-// ([Places]). How many wait is bounded as requests in progress are. The zero value is ready.
+// ([MoveQueue]). How many wait is bounded as requests in progress are. The zero value is ready.
 type Moves struct {
-	mu     sync.Mutex
-	places Places
-	turn   map[*Wish]chan struct{} // of those who wait: closed when it has its places
+	mu    sync.Mutex
+	queue MoveQueue
+	ready map[*MoveWaiter]chan struct{} // of those who wait: closed when its ranks take it
 }
 
-// Enter takes a place on each rank of slots, all at once; a rank has limit of them. While
-// it waits it calls beat once per every. The error is that of ctx or of
-// beat, and no place is taken then.
+// Enter returns once all ranks of slots take the move; a rank takes limit of them at a
+// time. While it waits it calls beat once per every. The error is that of ctx or of beat,
+// and the move has not begun then.
 func (m *Moves) Enter(ctx context.Context, slots []uint32, limit int, every time.Duration, beat func() error) error {
-	w := &Wish{Slots: slots, Limit: limit}
-	turn := m.wait(w)
-	if turn == nil {
+	w := &MoveWaiter{Slots: slots, Limit: limit}
+	ready := m.wait(w)
+	if ready == nil {
 		return nil
 	}
 	timer := time.NewTimer(every)
@@ -32,7 +32,7 @@ func (m *Moves) Enter(ctx context.Context, slots []uint32, limit int, every time
 		case <-ctx.Done():
 			m.drop(w)
 			return ctx.Err()
-		case <-turn:
+		case <-ready:
 			return nil
 		case <-timer.C:
 			if err := beat(); err != nil {
@@ -44,66 +44,66 @@ func (m *Moves) Enter(ctx context.Context, slots []uint32, limit int, every time
 	}
 }
 
-// wait takes the places, or stands in line for them and returns what is closed when it
-// has them.
-func (m *Moves) wait(w *Wish) chan struct{} {
+// wait begins the move, or puts it into the queue and returns a channel that is closed when
+// its ranks take it.
+func (m *Moves) wait(w *MoveWaiter) chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.places.Take(w.Slots, w.Limit) {
+	if m.queue.Take(w.Slots, w.Limit) {
 		return nil
 	}
-	if m.turn == nil {
-		m.turn = map[*Wish]chan struct{}{}
+	if m.ready == nil {
+		m.ready = map[*MoveWaiter]chan struct{}{}
 	}
-	turn := make(chan struct{})
-	m.turn[w] = turn
-	m.places.Wait(w)
+	ready := make(chan struct{})
+	m.ready[w] = ready
+	m.queue.Wait(w)
 	m.next() // its limit may be another one than that of those before
-	return turn
+	return ready
 }
 
-// next wakes those that have their places now; mu is held.
+// next wakes those whose ranks take them now; mu is held.
 func (m *Moves) next() {
-	for w := m.places.Next(); w != nil; w = m.places.Next() {
-		close(m.turn[w])
-		delete(m.turn, w)
+	for w := m.queue.Next(); w != nil; w = m.queue.Next() {
+		close(m.ready[w])
+		delete(m.ready, w)
 	}
 }
 
 // drop gives up waiting.
-func (m *Moves) drop(w *Wish) {
+func (m *Moves) drop(w *MoveWaiter) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.turn, w)
-	m.places.Drop(w)
+	delete(m.ready, w)
+	m.queue.Drop(w)
 	m.next()
 }
 
-// Waiting is how many streams wait for a place on a rank.
+// Waiting is how many streams wait to move to a rank.
 func (m *Moves) Waiting(slot uint32) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.places.Waiting(slot)
+	return m.queue.Waiting(slot)
 }
 
-// Try takes the places, if they are free now.
+// Try begins the move, if all its ranks take it now.
 func (m *Moves) Try(slots []uint32, limit int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.places.Take(slots, limit)
+	return m.queue.Take(slots, limit)
 }
 
-// Free reports whether a stream that comes now gets a place on a rank.
+// Free reports whether a rank takes a stream that comes now.
 func (m *Moves) Free(slot uint32, limit int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.places.Free(slot, limit)
+	return m.queue.Free(slot, limit)
 }
 
-// Leave gives the places back.
+// Leave ends the move.
 func (m *Moves) Leave(slots []uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.places.Leave(slots)
+	m.queue.Leave(slots)
 	m.next()
 }

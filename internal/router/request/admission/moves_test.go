@@ -40,8 +40,8 @@ func TestMovesTakeTurns(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if most != 4 || beats == 0 || !m.places.Idle() || len(m.turn) != 0 {
-			t.Errorf("at most %d at once, %d beats, left %v", most, beats, m.turn)
+		if most != 4 || beats == 0 || !m.queue.Idle() || len(m.ready) != 0 {
+			t.Errorf("at most %d at once, %d beats, left %v", most, beats, m.ready)
 		}
 		if err := m.Enter(t.Context(), []uint32{1}, 1, time.Second, nil); err != nil {
 			t.Fatal(err)

@@ -15,9 +15,9 @@ const (
 	headerMaxWait  = "X-Dynctl-Max-Wait"
 )
 
-// Ask takes into the claim what a client's headers ask for. Every client may lower its
+// ReadHeaders takes into the claim what a client's headers ask for. Every client may lower its
 // priority; only one that may steer raises it.
-func (c *Claim) Ask(h http.Header, steers bool) error {
+func (c *Claim) ReadHeaders(h http.Header, steers bool) error {
 	if name := h.Get(headerPriority); name != "" {
 		b, ok := ParseBand(name)
 		if !ok {
@@ -37,11 +37,11 @@ func (c *Claim) Ask(h http.Header, steers bool) error {
 	return nil
 }
 
-// Queue is where requests wait in a line.
-type Queue struct {
-	Line interface {
-		// Wait is [Line.Wait].
-		Wait(queue string) (time.Duration, bool)
+// NamedQueue is a model's queue, or with an empty name the only one.
+type NamedQueue struct {
+	Queue interface {
+		// EstimateWait is [Queue.EstimateWait].
+		EstimateWait(queue string) (time.Duration, bool)
 	}
 	Name string
 }
@@ -49,14 +49,14 @@ type Queue struct {
 // Refusal is the answer to a request that is not let in, and its reason for metrics. A
 // request that finds no room is to come again after the time that those which wait in these
 // queues will take at the recent rate, a minute at most.
-func Refusal(err error, queues ...Queue) (reason string, answer error) {
+func Refusal(err error, queues ...NamedQueue) (reason string, answer error) {
 	switch {
 	case errors.Is(err, ErrClosed):
 		return "draining", &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}
 	case errors.Is(err, ErrFull), errors.Is(err, ErrTimeout), errors.Is(err, ErrHopeless):
 		after := time.Second
 		for _, q := range queues {
-			if d, known := q.Line.Wait(q.Name); known {
+			if d, known := q.Queue.EstimateWait(q.Name); known {
 				after = max(after, d)
 			}
 		}

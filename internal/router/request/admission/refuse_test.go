@@ -38,7 +38,7 @@ func TestAsk(t *testing.T) {
 		h.Set(headerPriority, c.priority)
 		h.Set(headerMaxWait, c.wait)
 		got := Claim{Band: Normal}
-		err := got.Ask(h, c.steers)
+		err := got.ReadHeaders(h, c.steers)
 		if got.Band != c.band || got.Patience != c.patience {
 			t.Errorf("%+v: band %v, patience %v", c, got.Band, got.Patience)
 		}
@@ -60,8 +60,8 @@ func TestAsk(t *testing.T) {
 // come again, as late as the slowest queue needs and within a minute.
 func TestRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		line := NewLine(1, time.Minute, 0)
-		queues := []Queue{{NewLine(1, time.Minute, 0), ""}, {line, "m"}}
+		line := NewQueue(1, time.Minute, 0)
+		queues := []NamedQueue{{NewQueue(1, time.Minute, 0), ""}, {line, "m"}}
 		for _, c := range []struct {
 			err    error
 			reason string
@@ -79,8 +79,8 @@ func TestRefusal(t *testing.T) {
 			}
 		}
 		for range 2 {
-			line.turns.queue("m").took[line.turns.queue("m").tookAt] = time.Now()
-			line.turns.queue("m").tookAt++
+			line.order.queue("m").took[line.order.queue("m").tookAt] = time.Now()
+			line.order.queue("m").tookAt++
 			<-time.After(10 * time.Second)
 		}
 		if _, answer := Refusal(ErrFull, queues...); api.FromError(answer).RetryAfter != 10*time.Second {

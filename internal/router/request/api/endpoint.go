@@ -71,8 +71,8 @@ type Endpoint struct {
 	Splittable bool
 	// Streamable says that the answer may be an event stream.
 	Streamable bool
-	// Local says that the router answers by itself.
-	Local bool
+	// ByRouter reports that the router itself answers.
+	ByRouter bool
 }
 
 var (
@@ -109,8 +109,8 @@ var endpoints = func() map[string]*Endpoint {
 		jsonPost("/pooling", Pooling), jsonPost("/v1/pooling", Pooling),
 		jsonPost("/tokenize", Tokenize), jsonPost("/v1/tokenize", Tokenize),
 		jsonPost("/detokenize", Detokenize), jsonPost("/v1/detokenize", Detokenize),
-		{Path: "/v1/models", Kind: Models, Methods: get, Local: true},
-		{Path: "/v1/models/", Kind: Model, Methods: get, Local: true},
+		{Path: "/v1/models", Kind: Models, Methods: get, ByRouter: true},
+		{Path: "/v1/models/", Kind: Model, Methods: get, ByRouter: true},
 		{Path: "/v1/audio/transcriptions", Kind: Transcription, Methods: post, Body: MultipartBody, Streamable: true},
 		{Path: "/v1/audio/translations", Kind: Transcription, Methods: post, Body: MultipartBody, Streamable: true},
 		generation("/v1/audio/speech", Speech, false),

@@ -29,7 +29,7 @@ type Lists struct {
 func (l *Lists) Get(ctx context.Context, hops string) (*List, error) {
 	fleet := l.Fleet()
 	return l.cache.Get(ctx, fleet.Revision, func() *List {
-		list, err := Ask(ctx, fleet, l.Aliases(), func(ctx context.Context, w *workers.Worker) []byte { return l.Of(ctx, w, hops) })
+		list, err := Query(ctx, fleet, l.Aliases(), func(ctx context.Context, w *workers.Worker) []byte { return l.Of(ctx, w, hops) })
 		if err != nil {
 			l.Failed(err)
 		}
@@ -66,9 +66,9 @@ func (a *answer) fresh(revision uint64, now time.Time) bool {
 	}
 }
 
-// Get is the list at a fleet's revision, which ask fetches where there is none yet. The
+// Get is the list at a fleet's revision, which fetch gets where there is none yet. The
 // error is that of ctx.
-func (c *Cache) Get(ctx context.Context, revision uint64, ask func() *List) (*List, error) {
+func (c *Cache) Get(ctx context.Context, revision uint64, fetch func() *List) (*List, error) {
 	for {
 		c.mu.Lock()
 		a := c.answer
@@ -81,7 +81,7 @@ func (c *Cache) Get(ctx context.Context, revision uint64, ask func() *List) (*Li
 		if mine {
 			func() {
 				defer close(a.done)
-				a.list = ask()
+				a.list = fetch()
 				a.at = time.Now()
 			}()
 		}

@@ -15,28 +15,28 @@ import (
 )
 
 const (
-	askTimeout = 2 * time.Second // for all workers together
-	askAtOnce  = 16
+	queryTimeout  = 2 * time.Second // for all workers together
+	queriesAtOnce = 16
 )
 
-// Ask asks the usable workers of a fleet for their models, one for each set of models,
-// and merges what they answer. Of a worker that ask gives nil of, the models are missing.
-// The answer is for other requests, too: that ctx ends does not make it empty.
-func Ask(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, ask func(context.Context, *workers.Worker) []byte) (*List, error) {
-	var asked []*workers.Worker
+// Query requests the models of a fleet's usable workers, of one for each set of models, and
+// merges their answers. Models of a worker for which query returns nil are missing. The
+// answer is for other requests, too: that ctx ends does not make it empty.
+func Query(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, query func(context.Context, *workers.Worker) []byte) (*List, error) {
+	var queried []*workers.Worker
 	for _, w := range fleet.Workers {
-		if ok, _ := w.State.Usable(); ok && !slices.ContainsFunc(asked, func(a *workers.Worker) bool { return slices.Equal(a.Models, w.Models) }) {
-			asked = append(asked, w)
+		if ok, _ := w.State.Usable(); ok && !slices.ContainsFunc(queried, func(a *workers.Worker) bool { return slices.Equal(a.Models, w.Models) }) {
+			queried = append(queried, w)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), queryTimeout)
 	defer cancel()
-	answers := make([][]byte, len(asked))
+	answers := make([][]byte, len(queried))
 	var g errgroup.Group
-	g.SetLimit(askAtOnce)
-	for i, w := range asked {
+	g.SetLimit(queriesAtOnce)
+	for i, w := range queried {
 		g.Go(func() error {
-			answers[i] = ask(ctx, w)
+			answers[i] = query(ctx, w)
 			return nil
 		})
 	}
@@ -47,13 +47,13 @@ func Ask(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, ask func
 // NotServed is the error for a client that asks for a model which no worker of a fleet
 // serves. While the router is starting, a worker that has not reported its models yet may
 // serve it: clients try again after a 503, not after a 404.
-func NotServed(asked string, fleet *workers.Snapshot, starting bool) *api.Error {
-	if e := unreported(asked, fleet, starting); e != nil {
+func NotServed(requested string, fleet *workers.Snapshot, starting bool) *api.Error {
+	if e := unreported(requested, fleet, starting); e != nil {
 		return e
 	}
-	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model", Message: fmt.Sprintf("no worker serves the model %q", api.Clip(asked))}
-	if known := fleet.Models(); workers.Nearest(asked, known) != "" {
-		e.Message += fmt.Sprintf("; did you mean %q?", workers.Nearest(asked, known))
+	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model", Message: fmt.Sprintf("no worker serves the model %q", api.Clip(requested))}
+	if known := fleet.Models(); workers.Nearest(requested, known) != "" {
+		e.Message += fmt.Sprintf("; did you mean %q?", workers.Nearest(requested, known))
 	} else if len(known) <= most {
 		e.Message += fmt.Sprintf("; served here: %q", known)
 	}
@@ -65,7 +65,7 @@ const most = 8
 
 // unreported is the error for a model that a worker may serve which has not reported its
 // models yet; nil where there is no such worker, or no time for it is left.
-func unreported(asked string, fleet *workers.Snapshot, starting bool) *api.Error {
+func unreported(requested string, fleet *workers.Snapshot, starting bool) *api.Error {
 	e := &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second}
 	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
 	switch {
@@ -73,25 +73,25 @@ func unreported(asked string, fleet *workers.Snapshot, starting bool) *api.Error
 		e.Message = "no worker has reported its models yet"
 	case !starting || !slices.ContainsFunc(fleet.Workers, silent):
 		return nil
-	case asked == "":
+	case requested == "":
 		e.Message = "the request names no model, and not all workers have reported theirs yet; try again, or name the model"
 	default:
-		e.Message = fmt.Sprintf("no worker that has reported its models serves %q, and others have not reported theirs yet; try again", api.Clip(asked))
+		e.Message = fmt.Sprintf("no worker that has reported its models serves %q, and others have not reported theirs yet; try again", api.Clip(requested))
 	}
 	return e
 }
 
-// Unresolved is the error for a request that does not say, by the name asked or without
+// Unresolved is the error for a request that does not say, by the requested name or without
 // one, which model it is for; nil where it does, or the operator does. of is what the fleet
 // makes of the name. The error names the models that the client may have.
 //
 // While the router is starting, a worker that has not reported its models yet may serve
 // the name, or a second model beside the only one.
-func Unresolved(asked string, of workers.Resolved, fleet *workers.Snapshot, starting bool, may func(model string) bool) *api.Error {
-	if guessed := (asked == "") != of.Default; !guessed {
+func Unresolved(requested string, of workers.Resolved, fleet *workers.Snapshot, starting bool, may func(model string) bool) *api.Error {
+	if guessed := (requested == "") != of.Default; !guessed {
 		return nil // by its name, or by the default for requests without one
 	}
-	if e := unreported(asked, fleet, starting); e != nil || of.Model != "" {
+	if e := unreported(requested, fleet, starting); e != nil || of.Model != "" {
 		return e
 	}
 	list := slices.DeleteFunc(slices.Clone(fleet.Models()), func(m string) bool { return !may(m) })
@@ -114,12 +114,12 @@ type Key interface {
 
 // Find is the model that a request asks for, as a key may. The error is that there is none,
 // or that no worker serves it.
-func Find(asked string, fleet *workers.Snapshot, starting bool, key Key) (workers.Resolved, error) {
-	of := fleet.Resolve(asked)
-	if e := Unresolved(asked, of, fleet, starting, func(model string) bool { return key.May(model) }); e != nil {
+func Find(requested string, fleet *workers.Snapshot, starting bool, key Key) (workers.Resolved, error) {
+	of := fleet.Resolve(requested)
+	if e := Unresolved(requested, of, fleet, starting, func(model string) bool { return key.May(model) }); e != nil {
 		return of, e
 	}
-	if err := key.Refusal(asked, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
+	if err := key.Refusal(requested, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
 		return of, err
 	}
 	switch {
@@ -130,21 +130,21 @@ func Find(asked string, fleet *workers.Snapshot, starting bool, key Key) (worker
 		e.Message = "routing.default_model: " + e.Message
 		return of, e
 	}
-	return of, NotServed(asked, fleet, starting)
+	return of, NotServed(requested, fleet, starting)
 }
 
 // Note says for a receipt how the model was found for a request that does not have its name
 // or a plain alias of it; empty for one that does.
-func Note(asked string, of workers.Resolved) string {
+func Note(requested string, of workers.Resolved) string {
 	switch {
-	case asked == "" && of.Default:
+	case requested == "" && of.Default:
 		return "no model in the request; served by routing.default_model " + of.Model
-	case asked == "" && of.Model != "":
+	case requested == "" && of.Model != "":
 		return fmt.Sprintf("no model in the request; %s is the only one served", of.Model)
 	case of.Default:
-		return fmt.Sprintf("unknown model %q; served by routing.default_model %s", api.Clip(asked), of.Model)
+		return fmt.Sprintf("unknown model %q; served by routing.default_model %s", api.Clip(requested), of.Model)
 	case workers.IsPattern(of.Alias):
-		return fmt.Sprintf("model %q matches the alias %q; served by %s", api.Clip(asked), of.Alias, of.Model)
+		return fmt.Sprintf("model %q matches the alias %q; served by %s", api.Clip(requested), of.Alias, of.Model)
 	}
 	return ""
 }

@@ -45,7 +45,7 @@ func TestAsk(t *testing.T) {
 	leave()
 	var mu sync.Mutex
 	asked := map[string]bool{}
-	l, err := Ask(left, f, []Alias{{"alias", "b"}}, func(ctx context.Context, w *workers.Worker) []byte {
+	l, err := Query(left, f, []Alias{{"alias", "b"}}, func(ctx context.Context, w *workers.Worker) []byte {
 		mu.Lock()
 		defer mu.Unlock()
 		asked[w.Name] = true

@@ -66,11 +66,11 @@ type Stage struct {
 
 // modelTokens is the tokenizer of one model.
 type modelTokens struct {
-	engine *tokenize.Engine
-	turn   atomic.Uint64
-	// gated uses the local tokenizer for what it was found to agree on with
+	engine     *tokenize.Engine
+	nextEngine atomic.Uint64
+	// checked uses the local tokenizer for what it was found to agree on with
 	// the engines, and for plain text until that is known; nil without one.
-	gated atomic.Pointer[tokenize.Gated]
+	checked atomic.Pointer[tokenize.SelfChecked]
 	// agrees is what was found; nil while it is not known.
 	agrees atomic.Pointer[tokenize.Agreement]
 	// degraded is why the model's prompts are estimated instead of
@@ -124,7 +124,7 @@ func (t *Stage) model(name string) *modelTokens {
 			Client: &http.Client{Transport: anyWorker{t, name, m}}, BaseURL: "http://engine", Model: name, Timeout: t.timeout, CacheBytes: t.o.CacheBytes,
 		})
 		if t.local != nil {
-			m.gated.Store(tokenize.NewGated(t.local, m.engine, tokenize.Agreement{Agreed: []tokenize.Aspect{tokenize.AspectPrompt}}))
+			m.checked.Store(tokenize.NewSelfChecked(t.local, m.engine, tokenize.Agreement{Agreed: []tokenize.Aspect{tokenize.AspectPrompt}}))
 		}
 		t.models[name] = m
 	}
@@ -142,7 +142,7 @@ type anyWorker struct {
 // reason to go without ids while another one has them.
 func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 	list := a.t.o.Registry.Snapshot().Model(a.model)
-	start := int(a.m.turn.Add(1) % uint64(max(1, len(list))))
+	start := int(a.m.nextEngine.Add(1) % uint64(max(1, len(list))))
 	last := fmt.Errorf("no usable worker for model %q", a.model)
 	for i := range list {
 		w := list[(start+i)%len(list)]
@@ -236,7 +236,7 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 	}
 	var tk tokenize.Tokenizer = m.engine
 	if t.local != nil {
-		tk = m.gated.Load()
+		tk = m.checked.Load()
 	}
 	res, err := ask(ctx, tk)
 	if err != nil {
@@ -437,7 +437,7 @@ func (t *Stage) check(ctx context.Context, m *modelTokens, name string) {
 	if err != nil {
 		return // no engine answers yet; asked again
 	}
-	m.gated.Store(tokenize.NewGated(t.local, m.engine, a))
+	m.checked.Store(tokenize.NewSelfChecked(t.local, m.engine, a))
 	m.agrees.Store(&a)
 	e := eventlog.Event{Kind: "tokenizer_checked", Text: fmt.Sprintf("the local tokenizer gives the ids of the engines of %s", name)}
 	if why := disagreement(&a); why != "" {

@@ -87,7 +87,7 @@ func (e *Engine) Prompt(ctx context.Context, text string, addSpecial bool) (Resu
 	b = rawjson.AppendQuote(append(b, `"prompt":`...), text)
 	b = append(b, `,"add_special_tokens":`...)
 	b = append(strconv.AppendBool(b, addSpecial), '}')
-	return e.ask(ctx, b)
+	return e.fetch(ctx, b)
 }
 
 // chatKeys are the keys of a chat request that POST /tokenize takes.
@@ -137,7 +137,7 @@ func (e *Engine) Chat(ctx context.Context, body []byte) (Result, error) {
 		return Result{}, fmt.Errorf("tokenize chat: chat_template_kwargs: %w: %w", ErrBadRequest, err)
 	}
 	b[len(b)-1] = '}'
-	return e.ask(ctx, b)
+	return e.fetch(ctx, b)
 }
 
 // appendKwargs appends the arguments of the chat template, a comma behind them:
@@ -182,9 +182,9 @@ func appendKwargs(b, kwargs, effort, documents []byte) ([]byte, error) {
 
 type answer struct{ ids []uint32 }
 
-// ask answers from the cache or calls the engine. A caller that leaves does
+// fetch answers from the cache or calls the engine. A caller that leaves does
 // not end the call for others that wait for it.
-func (e *Engine) ask(ctx context.Context, body []byte) (Result, error) {
+func (e *Engine) fetch(ctx context.Context, body []byte) (Result, error) {
 	if len(body) > e.o.MaxRequestBytes {
 		return Result{}, fmt.Errorf("tokenize: request of %d bytes: %w", len(body), ErrTooLarge)
 	}

@@ -374,7 +374,7 @@ func TestSelfCheck(t *testing.T) {
 	if d := cmp.Diff([]Aspect{AspectPrompt, AspectChat, AspectParts}, part.Agreed); d != "" {
 		t.Errorf("agreed (-want +got):\n%s\n%+v", d, part.Probes)
 	}
-	g := NewGated(local, e, part)
+	g := NewSelfChecked(local, e, part)
 	asked.Store(0)
 	r, err := g.Chat(t.Context(), []byte(`{"messages":[{"role":"user","content":"x"}]}`))
 	if err != nil || r.Engine || asked.Load() != 0 {
@@ -385,10 +385,10 @@ func TestSelfCheck(t *testing.T) {
 		t.Errorf("chat with tools: engine %t, %v, %d calls", r.Engine, err, asked.Load())
 	}
 	asked.Store(0)
-	if r, err = NewGated(local, e, Agreement{}).Prompt(t.Context(), "x", true); err != nil || !r.Engine || asked.Load() != 1 {
+	if r, err = NewSelfChecked(local, e, Agreement{}).Prompt(t.Context(), "x", true); err != nil || !r.Engine || asked.Load() != 1 {
 		t.Errorf("a prompt that was not checked: engine %t, %v, %d calls", r.Engine, err, asked.Load())
 	}
-	alone := NewGated(local, nil, Agreement{})
+	alone := NewSelfChecked(local, nil, Agreement{})
 	if _, err := alone.Prompt(t.Context(), "x", true); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("error %v, want ErrUnsupported", err)
 	}

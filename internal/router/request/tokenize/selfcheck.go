@@ -132,22 +132,22 @@ func DefaultProbes(model string) []Probe {
 	}
 }
 
-// Gated uses a local tokenizer for what it was found to agree on, and the
+// SelfChecked uses a local tokenizer for what it was found to agree on, and the
 // engine for the rest.
-type Gated struct {
+type SelfChecked struct {
 	local  Tokenizer
 	engine Tokenizer // nil for none
 	agreed Agreement
 }
 
-// NewGated returns a Gated tokenizer. engine may be nil: what is not agreed is
+// NewSelfChecked returns a SelfChecked tokenizer. engine may be nil: what is not agreed is
 // ErrUnsupported then.
-func NewGated(local, engine Tokenizer, a Agreement) *Gated {
-	return &Gated{local: local, engine: engine, agreed: a}
+func NewSelfChecked(local, engine Tokenizer, a Agreement) *SelfChecked {
+	return &SelfChecked{local: local, engine: engine, agreed: a}
 }
 
 // Prompt implements Tokenizer.
-func (g *Gated) Prompt(ctx context.Context, text string, addSpecial bool) (Result, error) {
+func (g *SelfChecked) Prompt(ctx context.Context, text string, addSpecial bool) (Result, error) {
 	if g.agreed.Has(AspectPrompt) {
 		return g.local.Prompt(ctx, text, addSpecial)
 	}
@@ -158,7 +158,7 @@ func (g *Gated) Prompt(ctx context.Context, text string, addSpecial bool) (Resul
 }
 
 // Chat implements Tokenizer.
-func (g *Gated) Chat(ctx context.Context, body []byte) (Result, error) {
+func (g *SelfChecked) Chat(ctx context.Context, body []byte) (Result, error) {
 	if !slices.ContainsFunc(aspects(body), func(x Aspect) bool { return !g.agreed.Has(x) }) {
 		r, err := g.local.Chat(ctx, body)
 		if !errors.Is(err, ErrUnsupported) || g.engine == nil {

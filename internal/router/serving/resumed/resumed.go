@@ -1,6 +1,6 @@
 // Package resumed has another engine continue a stream whose engine dies in the middle, or
-// whose worker is drained. That one is asked with the ids of the prompt and of what the
-// client has of the answer: to all below, this is a call of its own, whose events are the
+// whose worker is drained. Its prompt is the ids of the first prompt and of what the client
+// has of the answer: to all below, this is a call of its own, whose events are the
 // next ones of the client's stream. No token comes twice.
 package resumed
 
@@ -19,7 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -31,8 +31,8 @@ import (
 // Next serves the parts of a stream.
 type Next interface {
 	serving.Engine
-	// Hold decides on a call and takes its place, without waiting for anything; Do begins
-	// with that. Drop gives the place up.
+	// Hold decides a call and reserves its rank, without waiting for anything; Do begins
+	// with that. Drop releases the reservation.
 	Hold(c *serving.Call, take func(*decide.Run) bool) bool
 	Drop(c *serving.Call)
 }
@@ -40,10 +40,10 @@ type Next interface {
 // Engine is an engine whose streams outlive those of Next, for calls whose settings ask for
 // it (continue.mode).
 type Engine struct {
-	Next   Next
-	Asker  *question.Asker
-	Tokens Tokens
-	Fleet  func() *workers.Snapshot
+	Next    Next
+	Decider *routing.Decider
+	Tokens  Tokens
+	Fleet   func() *workers.Snapshot
 	// Bodies is the memory of what is kept of streams, Moves paces what continues.
 	Bodies *admission.Memory
 	Moves  Moves
@@ -51,11 +51,11 @@ type Engine struct {
 
 // Parts are what New composes an engine of.
 type Parts struct {
-	Asker *question.Asker
-	Fleet func() *workers.Snapshot
-	// Line and Gate are those of [serving.Decider].
-	Line serving.Line
-	Gate *admission.Line
+	Decider *routing.Decider
+	Fleet   func() *workers.Snapshot
+	// Queue and DoorQueue are those of [serving.FleetPlanner].
+	Queue     serving.Queue
+	DoorQueue *admission.Queue
 	// Watched wraps the planner, for tests that look at decisions. It may be nil.
 	Watched func(serving.Planner) serving.Planner
 	Legs    *serving.Legs
@@ -71,17 +71,17 @@ type Parts struct {
 // New composes what answers calls: legs below decisions, below attempts, below streams that
 // continue on another engine.
 func New(p Parts) *Engine {
-	decider := &serving.Decider{Asker: p.Asker, Fleet: p.Fleet, Line: p.Line, Gate: p.Gate, Legs: p.Legs}
-	planner := serving.Planner(decider)
+	fleet := &serving.FleetPlanner{Decider: p.Decider, Fleet: p.Fleet, Queue: p.Queue, DoorQueue: p.DoorQueue, Legs: p.Legs}
+	planner := serving.Planner(fleet)
 	if p.Watched != nil {
 		planner = p.Watched(planner)
 	}
 	retried := &serving.Retried{Planner: planner, Budget: p.Budget, Repeats: p.Legs.Repeats, Outliers: p.Outliers, Failures: p.Failures}
 	type next struct {
 		*serving.Retried
-		*serving.Decider
+		*serving.FleetPlanner
 	}
-	return &Engine{Next: next{retried, decider}, Asker: p.Asker, Tokens: p.Tokens, Fleet: p.Fleet, Bodies: p.Bodies, Moves: p.Moves}
+	return &Engine{Next: next{retried, fleet}, Decider: p.Decider, Tokens: p.Tokens, Fleet: p.Fleet, Bodies: p.Bodies, Moves: p.Moves}
 }
 
 // Tokens are the texts of token ids, as prompt.Stage has them.
@@ -99,13 +99,13 @@ type Moves interface {
 }
 
 const (
-	// alignTimeout bounds asking an engine where a text ends in its tokens.
+	// alignTimeout bounds a request to an engine for where a text ends in its tokens.
 	alignTimeout = 2 * time.Second
-	// heartbeat is how often a stream that waits for its turn to continue elsewhere gets a
+	// heartbeat is how often a stream that waits to continue elsewhere gets a
 	// comment, for clients and proxies that give up silent streams.
 	heartbeat = 5 * time.Second
-	// askForMove is how often a stream whose worker is drained asks for a place elsewhere.
-	askForMove = 50 * time.Millisecond
+	// moveInterval is how often a stream whose worker is drained looks for a rank elsewhere.
+	moveInterval = 50 * time.Millisecond
 )
 
 var (
@@ -117,7 +117,7 @@ var (
 
 // Do is [serving.Engine.Do].
 func (e *Engine) Do(ctx context.Context, c *serving.Call) (*serving.Answer, error) {
-	if c.Question.Settings.Decisions.Continuations == 0 || !c.View.Stream || c.Endpoint.Body != api.JSONBody {
+	if c.Routing.Settings.Decisions.Continuations == 0 || !c.View.Stream || c.Endpoint.Body != api.JSONBody {
 		return e.Next.Do(ctx, c) // there is nothing to continue
 	}
 	b := &body{e: e, ctx: ctx, first: c, call: c, Continuation: resume.New(&c.View, e.Tokens.Decoder(), e.Bodies)}
@@ -157,12 +157,12 @@ type body struct {
 	pending error
 	// cut is the error of the newest leg that the client has a part of.
 	cut error
-	// places are the ranks on which the rest has its turn.
-	places []uint32
+	// pacedOn are the slots of the ranks that the rest has entered.
+	pacedOn []uint32
 	// move is the call for the rest with its decision, where a healthy stream is about
-	// to be taken from its worker; askAt is when it may ask for a place again.
-	move  *serving.Call
-	askAt time.Time
+	// to be taken from its worker; nextLook is when it may look for a rank again.
+	move     *serving.Call
+	nextLook time.Time
 }
 
 // Next is [serving.Body.Next].
@@ -205,7 +205,7 @@ func (b *body) read(p []byte) ([]byte, error) {
 // limits.body_memory has just been used up.
 func (b *body) noMemory() {
 	if b.Lost() {
-		b.call.Book.Unkept(resume.Memory.String())
+		b.call.Record.Unkept(resume.Memory.String())
 	}
 }
 
@@ -225,7 +225,7 @@ func (b *body) Close(err error) error {
 
 // peer is the worker and the rank of the leg that answers.
 func (b *body) peer() (*workers.Worker, *workers.Rank) {
-	run := &b.call.Question.Run
+	run := &b.call.Routing.Run
 	p := run.In.DecodePeers[run.Plan.DecodeIndex]
 	return p.Worker, p.Rank
 }
@@ -267,7 +267,7 @@ func (b *body) ended(err error) ([]byte, error) {
 	}
 	why, words := c.Refused, ""
 	if why == "" {
-		why, words = b.ask(cut, from)
+		why, words = b.beginRest(cut, from)
 	}
 	switch {
 	case why != "":
@@ -299,23 +299,23 @@ func (b *body) closing(cut *attempt.Failure) ([]byte, error) {
 	case len(end) == 0:
 		return nil, io.EOF
 	}
-	b.call.Book.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
+	b.call.Record.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
 	return end, nil
 }
 
 // notContinued says in receipt, metrics, events and the client's error why a stream
 // that has broken off is not continued elsewhere.
 func (b *body) notContinued(first, err error, label, words string) error {
-	b.call.Book.NotContinued(label, words)
+	b.call.Record.NotContinued(label, words)
 	e := *api.FromError(first)
 	e.Message += "; not continued elsewhere: " + words
 	e.Err = err
 	return &e
 }
 
-// ask makes the call for the rest of the stream, which came from a rank. Where there is none
+// beginRest makes the call for the rest of the stream, which came from a rank. Where there is none
 // it returns why: one of the known reasons, or else a text.
-func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, string) {
+func (b *body) beginRest(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, string) {
 	c := &b.Continuation
 	c.Stream.Broke()
 	generated := c.Stream.Generated()
@@ -328,32 +328,32 @@ func (b *body) ask(cut *attempt.Failure, from *workers.Rank) (resume.Refusal, st
 	rest := b.move
 	if b.move = nil; rest == nil {
 		var words string
-		if rest, why, words = b.rest(ids, sent, cut, b.e.Fleet()); rest == nil {
+		if rest, why, words = b.callForRest(ids, sent, cut, b.e.Fleet()); rest == nil {
 			return why, words
 		}
 	}
 	b.call.DropInput()
 	b.call = rest
-	b.first.Follow(rest)
-	rest.Book.Continued(cut, from, sent, generated-sent)
+	b.first.SetRest(rest)
+	rest.Record.Continued(cut, from, sent, generated-sent)
 	return "", ""
 }
 
-// rest makes the call for what comes after ids, the last so many of them the
+// callForRest makes the call for what comes after ids, the last so many of them the
 // answer's; nil, with the reason, where there is none.
-func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers.Snapshot) (_ *serving.Call, why resume.Refusal, words string) {
+func (b *body) callForRest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers.Snapshot) (_ *serving.Call, why resume.Refusal, words string) {
 	raw, why := b.Rest(ids, sent)
 	if why != "" {
 		return nil, why, ""
 	}
 	x, c := b.call, serving.New()
-	c.Asked = serving.Asked{
+	c.Details = serving.Details{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
-		Owner: x.Owner, Claim: x.Claim, Book: x.Book, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Turns: b,
+		Owner: x.Owner, Claim: x.Claim, Record: x.Record, Rest: true, WantIDs: x.WantIDs, Idle: x.Idle, Pacer: b,
 	}
-	d := &c.Question
-	x.Question.Rest(d, fleet)
-	if next := d.Run.Failed(*cut); next.Step != attempt.Continue {
+	q := &c.Routing
+	x.Routing.CopyForRest(q, fleet)
+	if next := q.Run.Failed(*cut); next.Step != attempt.Continue {
 		c.Release()
 		return nil, "", next.Why
 	}
@@ -367,14 +367,14 @@ func (b *body) rest(ids []uint32, sent int, cut *attempt.Failure, fleet *workers
 	err := c.View.Parse(c.Body.B, kind, api.Limits{})
 	if err == nil && c.Salted {
 		path, _, _ := strings.Cut(b.first.Path, "?")
-		_, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, path, c.Owner, d.List)
+		_, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, path, c.Owner, q.List)
 	}
 	if err != nil { // cannot be: the router wrote it
 		c.Release()
 		return nil, "", err.Error()
 	}
-	b.e.Asker.Read(b.ctx, d, c.Endpoint, kind, &c.View)
-	c.Book.Tokenized(d.Prompt.Source)
+	b.e.Decider.Read(b.ctx, q, c.Endpoint, kind, &c.View)
+	c.Record.Tokenized(q.Prompt.Source)
 	return c, "", ""
 }
 
@@ -391,47 +391,47 @@ func (b *body) align() {
 	b.Stream.AlignBy(func(ids []uint32) (string, error) { return b.e.Tokens.Text(ctx, model, list, ids) })
 }
 
-// Enter is [serving.Turns.Enter]: an engine that dies leaves many streams at once.
+// Enter is [serving.Pacer.Enter]: an engine that dies leaves many streams at once.
 func (b *body) Enter(ctx context.Context, run *decide.Run) error {
-	if len(b.places) > 0 {
+	if len(b.pacedOn) > 0 {
 		return nil
 	}
-	slots := run.Slots(b.places)
+	slots := run.Slots(b.pacedOn)
 	began := time.Now()
-	err := b.e.Moves.Enter(ctx, slots, b.call.Question.Settings.Continue.AtOnce, heartbeat, func() error {
+	err := b.e.Moves.Enter(ctx, slots, b.call.Routing.Settings.Continue.AtOnce, heartbeat, func() error {
 		return b.call.Idle.Idle("the rest is waiting for its turn on another engine")
 	})
 	if err == nil {
-		b.places = slots
+		b.pacedOn = slots
 	}
-	b.call.Book.Waited("move", time.Since(began))
+	b.call.Record.Waited("move", time.Since(began))
 	return err
 }
 
-// Leave is [serving.Turns.Leave].
+// Leave is [serving.Pacer.Leave].
 func (b *body) Leave() {
-	if len(b.places) > 0 {
-		b.e.Moves.Leave(b.places)
-		b.places = b.places[:0]
+	if len(b.pacedOn) > 0 {
+		b.e.Moves.Leave(b.pacedOn)
+		b.pacedOn = b.pacedOn[:0]
 	}
 }
 
 // moves reports whether a healthy stream is to be taken from its worker now: that one is
 // drained, the stream has not moved as often as it may, and a rank elsewhere takes it at
-// once. That rank is decided on and has a place for the stream then, in move; otherwise
+// once. That rank is reserved for the stream then, in move; otherwise
 // nothing has changed, and the stream stays where it is.
 func (b *body) moves() bool {
 	from, _ := b.peer()
 	x := b.call
-	run, s := &x.Question.Run, x.Question.Settings
-	if !from.Role.CanDecode() || !from.State.Moving() || !b.Stream.Resumable() || run.History.Continued >= s.Decisions.Continuations || run.Request.Pin.Decode != "" {
+	run, s := &x.Routing.Run, x.Routing.Settings
+	if !from.Role.CanDecode() || !from.State.Moving() || !b.Stream.Resumable() || run.History.Continued >= s.Decisions.Continuations || run.Criteria.Pin.Decode != "" {
 		return false
 	}
 	now := time.Now()
-	if now.Before(b.askAt) {
+	if now.Before(b.nextLook) {
 		return false
 	}
-	b.askAt = now.Add(askForMove)
+	b.nextLook = now.Add(moveInterval)
 	fleet, limit := b.e.Fleet(), s.Continue.AtOnce
 	if !slices.ContainsFunc(fleet.Model(x.Model), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
@@ -440,16 +440,16 @@ func (b *body) moves() bool {
 	}) {
 		return false
 	}
-	c, _, _ := b.rest(b.Stream.IDs(), b.Stream.Sent(), attempt.Cut(from, attempt.Moved), fleet)
+	c, _, _ := b.callForRest(b.Stream.IDs(), b.Stream.Sent(), attempt.Cut(from, attempt.Moved), fleet)
 	if c == nil {
 		return false
 	}
 	if b.e.Next.Hold(c, func(run *decide.Run) bool {
-		slots := run.Slots(b.places)
+		slots := run.Slots(b.pacedOn)
 		if !b.e.Moves.Try(slots, limit) {
 			return false
 		}
-		b.places = slots
+		b.pacedOn = slots
 		return true
 	}) {
 		b.move = c
@@ -459,7 +459,7 @@ func (b *body) moves() bool {
 	return false
 }
 
-// dropMove gives up the place of a move that does not happen.
+// dropMove releases what a move holds that does not happen.
 func (b *body) dropMove() {
 	if c := b.move; c != nil {
 		b.move = nil

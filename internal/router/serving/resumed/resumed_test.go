@@ -461,10 +461,10 @@ func TestReaderLeavesAtTheMove(t *testing.T) {
 	}
 }
 
-// TestTurns: of the streams that an engine leaves a rank computes as many at a time as it may.
+// TestPaced: of the streams that an engine leaves a rank computes as many at a time as it may.
 // The others wait, and their clients get a comment every five seconds; a client that leaves,
 // or takes no comment, gives its turn up.
-func TestTurns(t *testing.T) {
+func TestPaced(t *testing.T) {
 	const streams, atOnce, slow = 9, 2, 6 * time.Second
 	run(t, "all", "2a", func(c *settings.Config) {
 		c.Continue.AtOnce, c.Timeouts.Response, c.Routing.Busy.Requests = atOnce, time.Hour, 100

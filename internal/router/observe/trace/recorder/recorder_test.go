@@ -127,7 +127,7 @@ func TestRecording(t *testing.T) {
 	}
 }
 
-var testSettings = &decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}
+var testSettings = &decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}
 
 // fleet is so many workers.
 func fleet(n int) (list []*workers.Worker) {

@@ -48,12 +48,12 @@ type Tap struct {
 	active atomic.Bool
 	pool   sync.Pool // *scratch
 
-	mu    sync.Mutex // guards the fields below; before Subscription.mu
-	book  *trace.Book
-	text  []byte
-	subs  []*Subscription
-	ranks map[string]*tapRank
-	order []string
+	mu         sync.Mutex // guards the fields below; before Subscription.mu
+	references *trace.References
+	text       []byte
+	subs       []*Subscription
+	ranks      map[string]*tapRank
+	order      []string
 }
 
 type tapRank struct {
@@ -73,7 +73,7 @@ func NewTap(h trace.Header) *Tap {
 		h.Start = time.Now()
 	}
 	h.Schema = trace.Schema
-	return &Tap{header: h, book: trace.NewBook(), ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new(scratch) }}}
+	return &Tap{header: h, references: trace.NewReferences(), ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new(scratch) }}}
 }
 
 func (t *Tap) since(at time.Time) time.Duration { return at.Sub(t.header.Start) }
@@ -105,9 +105,9 @@ func (t *Tap) Batch(rank string, seq uint64, received time.Time, replayed bool, 
 }
 
 // Clear records that a rank's entries were dropped.
-func (t *Tap) Clear(rank string, anew bool, reason string) {
+func (t *Tap) Clear(rank string, forgotPublisher bool, reason string) {
 	if t.active.Load() {
-		t.put(&trace.Record{Kind: trace.KindClear, Rank: rank, Clear: trace.Clear{Anew: anew, Reason: reason}})
+		t.put(&trace.Record{Kind: trace.KindClear, Rank: rank, Clear: trace.Clear{ForgotPublisher: forgotPublisher, Reason: reason}})
 	}
 }
 
@@ -123,19 +123,19 @@ func (t *Tap) Feed(rank string, trusted bool) {
 	}
 }
 
-// Decision records a decision that asked the index at a time. It sets BeganUS and
+// Decision records a decision that queried the index at a time. It sets BeganUS and
 // keeps nothing of d but pointers to its settings and workers.
-func (t *Tap) Decision(asked time.Time, d *trace.Decision) {
+func (t *Tap) Decision(queried time.Time, d *trace.Decision) {
 	if !t.active.Load() {
 		return
 	}
-	d.BeganUS = t.since(asked).Microseconds()
+	d.BeganUS = t.since(queried).Microseconds()
 	if !t.Tokens {
 		d.Tokens = nil
 	}
 	b := t.pool.Get().(*scratch)
 	t.mu.Lock()
-	b.refs = t.book.Refer(d, b.refs[:0])
+	b.refs = t.references.Refer(d, b.refs[:0])
 	t.mu.Unlock()
 	b.line = trace.AppendDecision(b.line[:0], t.since(time.Now()).Microseconds(), d, b.refs)
 	t.give(b, true)
@@ -186,11 +186,11 @@ func (t *Tap) give(b *scratch, decision bool) {
 // describe gives a listener the settings and workers that it has not had, and reports
 // whether it has all of them. The caller holds the tap's mu.
 func (s *Subscription) describe(t *Tap) bool {
-	if s.full != t.book.Full() {
-		s.described, s.full = 0, t.book.Full()
+	if s.full != t.references.Full() {
+		s.described, s.full = 0, t.references.Full()
 	}
-	for ; s.described < t.book.Len(); s.described++ {
-		t.text = t.book.AppendLine(t.text[:0], s.described, t.since(time.Now()))
+	for ; s.described < t.references.Len(); s.described++ {
+		t.text = t.references.AppendLine(t.text[:0], s.described, t.since(time.Now()))
 		if !s.add(t.text) {
 			return false
 		}
@@ -206,8 +206,8 @@ func (t *Tap) opening() []byte {
 		p, _ = trace.AppendHeader(nil, trace.Header{Start: t.header.Start}) // cannot fail
 	}
 	now := t.since(time.Now())
-	for i := range t.book.Len() {
-		p = t.book.AppendLine(p, i, now)
+	for i := range t.references.Len() {
+		p = t.references.AppendLine(p, i, now)
 	}
 	for _, name := range t.order {
 		k := t.ranks[name]
@@ -229,7 +229,7 @@ func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 	}
 	s := &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1)}
 	s.leave = func() { t.leave(s) }
-	s.buf, s.described, s.full = t.opening(), t.book.Len(), t.book.Full()
+	s.buf, s.described, s.full = t.opening(), t.references.Len(), t.references.Full()
 	s.wake <- struct{}{}
 	t.subs = append(t.subs, s)
 	t.active.Store(true)
@@ -268,7 +268,7 @@ type Subscription struct {
 	max  int
 	wake chan struct{}
 	out  []byte // what Next gave last; its own
-	// How many of the lines in the Tap's book it has been given, since it was full so often.
+	// How many of the lines of the Tap's references it has been given, since it was full so often.
 	described, full int
 	leave           func() // the Tap
 

@@ -1,0 +1,214 @@
+package routing
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/approx"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Sources are what decisions are made from. All are needed.
+type Sources struct {
+	Index     *kvindex.Index
+	Predicted *approx.Index
+	// Feeds say how much of what the index has of a rank can be used, as kvfeed.Manager
+	// does, and Fleet which ranks are fed, as follower.Follower does.
+	Feeds interface {
+		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int
+	}
+	Fleet    interface{ Fed(k *workers.Rank) bool }
+	Ledger   *ledger.Ledger
+	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
+	// Prompts find the ids of prompts, as [prompt.Stage] does.
+	Prompts interface {
+		Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) prompt.Prompt
+	}
+	// Now are the settings and the fleet as they are.
+	Now func() (*effective.Settings, *workers.Snapshot)
+	// Readmit is called with ejected workers that are used because no other is left.
+	Readmit func(*workers.Worker)
+}
+
+// Decider decides requests. It is safe for concurrent use, a [Request] is not.
+type Decider struct {
+	from  Sources
+	turns [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
+	rng   *drawer
+}
+
+// New makes a decider. The seed is that of the random numbers; 0 takes one of its own.
+func New(s Sources, seed uint64) *Decider { return &Decider{from: s, rng: newDrawer(seed)} }
+
+// Hash names the prompt's blocks at every block size of the candidates. It is timed
+// from start on.
+func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
+	key := blockhash.Key{LoRA: q.LoRA, Salt: v.CacheSalt}
+	q.AcquireHashes()
+	q.used = 0
+	q.Chunked = q.Prompt.IDs == nil && q.Prompt.Source == route.FromEstimate
+	named := q.Prompt.IDs
+	if q.LoRA != "" { // its path is in the engine's names of blocks, too, and not known
+		named = nil
+	}
+	q.hashed.text.Set(named, v.CacheSalt)
+	switch {
+	case q.Chunked && q.Settings.Decisions.Blind():
+		// Predictions that nobody asks for are not worth reading the prompt.
+	case q.Chunked:
+		// A text chunk stands for the tokens it is estimated to have.
+		bytes := q.Settings.Tokens.ChunkBytes
+		h := q.view(max(1, bytes/4))
+		h.locals = blockhash.TextChunks(h.locals, v.PromptValue.Of(v.Body), bytes, key)
+		h.seq = blockhash.Chain(h.seq, h.locals)
+	default:
+		for _, w := range q.List {
+			size := q.Settings.BlockOf(w)
+			if h := q.view(size); len(h.locals) == 0 {
+				h.locals = blockhash.Locals(h.locals, q.Prompt.IDs, size, key)
+				h.seq = blockhash.Chain(h.seq, h.locals)
+			}
+		}
+	}
+	q.Took.Hash = time.Since(start)
+}
+
+// findHolders finds the ranks that hold the prompt's blocks, and returns when it was done.
+func (d *Decider) findHolders(q *Request) (now time.Time) {
+	q.At = time.Now()
+	for i := range q.views[:q.used] {
+		locals, o := q.views[i].locals, &q.holders.views[i]
+		if !q.Chunked {
+			d.from.Index.Overlap(locals, &o.exact)
+		}
+		d.from.Predicted.Overlap(locals, &o.predicted)
+	}
+	now = time.Now()
+	q.Took.Overlap += now.Sub(q.At)
+	return now
+}
+
+// Decide decides the request: it proposes a plan and applies its effects. It may be called
+// again after ranks were banned.
+func (d *Decider) Decide(q *Request) { d.Apply(q, d.Propose(q)) }
+
+// Propose makes the request's next plan and returns its effects, for Apply.
+func (d *Decider) Propose(q *Request) decide.Effects {
+	q.decider = d
+	q.acquireHolders()
+	defer q.releaseHolders()
+	start := d.findHolders(q)
+	unit := math.MaxInt
+	for i := range q.views[:q.used] {
+		unit = min(unit, q.views[i].blockSize)
+	}
+	if unit == math.MaxInt {
+		unit = effective.DefaultBlock
+	}
+	d.drawChances(q)
+	if q.Settings.Decisions.Rule.Auto {
+		c := &q.Run.Criteria
+		c.Costs, c.Waited = d.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0
+	}
+	effects := q.Run.NextPlan(&q.Settings.Decisions, q.List, unit, q)
+	q.Took.Plan += time.Since(start)
+	return effects
+}
+
+// Apply does what a decision asks of the router.
+func (d *Decider) Apply(q *Request, e decide.Effects) {
+	if q.Dry {
+		return
+	}
+	for _, w := range e.Readmit {
+		d.from.Readmit(w)
+	}
+	if e.ReturnTurn {
+		turn := q.Run.Criteria.Chances[1].Turn
+		d.turns[1].CompareAndSwap(turn+1, turn)
+	}
+}
+
+// drawChances gives a request its turns and random numbers, once. A dry run sees those of
+// the next request and takes none.
+func (d *Decider) drawChances(q *Request) {
+	c := &q.Run.Criteria.Chances
+	switch {
+	case q.drawn:
+		return
+	case q.Dry:
+		c[0].Turn, c[1].Turn = d.turns[0].Load(), d.turns[1].Load()
+	default:
+		c[0].Turn, c[1].Turn = d.turns[0].Add(1)-1, d.turns[1].Add(1)-1
+	}
+	c[0].Draw, c[1].Draw = d.rng.pair(!q.Dry)
+	q.drawn = true
+}
+
+// Sent notes for approximate routing that a prompt went to a rank.
+func (d *Decider) Sent(q *Request, w *workers.Worker, k *workers.Rank, now time.Time) {
+	if h := d.predicted(q, w, k); h != nil {
+		d.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
+	}
+}
+
+// Refused takes back what Sent noted at a time: the engine had no room for the prompt.
+func (d *Decider) Refused(q *Request, w *workers.Worker, k *workers.Rank, sent time.Time) {
+	if h := d.predicted(q, w, k); h != nil {
+		d.from.Predicted.Refused(kvindex.Rank(k.Slot), k.Number, h.seq, sent)
+	}
+}
+
+// predicted is the prompt as it is predicted for a rank; nil for one whose events are known.
+func (d *Decider) predicted(q *Request, w *workers.Worker, k *workers.Rank) *hashes {
+	if !q.Chunked && d.from.Fleet.Fed(k) {
+		return nil
+	}
+	size := q.Settings.BlockOf(w)
+	for i := range q.views[:q.used] {
+		if h := &q.views[i]; q.Chunked || h.blockSize == size {
+			return h
+		}
+	}
+	return nil
+}
+
+// drawer gives the random numbers of decisions.
+type drawer struct {
+	mu  sync.Mutex
+	rng *rand.PCG
+}
+
+func newDrawer(seed uint64) *drawer {
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano()) ^ uint64(os.Getpid())<<32
+	}
+	return &drawer{rng: rand.NewPCG(seed, 0x9e3779b97f4a7c15)}
+}
+
+// pair gives the next two; keep takes them out of the sequence.
+func (d *drawer) pair(keep bool) (a, b uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	rng := *d.rng
+	a, b = rng.Uint64(), rng.Uint64()
+	if keep {
+		*d.rng = rng
+	}
+	return a, b
+}

@@ -1,0 +1,168 @@
+// Package routing decides requests. A [Request] has what its decisions are made from: its
+// prompt, the names of its blocks, the ranks that hold them, its turns and random numbers.
+// [Decider] finds these and has [decide.Run] make the plans.
+package routing
+
+import (
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// hashes are the block names of one prompt at one block size, and who holds
+// them.
+type hashes struct {
+	blockSize   int
+	locals, seq []uint64
+}
+
+// overlaps is who holds the blocks of a prompt at one block size.
+type overlaps struct {
+	exact     kvindex.Query // from KV events
+	predicted kvindex.Query // from what was sent
+}
+
+// Request is everything that the decisions of a request are made from. Reset makes one
+// ready; whoever has it releases it.
+type Request struct {
+	Details
+	Run decide.Run
+}
+
+// Details is what a routing request has beside the run of its decisions.
+type Details struct {
+	Settings *effective.Settings
+	Model    string // by the engines' name; empty where the endpoint has none
+	// ModelNote says how the model was found, where the request does not name it; empty
+	// otherwise.
+	ModelNote string
+	Named     string // the adapter that the request itself names; empty for none
+	// Look sets these, from one fleet.
+	Fleet *workers.Snapshot
+	List  []*workers.Worker // who serves the model
+	LoRA  string            // the adapter that the prompt's blocks belong to; empty for none
+
+	Prompt prompt.Prompt
+	// IDs is memory for the prompt's ids, from AcquireHashes on.
+	IDs []uint32
+	// Chunked says that blocks are text chunks, not tokens.
+	Chunked bool
+	// At is when the index was about to be queried.
+	At time.Time
+	// Took is the router's own time.
+	Took StageTimes
+	// Dry asks without changing anything.
+	Dry bool
+
+	decider *Decider
+	views   []hashes
+	used    int
+	// The memory in which IDs and views stand, and who holds the views' blocks; nil
+	// while it is not held.
+	hashed  *hashed
+	holders *holders
+	// drawn says that the request has its turns and random numbers.
+	drawn bool
+}
+
+// StageTimes is the router's own time in its stages.
+type StageTimes struct {
+	Read, Parse, Queue, Tokenize, Hash, Overlap, Plan time.Duration
+	// Of Queue: how many waited before, and for what, in words.
+	Ahead int
+	Why   string
+}
+
+// view finds or makes the hashes of a block size.
+func (q *Request) view(blockSize int) *hashes {
+	for i := range q.views[:q.used] {
+		if q.views[i].blockSize == blockSize {
+			return &q.views[i]
+		}
+	}
+	if q.used == len(q.views) {
+		q.views = append(q.views, hashes{})
+	}
+	h := &q.views[q.used]
+	q.used++
+	h.blockSize, h.locals, h.seq = blockSize, h.locals[:0], h.seq[:0]
+	return h
+}
+
+// Blocks are the local names of the prompt's blocks at the first of the candidates' block
+// sizes, in tokens; none where none were named. They stand in memory that is given back.
+func (q *Request) Blocks() (locals []uint64, blockSize int) {
+	if q.used == 0 {
+		return nil, 0
+	}
+	return q.views[0].locals, q.views[0].blockSize
+}
+
+// UseFleet takes a fleet's workers that serve the request's model, and the blocks of the
+// adapter that the model is to them, unless the request names one itself.
+func (q *Request) UseFleet(fleet *workers.Snapshot) {
+	q.Fleet, q.List, q.LoRA, q.Run.Criteria.Model = fleet, fleet.Model(q.Model), q.Named, q.Model
+	adapter := func(w *workers.Worker) bool { return slices.Contains(w.LoRAs, q.Model) }
+	if q.LoRA == "" && slices.ContainsFunc(q.List, adapter) {
+		q.LoRA = q.Model
+	}
+}
+
+// Notes are plain words for the receipt about what the decisions were made from.
+func (q *Request) Notes() []string {
+	return slices.DeleteFunc([]string{q.ModelNote, q.Prompt.Note}, func(n string) bool { return n == "" })
+}
+
+// CopyForRest makes rest, which is empty, the routing request for the rest of this
+// request's stream, on a fleet.
+func (q *Request) CopyForRest(rest *Request, fleet *workers.Snapshot) {
+	rest.Settings, rest.Model, rest.Named, rest.drawn, rest.Took = q.Settings, q.Model, q.Named, q.drawn, q.Took
+	rest.UseFleet(fleet)
+	q.Run.CopyTo(&rest.Run)
+}
+
+// Resident is for decide.FleetView.
+func (q *Request) Resident(k *workers.Rank) int {
+	return q.decider.from.Index.Blocks(kvindex.Rank(k.Slot))
+}
+
+// Ledger is for decide.FleetView.
+func (q *Request) Ledger() *ledger.Ledger { return q.decider.from.Ledger }
+
+// Overlap is for decide.FleetView: how many leading tokens of the prompt a rank is known, or
+// where its engine publishes no events is predicted, to hold, and what its other tiers
+// hold behind them.
+func (q *Request) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tiers) int {
+	slot := kvindex.Rank(k.Slot)
+	if q.Chunked {
+		if q.used == 0 {
+			return 0
+		}
+		return q.holders.views[0].predicted.Depth(slot) * q.views[0].blockSize
+	}
+	size := q.Settings.BlockOf(w)
+	for i := range q.views[:q.used] {
+		if q.views[i].blockSize != size {
+			continue
+		}
+		o := &q.holders.views[i]
+		if q.decider.from.Fleet.Fed(k) {
+			p := kvgroup.Prompt{Seq: q.views[i].seq, Tokens: q.Prompt.ISL, Block: size, Text: &q.hashed.text}
+			n := q.decider.from.Feeds.Usable(slot, o.exact.Depth(slot), &p, beyond)
+			if *beyond != (route.Tiers{}) {
+				*beyond = beyond.Scale(size, 1)
+			}
+			return n * size
+		}
+		return o.predicted.Depth(slot) * size
+	}
+	return 0
+}

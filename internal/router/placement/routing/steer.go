@@ -1,0 +1,91 @@
+package routing
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
+)
+
+// The headers by which a client steers.
+const (
+	headerPath    = "X-Dynctl-Path"
+	headerWorker  = "X-Dynctl-Worker"
+	headerPrefill = "X-Dynctl-Prefill-Worker"
+	headerRank    = "X-Data-Parallel-Rank"
+)
+
+// Steer takes the path, the workers and the rank that the headers of a request ask for.
+// Callers check whether the client may steer.
+func (q *Request) Steer(h http.Header) (err error) {
+	c := &q.Run.Criteria
+	if c.Force, err = route.ParseForce(h.Get(headerPath)); err != nil {
+		return api.BadRequest(headerPath, "header %s: %v", headerPath, err)
+	}
+	for _, p := range [...]struct {
+		header string
+		pin    *string
+	}{{headerWorker, &c.Pin.Decode}, {headerPrefill, &c.Pin.Prefill}} {
+		name := h.Get(p.header)
+		if name == "" {
+			continue
+		}
+		if _, ok := q.Fleet.Worker(name); !ok {
+			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
+		}
+		*p.pin = name
+	}
+	if v := h.Get(headerRank); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 {
+			return api.BadRequest("X-data-parallel-rank", "header X-data-parallel-rank: %q is not a rank", api.Clip(v))
+		}
+		c.Pin.HasRank, c.Pin.Rank = true, n
+	}
+	return nil
+}
+
+// FindSession takes the session that was named, or where that is empty the one that the
+// body names.
+func (q *Request) FindSession(name string, v *api.View) {
+	if f := q.Settings.Routing.SessionField; name == "" && f != "" {
+		name, _ = v.String(f)
+	}
+	q.Run.Criteria.Session = selector.HashSession(name)
+}
+
+// PinToResponse has the request go to the worker that keeps the response of an id for its tenant;
+// with an empty id it goes anywhere. param is the member of the body that has the id, if
+// it is there. mine says that the response cannot be another tenant's.
+func (q *Request) PinToResponse(id, param string, from *stored.Responses, tenant string, mine bool) error {
+	if id == "" {
+		return nil
+	}
+	unknown := func(why string) error {
+		return &api.Error{
+			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: param,
+			Message: fmt.Sprintf("response %q is not known here: %s", api.Clip(id), why),
+		}
+	}
+	if r, ok := from.Get(id); ok && (q.Dry || r.Tenant == tenant) {
+		if _, ok := q.Fleet.Worker(r.Worker); !ok { // to wait for it would be in vain
+			return unknown("the worker that has it has left")
+		}
+		q.Run.Criteria.Pin.Decode = r.Worker
+		return nil
+	}
+	able := 0
+	for _, w := range q.List {
+		if w.Role.CanDecode() {
+			able++
+		}
+	}
+	if able <= 1 && (mine || q.Dry) {
+		return nil // whoever made it, it was there
+	}
+	return unknown("it was made by another router, for another tenant, or too long ago")
+}

@@ -1,0 +1,183 @@
+package routing
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings/effective"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// served is a registry of workers w0, w1 and so on that serve the model m.
+func served(t *testing.T, n int) *workers.Registry {
+	t.Helper()
+	r := workers.NewRegistry(func(eventlog.Event) {})
+	var specs []workers.Spec
+	for i := range n {
+		specs = append(specs, workers.Spec{Facts: workers.Facts{Models: []string{"m"}}, Name: fmt.Sprint("w", i), URL: &url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", i+1)}})
+	}
+	if _, err := r.Apply("test", specs); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// parse is a request of a kind.
+func parse(t *testing.T, kind api.Kind, body string) *api.View {
+	t.Helper()
+	v := new(api.View)
+	if err := v.Parse([]byte(body), kind, api.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestSteer: the headers set path, workers and rank; what cannot be had is refused with
+// the header's name.
+func TestSteer(t *testing.T) {
+	fleet := served(t, 2).Snapshot()
+	for _, c := range []struct {
+		header, value string
+		force         route.Force
+		pin           decide.Pin
+		status        int
+	}{
+		{"X-Dynctl-Path", "local", route.ForceLocal, decide.Pin{}, 0},
+		{"X-Dynctl-Path", "sideways", "", decide.Pin{}, http.StatusBadRequest},
+		{"X-Dynctl-Worker", "w1", route.ForceAuto, decide.Pin{Decode: "w1"}, 0},
+		{"X-Dynctl-Worker", "w2", "", decide.Pin{}, http.StatusNotFound},
+		{"X-Dynctl-Prefill-Worker", "w0", route.ForceAuto, decide.Pin{Prefill: "w0"}, 0},
+		{"X-Dynctl-Prefill-Worker", "nobody", "", decide.Pin{}, http.StatusNotFound},
+		{"X-data-parallel-rank", "3", route.ForceAuto, decide.Pin{HasRank: true, Rank: 3}, 0},
+		{"X-data-parallel-rank", "-1", "", decide.Pin{}, http.StatusBadRequest},
+		{"X-data-parallel-rank", "first", "", decide.Pin{}, http.StatusBadRequest},
+	} {
+		q := Request{Details: Details{Model: "m"}}
+		q.UseFleet(fleet)
+		h := http.Header{}
+		h.Set(c.header, c.value)
+		err := q.Steer(h)
+		if c.status != 0 {
+			if e := api.FromError(err); err == nil || e.Status != c.status || e.Param != c.header {
+				t.Errorf("%s: %s: %+v", c.header, c.value, e)
+			}
+			continue
+		}
+		if got := &q.Run.Criteria; err != nil || got.Force != c.force || got.Pin != c.pin {
+			t.Errorf("%s: %s: %+v %+v, %v", c.header, c.value, got.Force, got.Pin, err)
+		}
+	}
+}
+
+// TestFindSession: the name that is given goes before that in the body, and where there is
+// none there is no session.
+func TestFindSession(t *testing.T) {
+	s := &effective.Settings{}
+	s.Routing.SessionField = "user"
+	q := Request{Details: Details{Settings: s}}
+	v := parse(t, api.Completion, `{"model":"m","prompt":"p","user":"body"}`)
+	for _, c := range []struct {
+		name string
+		v    *api.View
+		want string
+	}{{"header", v, "header"}, {"", v, "body"}, {"", parse(t, api.Completion, `{"model":"m","prompt":"p","user":""}`), ""}, {"", &api.View{}, ""}} {
+		q.FindSession(c.name, c.v)
+		if got := q.Run.Criteria.Session; got != selector.HashSession(c.want) {
+			t.Errorf("%q and %s: %x", c.name, c.v.Body, got)
+		}
+	}
+	s.Routing.SessionField = ""
+	if q.FindSession("", v); q.Run.Criteria.Session != 0 {
+		t.Error("a member of the body that is not asked for")
+	}
+}
+
+// TestFollow: a response is where its tenant had it made, unless that worker has left; one
+// that is not known is looked for where only one worker could have made it, unless another
+// tenant may have. The error names the member of the body that has the id, if one has.
+func TestFollow(t *testing.T) {
+	from := stored.New(8)
+	from.Put("known", "w1", "tenant")
+	from.Put("left", "w9", "tenant")
+	for _, c := range []struct {
+		id, tenant string
+		workers    int
+		mine, dry  bool
+		pin        string
+		refused    bool
+	}{
+		{id: "", workers: 2},
+		{id: "known", tenant: "tenant", workers: 2, pin: "w1"},
+		{id: "known", tenant: "other", workers: 2, refused: true},
+		{id: "known", tenant: "other", workers: 2, dry: true, pin: "w1"},
+		{id: "left", tenant: "tenant", workers: 2, mine: true, refused: true},
+		{id: "left", tenant: "tenant", workers: 1, mine: true, refused: true},
+		{id: "left", workers: 2, dry: true, refused: true},
+		{id: "gone", workers: 2, mine: true, refused: true},
+		{id: "gone", workers: 1, mine: true},
+		{id: "gone", workers: 1, refused: true},
+		{id: "gone", workers: 1, dry: true},
+	} {
+		for _, param := range []string{"", "previous_response_id"} {
+			q := Request{Details: Details{Model: "m", Dry: c.dry}}
+			q.UseFleet(served(t, c.workers).Snapshot())
+			err := q.PinToResponse(c.id, param, from, c.tenant, c.mine)
+			if q.Run.Criteria.Pin.Decode != c.pin || (err != nil) != c.refused {
+				t.Errorf("%+v: %q, %v", c, q.Run.Criteria.Pin.Decode, err)
+			}
+			if e := api.FromError(err); c.refused && (e.Status != http.StatusNotFound || e.Param != param) {
+				t.Errorf("%+v: %+v", c, e)
+			}
+		}
+	}
+}
+
+// TestRead: the facts are those of the body; the rest of a stream is of another kind, and
+// where no prompt is looked at there is nothing to know.
+func TestRead(t *testing.T) {
+	r := served(t, 1)
+	stage, err := prompt.New(prompt.Options{Mode: "estimate", Registry: r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stage.Close)
+	d := New(Sources{Prompts: stage}, 1)
+	read := func(path string, kind api.Kind, v *api.View) (*Request, *api.Facts) {
+		t.Helper()
+		ep, err := api.Lookup(http.MethodPost, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := &Request{Details: Details{Settings: &effective.Settings{}, Model: "m"}}
+		q.UseFleet(r.Snapshot())
+		d.Read(t.Context(), q, ep, kind, v)
+		t.Cleanup(q.Release)
+		return q, &q.Run.Criteria.Facts
+	}
+	q, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1,2,3],"max_tokens":7,"n":2,"echo":true,"logprobs":1}`))
+	want := *f
+	want.Kind, want.Splittable, want.ISL, want.Source, want.N, want.MaxTokens, want.PromptLogprobs = api.Completion, true, 3, route.FromIDs, 2, 7, true
+	if diff := cmp.Diff(want, *f); diff != "" || len(q.IDs) != 3 {
+		t.Errorf("%d ids (-want +got):\n%s", len(q.IDs), diff)
+	}
+	if _, f = read("/v1/chat/completions", api.Completion, parse(t, api.Chat, `{"model":"m","messages":[{"role":"user","content":"eight letters"}]}`)); f.Kind != api.Completion || f.Source != route.FromEstimate || f.ISL == 0 || f.N != 1 {
+		t.Errorf("a chat as a completion: %+v", f)
+	}
+	q, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{})
+	want = *f
+	want.Splittable, want.Source, want.MaxTokens, want.MinTokens = false, route.FromNothing, -1, -1
+	if diff := cmp.Diff(want, *f); diff != "" || q.IDs != nil {
+		t.Errorf("a form with ids %v (-want +got):\n%s", q.IDs, diff)
+	}
+}
