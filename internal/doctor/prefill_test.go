@@ -11,19 +11,19 @@ import (
 // TestLegFailureIsTheLastLegs: a failed prefill after which another one
 // delivered is no failure of the transfer.
 func TestLegFailureIsTheLastLegs(t *testing.T) {
-	failed := receipt.Leg{Kind: "prefill", Worker: "p0", Error: "broken", RetryReason: "missing_params"}
-	good := receipt.Leg{Kind: "prefill", Worker: "p1"}
-	decode := receipt.Leg{Kind: "decode", Worker: "d0"}
+	failed := receipt.LegEntry{Kind: "prefill", Worker: "p0", Error: "broken", RetryReason: "missing_params"}
+	good := receipt.LegEntry{Kind: "prefill", Worker: "p1"}
+	decode := receipt.LegEntry{Kind: "decode", Worker: "d0"}
 	for name, c := range map[string]struct {
-		legs []receipt.Leg
+		legs []receipt.LegEntry
 		want string
 	}{
 		"none":             {nil, ""},
-		"good":             {[]receipt.Leg{good, decode}, ""},
-		"failed":           {[]receipt.Leg{failed, decode}, "p0: broken"},
-		"failed then good": {[]receipt.Leg{failed, good, decode}, ""},
-		"good then failed": {[]receipt.Leg{good, failed, decode}, "p0: broken"},
-		"decode":           {[]receipt.Leg{good, {Kind: "decode", Worker: "d0", Error: "refused"}}, "d0: refused"},
+		"good":             {[]receipt.LegEntry{good, decode}, ""},
+		"failed":           {[]receipt.LegEntry{failed, decode}, "p0: broken"},
+		"failed then good": {[]receipt.LegEntry{failed, good, decode}, ""},
+		"good then failed": {[]receipt.LegEntry{good, failed, decode}, "p0: broken"},
+		"decode":           {[]receipt.LegEntry{good, {Kind: "decode", Worker: "d0", Error: "refused"}}, "d0: refused"},
 	} {
 		why, advice := legFailure(&receipt.Receipt{Legs: c.legs})
 		if why != c.want || (advice == "") != (c.want == "") {

@@ -209,7 +209,7 @@ func legFailure(rec *receipt.Receipt) (why, advice string) {
 	if rec == nil {
 		return "", ""
 	}
-	last := map[string]*receipt.Leg{}
+	last := map[string]*receipt.LegEntry{}
 	for i := range rec.Legs {
 		last[rec.Legs[i].Kind] = &rec.Legs[i]
 	}

@@ -50,7 +50,7 @@ func (m *maker) Receipt(d *trace.Decision, at time.Time) *receipt.Receipt {
 			Attempt: d.Attempt,
 			Decode:  decision.Phase{Candidates: []decision.Candidate{}}, Prefill: decision.Phase{Candidates: []decision.Candidate{}},
 		},
-		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
+		Legs: []receipt.LegEntry{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
 	p := m.decide()
 	p.Fill(&r.Decision, &m.in, r.Candidates())

@@ -209,7 +209,7 @@ func TestStageShowsCaches(t *testing.T) {
 func TestStageShowsMoves(t *testing.T) {
 	rec := newRecording(t)
 	rec.decide(rec.prompt())
-	legs := make([]receipt.Leg, 5)
+	legs := make([]receipt.LegEntry, 5)
 	for i, at := range []float64{1, 20, 21, 40, 41} {
 		legs[i] = receipt.NewLeg("decode", "w-0", rankName(0), 1+i)
 		if i > 0 {
@@ -266,7 +266,7 @@ func TestStageOfRetries(t *testing.T) {
 	leg := receipt.NewLeg("decode", "w-1", "w-1/dp0", 2)
 	leg.Status = 200
 	rec.add(trace.Record{Kind: trace.KindOutcome, Outcome: &trace.Outcome{
-		ID: d.ID, ReceivedUS: 5, Stream: true, Result: receipt.Outcome{Status: 200, CompletionTokens: 7}, Legs: []receipt.Leg{leg}, Notes: []string{"w-0 failed"},
+		ID: d.ID, ReceivedUS: 5, Stream: true, Result: receipt.Outcome{Status: 200, CompletionTokens: 7}, Legs: []receipt.LegEntry{leg}, Notes: []string{"w-0 failed"},
 	}})
 	raw := rec.file()
 	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)

@@ -202,7 +202,7 @@ func (g stage) receipt(n int, at time.Time, whole bool) *receipt.Receipt {
 			Decode:    decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.9, Eligible: 6},
 			Prefill:   decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", RunnerUp: "prefill-0/dp0", MarginBlocks: 12, Eligible: 4},
 			Predicted: decision.Prediction{RemoteTokens: 3008, HasRemote: true, Local: decision.Work{Compute: 3010, Queued: 120}, Remote: decision.Work{Compute: 2, Queued: 900, Transfer: 3008}}},
-		Legs: []receipt.Leg{
+		Legs: []receipt.LegEntry{
 			{Kind: "prefill", Worker: "prefill-1", Rank: "prefill-1/dp0", Attempt: 1, Status: 200, QueueMS: .1, DispatchMS: .3, FirstByteMS: 402, EndMS: 570, PromptTokens: 3010, CachedTokens: 0},
 			{Kind: "decode", Worker: "decode-2", Rank: "decode-2/dp0", Attempt: 1, Status: 200, QueueMS: .1, DispatchMS: 571, FirstByteMS: 611, EndMS: 4000, PromptTokens: -1, CachedTokens: -1},
 		},

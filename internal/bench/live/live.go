@@ -256,7 +256,7 @@ func (b *Bench) receipts(ctx context.Context, m *experiment.Measure, c plan.Cell
 		if r.Path == string(plan.Local) && c.Arm == plan.Remote {
 			m.Fallbacks++
 		}
-		var p, d *receipt.Leg
+		var p, d *receipt.LegEntry
 		for i := range r.Legs {
 			l := &r.Legs[i]
 			if l.Kind == "prefill" {

@@ -20,17 +20,17 @@ import (
 // maxAnswer bounds every answer that a worker can make the router keep.
 const maxAnswer = 8 << 20
 
-// asker sends the small requests of probes to workers.
-type asker struct {
+// probeClient sends the small requests of probes to workers.
+type probeClient struct {
 	client  *http.Client
 	timeout time.Duration
 	header  http.Header // of every request
 	bodies  sync.Pool   // *bytes.Buffer
 }
 
-// newAsker makes an asker; a nil transport stands for one of its own, which
+// newProbeClient makes one; a nil transport stands for one of its own, which
 // takes no proxy from the environment: engines are neighbours.
-func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Duration, header http.Header) *asker {
+func newProbeClient(rt http.RoundTripper, conf func() *tls.Config, timeout time.Duration, header http.Header) *probeClient {
 	if rt == nil {
 		dialer := &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second}
 		rt = &http.Transport{
@@ -42,7 +42,7 @@ func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Durati
 			MaxResponseHeaderBytes: 64 << 10,
 		}
 	}
-	return &asker{
+	return &probeClient{
 		client: &http.Client{
 			Transport:     rt,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -53,7 +53,7 @@ func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Durati
 	}
 }
 
-func (a *asker) close() { a.client.CloseIdleConnections() }
+func (a *probeClient) close() { a.client.CloseIdleConnections() }
 
 // statusError is an answer other than 2xx.
 type statusError struct {
@@ -81,12 +81,12 @@ func notThere(err error) bool {
 
 // get asks the worker and hands the body of a 2xx answer to use, which must not
 // keep it.
-func (a *asker) get(ctx context.Context, w *workers.Worker, path string, use func(body []byte) error) error {
+func (a *probeClient) get(ctx context.Context, w *workers.Worker, path string, use func(body []byte) error) error {
 	return a.send(ctx, w, http.MethodGet, path, nil, use)
 }
 
 // send is get by another method, with a JSON body.
-func (a *asker) send(ctx context.Context, w *workers.Worker, method, path string, body []byte, use func(body []byte) error) error {
+func (a *probeClient) send(ctx context.Context, w *workers.Worker, method, path string, body []byte, use func(body []byte) error) error {
 	what := method + " " + path
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
@@ -133,7 +133,7 @@ func (a *asker) send(ctx context.Context, w *workers.Worker, method, path string
 }
 
 // explain shortens what net/http says of a failed request.
-func (a *asker) explain(what string, err error) error {
+func (a *probeClient) explain(what string, err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}

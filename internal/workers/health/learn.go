@@ -42,7 +42,7 @@ var owners = map[string]workers.Engine{"vllm": workers.VLLM, "sglang": workers.S
 
 // learn asks a worker what it is. Every page is optional; a missing one leaves
 // its facts unknown.
-func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
+func (a *probeClient) learn(ctx context.Context, w *workers.Worker) *answer {
 	l := &learner{a: a, w: w}
 	l.learned.From = map[workers.Field]string{}
 	var wg sync.WaitGroup
@@ -121,7 +121,7 @@ func parseSleeping(b []byte) (bool, error) {
 
 // learner gathers the answers of pages that are asked at the same time.
 type learner struct {
-	a *asker
+	a *probeClient
 	w *workers.Worker
 
 	mu      sync.Mutex

@@ -41,7 +41,7 @@ func engine(t *testing.T, pages map[string]string) *workers.Worker {
 
 func learnFrom(t *testing.T, w *workers.Worker) *answer {
 	t.Helper()
-	a := newAsker(nil, nil, 10*time.Second, nil)
+	a := newProbeClient(nil, nil, 10*time.Second, nil)
 	defer a.close()
 	return a.learn(t.Context(), w)
 }
@@ -459,7 +459,7 @@ func TestAskerLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &workers.Worker{Name: "w", URL: u}
-	a := newAsker(nil, nil, time.Minute, http.Header{"X-Hop": {"mine"}})
+	a := newProbeClient(nil, nil, time.Minute, http.Header{"X-Hop": {"mine"}})
 	defer a.close()
 	tests := []struct {
 		path, want string
@@ -531,7 +531,7 @@ func TestEngineClosesTheConnectionAsItIsUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAsker(nil, nil, 10*time.Second, nil)
+	a := newProbeClient(nil, nil, 10*time.Second, nil)
 	defer a.close()
 	for range 3 {
 		if err := a.send(t.Context(), &workers.Worker{Name: "w", URL: u}, http.MethodPost, "/tokenize", []byte("{}"), func([]byte) error { return nil }); err != nil {

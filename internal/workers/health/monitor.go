@@ -60,7 +60,7 @@ type Monitor struct {
 	reg     *workers.Registry
 	opts    Options
 	sink    eventlog.Sink
-	ask     *asker
+	ask     *probeClient
 	probes  chan struct{} // semaphores
 	scrapes chan struct{}
 }
@@ -70,7 +70,7 @@ func NewMonitor(reg *workers.Registry, opts Options, sink eventlog.Sink) *Monito
 	opts.defaults()
 	return &Monitor{
 		reg: reg, opts: opts, sink: sink,
-		ask:     newAsker(opts.Transport, opts.TLS, opts.Timeout, opts.Header),
+		ask:     newProbeClient(opts.Transport, opts.TLS, opts.Timeout, opts.Header),
 		probes:  make(chan struct{}, opts.Concurrency),
 		scrapes: make(chan struct{}, opts.Concurrency),
 	}
@@ -209,7 +209,7 @@ func (h *watch) probe(ctx context.Context) {
 }
 
 // alive asks GET /health; where an engine has none, /v1/models does.
-func (a *asker) alive(ctx context.Context, w *workers.Worker) error {
+func (a *probeClient) alive(ctx context.Context, w *workers.Worker) error {
 	err := a.get(ctx, w, "/health", nil)
 	if e, ok := errors.AsType[*statusError](err); ok && (e.status == http.StatusNotFound || e.status == http.StatusMethodNotAllowed) {
 		return a.get(ctx, w, "/v1/models", nil)

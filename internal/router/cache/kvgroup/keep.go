@@ -37,10 +37,10 @@ func (g *Groups) Append(dst []byte) []byte {
 		uv(uint64(k.window))
 		uv(uint64(k.tokens))
 	}
-	places, n := make([]uint32, len(g.blocks)), uint32(0)
+	positions, n := make([]uint32, len(g.blocks)), uint32(0)
 	for i := range g.blocks {
 		if g.held(i) {
-			places[i] = n
+			positions[i] = n
 			n++
 		}
 	}
@@ -53,8 +53,8 @@ func (g *Groups) Append(dst []byte) []byte {
 		dst = binary.LittleEndian.AppendUint64(dst, b.name)
 		dst = binary.LittleEndian.AppendUint64(dst, b.seq)
 		before := uint32(0) // a block that has gone is looked up by its prefix
-		if int(b.before) < len(places) {
-			before = places[b.before]
+		if int(b.before) < len(positions) {
+			before = positions[b.before]
 		}
 		uv(uint64(before))
 		dst = append(dst, b.copies[:len(g.groups)]...)

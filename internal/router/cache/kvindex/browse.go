@@ -131,33 +131,33 @@ func (x *Index) Hottest(limit int) Browse {
 		out.Partial = out.Partial || more
 		kids = append(kids, [2]int{from, len(runs)})
 	}
-	type place struct {
+	type subtree struct {
 		at   int // in runs
 		from uint32
 		hits uint64
 	}
-	var hot []place
+	var hot []subtree
 	below := make([]uint64, len(runs)) // hits of the subtree
 	for i := len(runs) - 1; i > 0; i-- {
 		own := uint64(x.m.node(runs[i]).hits.Load())
-		list := make([]place, 0, kids[i][1]-kids[i][0])
+		list := make([]subtree, 0, kids[i][1]-kids[i][0])
 		for k := kids[i][0]; k < kids[i][1]; k++ {
-			list = append(list, place{i, x.m.node(runs[k]).off, below[k]})
+			list = append(list, subtree{i, x.m.node(runs[k]).off, below[k]})
 		}
-		slices.SortFunc(list, func(a, b place) int { return cmp.Compare(b.from, a.from) })
+		slices.SortFunc(list, func(a, b subtree) int { return cmp.Compare(b.from, a.from) })
 		// From the end up: what left the run further down has passed all above it.
 		sum := uint64(0)
 		for j, b := range list {
 			if j > 0 && sum > 0 && b.from != list[j-1].from {
-				hot = append(hot, place{i, b.from, sum})
+				hot = append(hot, subtree{i, b.from, sum})
 			}
 			sum += b.hits
 		}
 		if below[i] = sum + own; below[i] > 0 {
-			hot = append(hot, place{i, 0, below[i]})
+			hot = append(hot, subtree{i, 0, below[i]})
 		}
 	}
-	slices.SortFunc(hot, func(a, b place) int {
+	slices.SortFunc(hot, func(a, b subtree) int {
 		return cmp.Or(cmp.Compare(b.hits, a.hits), cmp.Compare(a.at, b.at), cmp.Compare(a.from, b.from))
 	})
 	out.Total = len(hot)
@@ -175,14 +175,14 @@ func (x *Index) Hottest(limit int) Browse {
 }
 
 func order(by SortBy) (func(a, b Child) int, error) {
-	place := func(a, b Child) int { return cmp.Compare(a.Local, b.Local) }
+	byLocal := func(a, b Child) int { return cmp.Compare(a.Local, b.Local) }
 	switch by {
 	case "", ByBlocks:
-		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Blocks, a.Blocks), place(a, b)) }, nil
+		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Blocks, a.Blocks), byLocal(a, b)) }, nil
 	case ByRanks:
-		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Ranks, a.Ranks), place(a, b)) }, nil
+		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Ranks, a.Ranks), byLocal(a, b)) }, nil
 	case ByHits:
-		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Hits, a.Hits), place(a, b)) }, nil
+		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Hits, a.Hits), byLocal(a, b)) }, nil
 	}
 	return nil, fmt.Errorf("sort %q: must be one of %s, %s, %s", by, ByBlocks, ByRanks, ByHits)
 }

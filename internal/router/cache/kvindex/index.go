@@ -66,7 +66,7 @@ type rankState struct {
 	copies       map[uint64]uint32                // further copies of held blocks, by name; few
 	extra        atomic.Int64                     // sum of copies
 	ignoreCopies bool                             // copies are not counted: the engine reports hits as stores
-	hints        [16]struct{ node, place uint32 } // places of the rank in runs used lately
+	hints        [16]struct{ node, index uint32 } // indices of the rank in runs used lately
 }
 
 // counters are those of [RankStats].

@@ -60,7 +60,7 @@ func setBit(b []uint64, i uint32) []uint64 {
 	return b
 }
 
-// member returns the place of the rank in the array and its entry, place 0 if there is none.
+// member returns the index of the rank in the array and its entry, index 0 if there is none.
 func (x *Index) member(k *rankState, n uint32, nd *node) (i int, e uint64) {
 	h := nd.mem.Load()
 	if h == 0 {
@@ -69,14 +69,14 @@ func (x *Index) member(k *rankState, n uint32, nd *node) (i int, e uint64) {
 	a := x.m.array(h)
 	cnt := int(loadWord(&a[0]))
 	hint := &k.hints[n%uint32(len(k.hints))]
-	if i := int(hint.place); hint.node == n && i <= cnt && i > 0 {
+	if i := int(hint.index); hint.node == n && i <= cnt && i > 0 {
 		if e := loadWord(&a[i]); e&rankMask == uint64(k.slot) {
 			return i, e
 		}
 	}
 	for i := 1; i <= cnt; i++ {
 		if e := loadWord(&a[i]); e&rankMask == uint64(k.slot) {
-			hint.node, hint.place = n, uint32(i)
+			hint.node, hint.index = n, uint32(i)
 			return i, e
 		}
 	}

@@ -120,14 +120,14 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 	defer k.mu.Unlock()
 	v := x.ep.enter(uint32(k.slot))
 	defer x.ep.exit(uint32(k.slot), v)
-	type place struct{ n, off, ref uint32 }
-	places := make([]place, 0, k.tab.count)
+	type position struct{ n, off, ref uint32 }
+	positions := make([]position, 0, k.tab.count)
 	k.tab.all(func(ref uint32) bool {
 		n, off := x.m.at(ref)
-		places = append(places, place{n, off, ref})
+		positions = append(positions, position{n, off, ref})
 		return true
 	})
-	slices.SortFunc(places, func(a, b place) int {
+	slices.SortFunc(positions, func(a, b position) int {
 		return cmp.Or(cmp.Compare(a.n, b.n), cmp.Compare(a.off, b.off))
 	})
 	type run struct {
@@ -148,7 +148,7 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 		r.need = max(r.need, blocks)
 		return r
 	}
-	for i, p := range places {
+	for i, p := range positions {
 		r := need(p.n, p.off+1)
 		if r.to == 0 {
 			r.from = i
@@ -162,7 +162,7 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 	}
 	// A run's parent has less depth.
 	slices.SortFunc(ids, func(a, b uint32) int { return cmp.Compare(x.m.node(a).depth, x.m.node(b).depth) })
-	d.flags, d.held = 0, len(places)
+	d.flags, d.held = 0, len(positions)
 	if k.lost.Load() {
 		d.flags |= flagLost
 	}
@@ -181,7 +181,7 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 		body = binary.AppendUvarint(body[:0], parent)
 		body = binary.AppendUvarint(body, uint64(nd.off))
 		body = binary.AppendUvarint(body, uint64(r.need))
-		mine := places[r.from:r.to]
+		mine := positions[r.from:r.to]
 		for at, j := uint32(0), 0; at < r.need; {
 			start := at
 			for j < len(mine) && mine[j].off == at {

@@ -35,8 +35,8 @@ func boundStand(t *testing.T, h http.Handler) *httptest.Server {
 	return srv
 }
 
-// asker sends a request and reads nothing.
-func asker(t *testing.T, srv *httptest.Server, path string) *net.TCPConn {
+// idleReader sends a request and reads nothing.
+func idleReader(t *testing.T, srv *httptest.Server, path string) *net.TCPConn {
 	t.Helper()
 	c, err := net.Dial("tcp", srv.Listener.Addr().String())
 	if err != nil {
@@ -73,7 +73,7 @@ func TestListenersThatNeverRead(t *testing.T) {
 	wait := 3 * time.Second // the slow one must take something within it, on a busy machine, too
 	srv := boundStand(t, New(anybody(wait), s, nil, map[string]http.Handler{"GET /admin/v1/stream": Stream(tap, s.events)}))
 
-	slow := slowReader{asker(t, srv, "/admin/v1/stream"), time.NewTicker(25 * time.Millisecond)}
+	slow := slowReader{idleReader(t, srv, "/admin/v1/stream"), time.NewTicker(25 * time.Millisecond)}
 	defer slow.tick.Stop()
 	resp, err := http.ReadResponse(bufio.NewReaderSize(slow, 32<<10), nil)
 	if err != nil {
@@ -83,7 +83,7 @@ func TestListenersThatNeverRead(t *testing.T) {
 	defer slow.Close() // first: the body has no end
 	const others = 15
 	for range others {
-		c := asker(t, srv, "/admin/v1/stream")
+		c := idleReader(t, srv, "/admin/v1/stream")
 		head := make([]byte, len("HTTP/1.1 200"))
 		if _, err := io.ReadFull(c, head); err != nil || string(head) != "HTTP/1.1 200" {
 			t.Fatalf("%q, %v", head, err)
@@ -149,7 +149,7 @@ func TestNoAnswerWaitsForEver(t *testing.T) {
 	t.Cleanup(srv.Close)
 	paths := []string{"/metrics", "/sim/v1/x", "/healthz"}
 	for _, path := range paths {
-		asker(t, srv, path)
+		idleReader(t, srv, path)
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

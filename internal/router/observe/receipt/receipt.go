@@ -54,8 +54,8 @@ type Receipt struct {
 
 	// Legs are the HTTP calls in the order in which they began, LegsOmitted
 	// counts those that did not fit.
-	Legs        []Leg `json:"legs"`
-	LegsOmitted int   `json:"legs_omitted,omitempty"`
+	Legs        []LegEntry `json:"legs"`
+	LegsOmitted int        `json:"legs_omitted,omitempty"`
 	// Continued are the places at which the stream went on elsewhere, oldest first.
 	Continued []Continuation `json:"continued,omitempty"`
 	Outcome   Outcome        `json:"outcome"`
@@ -65,8 +65,8 @@ type Receipt struct {
 	candidates int // the most that a phase keeps
 }
 
-// Leg is one HTTP call.
-type Leg struct {
+// LegEntry is one HTTP call.
+type LegEntry struct {
 	// Kind is "prefill" or "decode".
 	Kind    string `json:"kind"`
 	Worker  string `json:"worker"`
@@ -168,7 +168,7 @@ func (r *Receipt) Begin(attempt int) {
 
 // AddLeg begins a leg and gives its place for later changes, or -1 when there
 // is no room: it is counted then.
-func (r *Receipt) AddLeg(l Leg) int {
+func (r *Receipt) AddLeg(l LegEntry) int {
 	if len(r.Legs) >= maxLegs {
 		r.LegsOmitted++
 		return -1
@@ -185,8 +185,8 @@ func (r *Receipt) AddContinuation(c Continuation) {
 }
 
 // NewLeg is a leg of which nothing has happened yet.
-func NewLeg(kind, worker, rank string, attempt int) Leg {
-	return Leg{
+func NewLeg(kind, worker, rank string, attempt int) LegEntry {
+	return LegEntry{
 		Kind: kind, Worker: worker, Rank: rank, Attempt: attempt,
 		QueueMS: -1, DispatchMS: -1, FirstByteMS: -1, EndMS: -1, PromptTokens: -1, CachedTokens: -1,
 	}
@@ -212,9 +212,9 @@ func (r *Receipt) Redact() {
 
 // Leg is the leg at a place that AddLeg gave; changes of the leg at -1 go
 // nowhere.
-func (r *Receipt) Leg(i int) *Leg {
+func (r *Receipt) Leg(i int) *LegEntry {
 	if i < 0 || i >= len(r.Legs) {
-		return new(Leg)
+		return new(LegEntry)
 	}
 	return &r.Legs[i]
 }
@@ -255,7 +255,7 @@ func (r *Receipt) clone() *Receipt {
 	for i := range c.Earlier {
 		c.Earlier[i] = c.Earlier[i].Clone()
 	}
-	c.Legs = append([]Leg{}, r.Legs...)
+	c.Legs = append([]LegEntry{}, r.Legs...)
 	for i := range c.Legs {
 		c.Legs[i].Error, c.Legs[i].RetryReason = clip(c.Legs[i].Error), clip(c.Legs[i].RetryReason)
 	}

@@ -18,7 +18,7 @@ type Outcome struct {
 	ReceivedUS  int64
 	Stream      bool
 	Result      receipt.Outcome
-	Legs        []receipt.Leg
+	Legs        []receipt.LegEntry
 	LegsOmitted int
 	Notes       []string
 	Continued   []receipt.Continuation
@@ -31,9 +31,9 @@ type outcomeLine struct {
 	ReceivedUS int64  `json:"received_us"`
 	Stream     bool   `json:"stream"`
 	receipt.Outcome
-	Legs        []receipt.Leg `json:"legs"`
-	LegsOmitted int           `json:"legs_omitted"`
-	Notes       []string      `json:"notes"`
+	Legs        []receipt.LegEntry `json:"legs"`
+	LegsOmitted int                `json:"legs_omitted"`
+	Notes       []string           `json:"notes"`
 
 	Continued []receipt.Continuation `json:"continued"`
 }
@@ -112,7 +112,7 @@ func (o *object) continuation(c *receipt.Continuation) {
 	o.close()
 }
 
-func (o *object) leg(l *receipt.Leg) {
+func (o *object) leg(l *receipt.LegEntry) {
 	o.open()
 	o.str("kind", l.Kind)
 	if name, _, _ := SplitRank(l.Rank); name != l.Worker {

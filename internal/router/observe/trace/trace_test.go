@@ -64,7 +64,7 @@ func fullOutcome() *Outcome {
 	leg.QueueMS, leg.PromptTokens, leg.CachedTokens = 0, 99, 64
 	return &Outcome{
 		ID: "d1", ReceivedUS: -5, Stream: true, LegsOmitted: 3, Notes: []string{"a", "b & c"},
-		Legs: []receipt.Leg{leg, receipt.NewLeg("decode", "named otherwise", "w/dp0", 1)},
+		Legs: []receipt.LegEntry{leg, receipt.NewLeg("decode", "named otherwise", "w/dp0", 1)},
 		Result: receipt.Outcome{
 			Status: 200, Finish: "stop", PromptTokens: 100, CachedTokens: -1, CompletionTokens: 7, TTFTMS: 12.04, E2EMS: 40.911,
 			ITL: receipt.Gaps{Count: 6, MeanMS: 2, P50MS: 1.5, P99MS: 3.125, MaxMS: 4}, ErrorCode: "engine_died", Error: "gone", SilentRecompute: true, Cancelled: true,

@@ -198,7 +198,7 @@ func (l *Ledger) left(r *workers.Rank) bool {
 	return int(r.Slot) < len(l.gone) && l.gone[r.Slot] >= r.Number
 }
 
-// relist keeps a load that has lost its slot on the books.
+// relist keeps the load of a rank that has lost its slot.
 func (l *Ledger) relist(a *rankLoad) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,7 +273,7 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 }
 
 // Forget drops the load of a rank that left the fleet. Work still in flight
-// on it stays on the books until it is released.
+// on it stays in the ledger until it is released.
 func (l *Ledger) Forget(r *workers.Rank) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -327,7 +327,7 @@ func (l *Ledger) Total() Amounts {
 func (l *Ledger) DoubleReleases() uint64 { return l.doubles.Load() }
 
 // Balanced is nil when nothing is in flight; else it names every rank that has
-// work on the books. It is meant for after a drain.
+// work in the ledger. It is meant for after a drain.
 func (l *Ledger) Balanced() error {
 	var errs []error
 	l.each(func(a *rankLoad) {
@@ -349,11 +349,11 @@ type Reservation struct {
 	mu        sync.Mutex // guards the fields below
 	released  bool
 	answering bool
-	prefill   int // tokens still on the books
-	blocks    int // blocks on the books
+	prefill   int // tokens still in the ledger
+	blocks    int // blocks in the ledger
 }
 
-// FirstToken ends the prefill: its tokens leave the books, and the request counts as
+// FirstToken ends the prefill: its tokens leave the ledger, and the request counts as
 // answering. Calls after the first do nothing.
 func (v *Reservation) FirstToken() {
 	v.mu.Lock()
@@ -370,7 +370,7 @@ func (v *Reservation) FirstToken() {
 	}
 }
 
-// Progress says how many tokens were generated so far; the blocks on the books
+// Progress says how many tokens were generated so far; the blocks in the ledger
 // grow when another is begun, and never shrink.
 func (v *Reservation) Progress(generated int) {
 	v.mu.Lock()
@@ -384,7 +384,7 @@ func (v *Reservation) Progress(generated int) {
 	}
 }
 
-// Release takes everything off the books. It reports whether this call did;
+// Release takes everything out of the ledger. It reports whether this call did;
 // a second one is counted as a bug and changes nothing.
 func (v *Reservation) Release() bool {
 	v.mu.Lock()

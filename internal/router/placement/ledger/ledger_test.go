@@ -131,7 +131,7 @@ func TestForget(t *testing.T) {
 }
 
 // TestLateReservation: work that is given to a rank after it has left the fleet
-// is on the books, and in nobody's way.
+// is in the ledger, and in nobody's way.
 func TestLateReservation(t *testing.T) {
 	l, old, now := New(), newRank(1, "old/dp0"), newRank(1, "now/dp0")
 	l.Reserve(old, Claim{}).Release()

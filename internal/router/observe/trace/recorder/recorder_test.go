@@ -478,7 +478,7 @@ func finished() *receipt.Receipt {
 	leg.Status, leg.QueueMS, leg.DispatchMS, leg.FirstByteMS, leg.EndMS = 200, 0.012, 0.118, 11.402, 40.911
 	return &receipt.Receipt{
 		Schema: receipt.Schema, ID: "a754fe24000000000588", RequestID: "9b1c04e2f7d84bb0", Time: time.Now().UTC(), Endpoint: "chat", Model: "sim",
-		Legs: []receipt.Leg{leg},
+		Legs: []receipt.LegEntry{leg},
 		Outcome: receipt.Outcome{Status: 200, Finish: "stop", PromptTokens: 1024, CachedTokens: 928, CompletionTokens: 16,
 			TTFTMS: 11.43, E2EMS: 40.93, ITL: receipt.Gaps{Count: 15, MeanMS: 1.96, P50MS: 1.9, P99MS: 2.4, MaxMS: 2.4}},
 	}
