@@ -32,7 +32,7 @@ func TestConversationFacts(t *testing.T) {
 		Requests, Blocks, Distinct, Reused, LongestPath, Roots, OSL int
 		Span                                                        time.Duration
 	}
-	got := facts{int(s.Requests), int(s.Blocks), int(s.Distinct), int(s.Reused), s.LongestPath, int(s.Roots), int(s.OSL.Mean + .5), s.Span}
+	got := facts{int(s.Requests), int(s.Blocks), int(s.Distinct), int(s.Reused), s.LongestPath, s.Roots, int(s.OSL.Mean + .5), s.Span}
 	if d := cmp.Diff(facts{12031, 288500, 182790, 105710, 247, 1, 343, 3536999 * time.Millisecond}, got); d != "" {
 		t.Errorf("facts (-want +got):\n%s", d)
 	}
