@@ -44,7 +44,7 @@ type Criteria struct {
 	Model string
 	Facts api.Facts
 	Force route.Force
-	// Costs are the laws of the paths' costs; nil while too little is known, and
+	// Costs are the cost models of both paths; nil while too little is known, and
 	// where the threshold is not auto.
 	Costs *cost.Model
 	// Session is selector.HashSession of the session's name; 0 for none.
