@@ -10,7 +10,7 @@ import (
 type Crossing struct {
 	// Running is the answers that run on the decode rank.
 	Running int `json:"running"`
-	// Tokens is what the laws in force say; the truth is between Low and High with a
+	// Tokens is what the cost models in force predict; the truth is between Low and High with a
 	// confidence of about 95 %. Null is beyond all prompts (of 131,072 tokens): they are
 	// cheaper on a decode rank.
 	Low    *int `json:"low_tokens"`

@@ -23,15 +23,15 @@ const Schema = "dynctl.admin/v1"
 // ModelCosts is what is known of the costs of both paths for one model.
 type ModelCosts struct {
 	Model string `json:"model"`
-	// Revision is that of the laws in force; 0 while too little is known, and the
+	// Revision is that of the cost models in force; 0 while too little is known, and the
 	// threshold decides.
 	Revision uint64 `json:"revision"`
-	// Of how many outcomes the laws are made, older ones counting less: prompts computed
+	// Of how many outcomes the cost models are made, older ones counting less: prompts computed
 	// on decode and on prefill ranks, and KV that moved.
 	LocalOutcomes    float64 `json:"local_outcomes"`
 	PrefillOutcomes  float64 `json:"prefill_outcomes"`
 	TransferOutcomes float64 `json:"transfer_outcomes"`
-	// Crossings are where the laws change the path, by load; none while too little is
+	// Crossings are where the cost models change the path, by load; none while too little is
 	// known.
 	Crossings []Crossing `json:"crossings,omitempty"`
 }

@@ -1,5 +1,5 @@
 // Package cost is what the two paths of a request would cost, in time. A Model has
-// the coefficients of laws that a Learner fits to what became of requests before; it
+// a model for each leg, which a Learner fits to the outcomes of earlier requests; it
 // never changes, has a number, and is an input of a decision. Model.Of is pure: the
 // same model and work give the same costs, to the last bit and on every processor,
 // so that recorded decisions can be made again.
@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// Terms of a law. Figures are scaled so that coefficients are of one size: tokens in
+// Terms of a leg's model. Figures are scaled so that coefficients are of one size: tokens in
 // thousands.
 const (
 	termOne = iota
@@ -65,7 +65,7 @@ func (w *Work) values() [terms]float64 {
 	}
 }
 
-// Time is the law's time for w in ms.
+// Time is the model's time for w in ms.
 func (l *LegModel) Time(w *Work) float64 {
 	v := w.values()
 	sum := 0.0
@@ -91,11 +91,11 @@ type Paths struct {
 	Local, Prefill, Transfer Work
 }
 
-// Model is a revision of the laws. It never changes.
+// Model is a revision of the cost model. It never changes.
 type Model struct {
 	// Revision numbers the models of a router, from 1 on.
 	Revision uint64
-	// Local, Prefill and Transfer are the laws of the legs.
+	// Local, Prefill and Transfer are the models of the legs.
 	Local, Prefill, Transfer LegModel
 	// Stall is what a millisecond costs for which a local prefill keeps one running
 	// answer waiting, in milliseconds of time to first token. It follows from the
@@ -112,7 +112,7 @@ type Model struct {
 	Slow []Slow
 }
 
-// Slow is a rank that takes longer than its peers: the laws' times are its own as often as
+// Slow is a rank that takes longer than its peers: the models' times are its own as often as
 // Times says.
 type Slow struct {
 	Slot  uint32

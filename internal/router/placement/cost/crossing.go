@@ -14,7 +14,7 @@ const Never = MaxCrossing + 1
 type Crossing struct {
 	// Running is the answers that run on the decode rank.
 	Running int
-	// Tokens is what the laws in force say; the truth is between Low and High with a
+	// Tokens is what the cost models in force predict; the truth is between Low and High with a
 	// confidence of about 95 %. Each is 0 where all prompts are cheaper on a prefill
 	// rank, and Never where none is.
 	Low, Tokens, High int
@@ -84,7 +84,7 @@ func first(is func(n int) bool) int {
 	return Never
 }
 
-// bands are those of work by its tokens, each four times the one before: where a law
+// bands are those of work by its tokens, each four times the one before: where a leg's model
 // cannot say how an engine is, it is off in some of them.
 const bands = 6
 
@@ -102,18 +102,18 @@ type share struct {
 	took   float64
 }
 
-// uncertainty is how far a law can be off.
+// uncertainty is how far a leg's model can be off.
 type uncertainty struct {
 	model LegModel
-	// known says that the rest is; without, the law can be off by anything.
+	// known says that the rest is; without, the model can be off by anything.
 	known bool
-	// inverse is the covariance of the law's coefficients.
+	// inverse is the covariance of the model's coefficients.
 	inverse [terms]LegModel
-	// misfit is by what share of its time the law is off in a band.
+	// misfit is by what share of its time the model is off in a band.
 	misfit [bands]float64
 }
 
-// uncertainty is that of the newest law, from the fit's own outcomes: what stands in for
+// uncertainty is that of the newest model, from the fit's own outcomes: what stands in for
 // them says nothing of how they will be.
 func (f *fit) uncertainty() uncertainty {
 	u := uncertainty{model: f.model}
@@ -155,7 +155,7 @@ func (f *fit) uncertainty() uncertainty {
 }
 
 // of is by how much the cost of w can be off, whose tokens stall answers at so many ms
-// a ms: the variance of chance, and what the law's form is off by.
+// a ms: the variance of chance, and what the model's form is off by.
 func (u *uncertainty) of(w *Work, stalled float64) (variance, misfit float64) {
 	if !u.known {
 		return math.Inf(1), 0

@@ -13,7 +13,7 @@ const (
 	// lasting is how long it must go on: the prompts of one burst wait for each other,
 	// and are off together.
 	lasting = 30 * time.Second
-	// minOutcomes is how many outcomes a law is made of before what it misses is a drift.
+	// minOutcomes is how many outcomes a leg's model is made of before what it misses is a drift.
 	minOutcomes = 50
 	// spell is within how many outcomes of one drift another shows that learning again
 	// did not help, quiet how many without one end the doubt.
@@ -27,7 +27,7 @@ const (
 type watch struct {
 	// over and under are the excess of outcomes that took longer than said, or less.
 	over, under excess
-	// made is how many outcomes the newest law is made of, last how many there were at
+	// made is how many outcomes the newest model is made of, last how many there were at
 	// the newest drift; drifted says that there was one.
 	made, last int
 	drifted    bool
@@ -41,14 +41,14 @@ const (
 	NoChange Change = iota
 	// Learned: there is a model now, and there was none.
 	Learned
-	// Drifted: the outcomes of a leg are no longer what the law says. It is learned again.
+	// Drifted: the outcomes of a leg are no longer what the model predicts. It is learned again.
 	Drifted
 	// Doubted: learning again did not help. There is no model until it does.
 	Doubted
 )
 
-// drift counts an outcome that took ms where the law predicted another time, and
-// reports whether the fleet is no longer what the law says.
+// drift counts an outcome that took ms where the model predicted another time, and
+// reports whether the fleet is no longer what the model predicts.
 func (f *fit) drift(leg *Work, predicted, ms float64, now time.Duration) Change {
 	w := &f.watch
 	if leg.Queued > leg.Tokens {
@@ -97,7 +97,7 @@ func (e *excess) add(off float64, now time.Duration) bool {
 // mean is the mean error.
 func (e *excess) mean() float64 { return e.sum/e.n + allowance }
 
-// slow takes all that was seen for outcomes that took so many times as long: the law is
+// slow takes all that was seen for outcomes that took so many times as long: the model is
 // so from now on, until new outcomes say otherwise.
 func (f *fit) slow(by float64) {
 	for i := range f.model {

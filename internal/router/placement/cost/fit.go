@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// fit is a law in the making: weighted least squares over the outcomes, older ones
+// fit is a leg's model in the making: weighted least squares over the outcomes, older ones
 // counting less, in information form. Sums are kept and solved when a model is
 // wanted, so that an outcome costs a few multiplications, and what is not known
 // stays at what was assumed.
@@ -30,7 +30,7 @@ const memory = 400
 const floor = 20
 
 // add counts an outcome: a leg took ms. It reports whether that is a drift.
-// Of a slow rank it counts what another would have taken: the law is that of them all.
+// Of a slow rank it counts what another would have taken: the model is that of them all.
 func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	w := *leg
 	ms, w.Times = ms/leg.times(), 0
@@ -57,7 +57,7 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	return change
 }
 
-// solve makes the law from what was seen, and from an assumption. Where another fit
+// solve makes the model from what was seen, and from an assumption. Where another fit
 // has seen something it counts as a few outcomes like those, until this one has drifted
 // and is no longer like it.
 func (f *fit) solve(assumed *LegModel, like *fit) {

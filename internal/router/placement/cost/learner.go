@@ -41,7 +41,7 @@ var start = [legKinds]LegModel{
 	TransferLeg: {5, 2, 0, 10, 0},
 }
 
-// borrowed is for how many outcomes the law of one kind of rank counts for the
+// borrowed is for how many outcomes the model of one kind of rank counts for the
 // other.
 const borrowed = 8
 
@@ -64,7 +64,7 @@ type Learner struct {
 	published time.Duration
 	slow      []Slow        // ranks that take longer than their peers; never written to
 	fresh     bool          // there is something new to publish
-	solved    bool          // laws were made before
+	solved    bool          // models were made before
 	used      time.Duration // when it was last heard of requests, or served; 0 for not yet
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
@@ -150,7 +150,7 @@ func (l *Learner) publish(now time.Duration) Change {
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
 	l.published, l.fresh, l.solved = now, false, true
 	if l.doubt > 0 {
-		return NoChange // the laws are watched, and decide nothing
+		return NoChange // the cost models are watched, and decide nothing
 	}
 	m := l.objective.model(l.answers, l.gaps)
 	m.Revision, m.Slow = l.revision.Add(1), l.slow

@@ -82,7 +82,7 @@ const (
 	calm = 20
 )
 
-// model is a model without laws, for answers of so many tokens with so many ms between
+// model is a model without those of legs, for answers of so many tokens with so many ms between
 // them.
 func (o *Objective) model(tokens, gap float64) *Model {
 	switch o.For {

@@ -95,7 +95,7 @@ type Input struct {
 	// GaveUp is the reason for which remote prefill was tried and given up in this
 	// request, whose path is forced since; empty otherwise.
 	GaveUp string
-	// Costs are the laws of the paths' costs, with Rule.Auto; nil while too little is
+	// Costs are the cost models of both paths, with Rule.Auto; nil while too little is
 	// known.
 	Costs *cost.Model
 
@@ -143,7 +143,7 @@ type Plan struct {
 	Local, Remote Work
 	HasRemote     bool
 	// Paths is the work of both paths, and Costs what that would cost by
-	// revision CostRevision of the laws; with Rule.Auto, where remote was possible. The
+	// revision CostRevision of the cost models; with Rule.Auto, where remote was possible. The
 	// revision is 0 where the costs were not needed or not known.
 	Paths        cost.Paths
 	Costs        cost.Costs

@@ -53,8 +53,8 @@ func (r *Run) Refusal() error {
 }
 
 // Needs are the words for what a request found nothing of in a phase: one of the same
-// words would not have found it either. Where its tries set it apart from all others the
-// words are its own name.
+// words would not have found it either. Where it has bans of its own the words are its own
+// name.
 func (r *Run) Needs(phase route.Phase, name string) string {
 	if r.HasOwnBans() {
 		return name

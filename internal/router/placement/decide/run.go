@@ -37,14 +37,13 @@ func (s *Options) Blind() bool {
 		!s.Rule.Auto && (s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
 }
 
-// Criteria is what a decision needs to know of a request besides its prompt's
-// blocks.
+// Criteria are what a decision needs to know of a request, except for its prompt's blocks.
 type Criteria struct {
 	// Model is as in Input.
 	Model string
 	Facts api.Facts
 	Force route.Force
-	// Costs are the laws of the paths' costs; nil while too little is known, and
+	// Costs are the cost models of both paths; nil while too little is known, and
 	// where the threshold is not auto.
 	Costs *cost.Model
 	// Session is selector.HashSession of the session's name; 0 for none.
@@ -81,7 +80,7 @@ func (p *Pin) worker(phase route.Phase) string {
 // a phase's round-robin sequence, and its random number.
 type Chance struct{ Turn, Draw uint64 }
 
-// FleetView is what the caller alone can see of the fleet. Health and the engines' own
+// FleetView is what only the caller can see of the fleet. Health and the engines' own
 // load stand in the workers.
 type FleetView interface {
 	// Overlap is how many leading tokens of the prompt a rank is taken to hold on its
@@ -191,8 +190,8 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	return e
 }
 
-// CopyTo makes of another run what this one would be now, with the same request and
-// history, and no decision: what comes of it can be had or left.
+// CopyTo makes another run a copy of this one, with the same criteria and history and no
+// decision: its caller may use or drop the result.
 func (r *Run) CopyTo(to *Run) {
 	to.Begin(r.Criteria)
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
@@ -329,15 +328,15 @@ func (r *Run) Busy() (phase route.Phase, is bool) {
 	return "", false
 }
 
-// HasOwnBans reports whether the request's tries, or those of a stream that it goes on with,
-// keep workers from it that others may have: what it finds nothing of, another request
-// with the same wishes may find.
+// HasOwnBans reports whether this request excludes workers that other requests may use,
+// after failures of its own or of the stream that it continues. What it does not find,
+// another request with the same criteria may find.
 func (r *Run) HasOwnBans() bool {
 	return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 || len(r.History.Stays) > 0
 }
 
-// Retract takes back the newest decision, since the request waits: the next one is made in
-// its place.
+// Retract takes back the newest decision, since the request waits: the next one replaces
+// it.
 func (r *Run) Retract() {
 	r.Attempt--
 	r.Criteria.Waited = true
@@ -352,7 +351,7 @@ func (r *Run) NoChoice() attempt.Next {
 	return r.enterNext(attempt.AfterNoChoice(&r.History, missing))
 }
 
-// enterNext makes the next decision one of what follows.
+// enterNext applies the policy's answer to the next decision.
 func (r *Run) enterNext(next attempt.Next) attempt.Next {
 	r.History.Bans, r.History.Stays = next.Bans, next.Stays
 	if next.Step == attempt.Continue {

@@ -172,7 +172,7 @@ type Prediction struct {
 	Local     Work `json:"local"`
 	Remote    Work `json:"remote"`
 	HasRemote bool `json:"has_remote"`
-	// CostRevision names the laws by which the paths would cost LocalMS and RemoteMS;
+	// CostRevision names the cost models by which the paths would cost LocalMS and RemoteMS;
 	// 0 where costs were not asked for or not known.
 	CostRevision uint64  `json:"cost_revision,omitempty"`
 	LocalMS      float64 `json:"local_cost_ms,omitempty"`

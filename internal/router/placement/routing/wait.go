@@ -54,8 +54,8 @@ type Queue interface {
 // DecideInQueue decides a request among others in the queue. With a decision it reserves
 // the decode rank, nil where the plan has an error. Where all ranks are at their limits it waits, and
 // decides again, from the settings and the fleet of then, whenever something may have
-// changed; why says what it waited for. name is the request's own, for when its tries set
-// it apart from all others.
+// changed; why says what it waited for. name is the request's own, for when it
+// has bans of its own.
 func (d *Decider) DecideInQueue(ctx context.Context, queue Queue, c admission.Claim, q *Request, v *api.View, name string) (reservation *ledger.Reservation, waited admission.Waited, why string, err error) {
 	c.Queue = q.Model
 	if c.Patience > 0 {
