@@ -271,8 +271,8 @@ func TestSizesWhoseProductOverflows(t *testing.T) {
 }
 
 // TestOrderOfReports: an engine looks its groups up in the order of their numbers, whichever
-// of them reported first. Here the second group has a block up to 16 tokens, of which the
-// first one holds 12: the second is looked up within 12, where it has 8, and no state is there.
+// of them reported first. Here the first group holds 12 tokens and the second one 16: the
+// second is looked up within 12, where it has 8, and no state is there.
 func TestOrderOfReports(t *testing.T) {
 	t.Parallel()
 	p := make([]uint32, 17)

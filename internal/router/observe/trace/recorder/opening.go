@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 )
 
-// Bounds of what an opening remembers besides maxRanks. A Tap's references are full long
+// Bounds of what an opening remembers, beside maxRanks. A Tap's references are full long
 // before.
 const maxKept, maxKeptBytes = 1 << 16, 128 << 20
 
