@@ -64,13 +64,17 @@ func (x *exchange) copyWhole(a *serving.Answer) (err error) {
 type piecesOf struct {
 	serving.Body
 	x    *exchange
-	head bool // the newest piece is a leg's head, which the leg has reported
+	head bool // the newest piece is no piece of a leg in progress
 }
 
 func (p *piecesOf) Next() (b []byte, err error) {
 	b, p.head, err = p.Body.Next()
 	return b, err
 }
+
+// Done is [serving.Body.Done] of the body. The head of a leg goes out immediately even where
+// nothing follows it: the leg's end may take long.
+func (p *piecesOf) Done() bool { return !p.head && p.Body.Done() }
 
 // observe reads along with a stream.
 func (p *piecesOf) observe(b []byte) {

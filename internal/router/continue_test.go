@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -294,4 +295,49 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 		t.Errorf("%+v, %d wait, by the receipts %d", sum, waiting, moved)
 	}
 	t.Logf("%d streams went on elsewhere; %v waited for their turn", moved, r.metric(`dynctl_stage_seconds_count{stage="move"}`))
+}
+
+// TestTokensDoNotWaitForTheNextEngine: an engine sends tokens, then its error, and ends its
+// answer, all at once. What the client gets of it goes out at once (invariant 9), and not only
+// when another engine has answered.
+func TestTokensDoNotWaitForTheNextEngine(t *testing.T) {
+	r, p := tappedRig(t, "2a:speed=4,answers=letters", exact)
+	event := func(text, more string) string {
+		return `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"` + text + `","finish_reason":null,"token_ids":[65]` + more + `}]}` + "\n\n"
+	}
+	seen := make(chan struct{})
+	first, late := true, false
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		if first {
+			first = false
+			w.Header().Set("Content-Type", "text/event-stream")
+			_ = http.NewResponseController(w).Flush() // no Content-Length
+			_, _ = io.WriteString(w, event("a", `,"prompt_token_ids":[1,2,3]`)+event("b", "")+event("c", "")+"data: {\"error\":{\"message\":\"the engine is dead\"}}\n\n")
+			return true
+		}
+		select { // the next engine computes the prompt
+		case <-seen:
+		case <-time.After(30 * time.Second):
+			late = true
+		}
+		return false
+	})
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": []int{1, 2, 3}, "max_tokens": 20, "ignore_eos": true, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	_ = readEvents(t, resp.Body, 3)
+	close(seen)
+	rest, err := io.ReadAll(resp.Body)
+	c := r.receipt(resp.Header.Get("X-Dynctl-Decision"))
+	if len(c.Continued) != 1 {
+		t.Errorf("%v %q %+v", err, rest, c.Outcome)
+	}
+	if late {
+		t.Error("three tokens that the router had, with the head of the answer, reached the client only when the next engine answered")
+	}
 }

@@ -172,3 +172,47 @@ func drainMovesWhatHasAPlace(t *testing.T, r *rig) {
 		t.Errorf("%+v %+v", c.Outcome, c.Legs)
 	}
 }
+
+// TestDrainMovesToAnEngineThatFails: a drain moves a healthy stream, and the engine that takes it refuses.
+// The client is there and must get an error event; the request must not count as canceled by
+// its client.
+func TestDrainMovesToAnEngineThatFails(t *testing.T) {
+	r, p := tappedRig(t, "2a:speed=4,answers=letters", exact)
+	for i := range 2 {
+		if err := r.Sim.Engine(i).SetFaults(fault.Set{Slow: 20}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": 150, "ignore_eos": true, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got := readEvents(t, resp.Body, 3)
+	name, _, _ := strings.Cut(resp.Header.Get("X-Dynctl-Worker"), "/")
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if engine == name || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = io.WriteString(w, `{"error":{"message":"the engine's own words"}}`)
+		return true
+	})
+	if _, err := r.Admin.MoveStreams(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(resp.Body)
+	got = append(got, rest...)
+	c := r.receipt(resp.Header.Get("X-Dynctl-Decision"))
+	s, serr := r.Admin.Status(t.Context())
+	if serr != nil {
+		t.Fatal(serr)
+	}
+	tail := string(got[max(0, len(got)-300):])
+	if err != nil || !strings.Contains(tail, `"error"`) || !strings.Contains(tail, "[DONE]") {
+		t.Errorf("the client, which is there, gets no error event: reading ends with %v; the last bytes are %q", err, tail)
+	}
+	if c.Outcome.Cancelled || s.Traffic.Cancelled != 0 || s.Traffic.Failed != 1 {
+		t.Errorf("the router's own failure counts as the client's leaving: receipt cancelled=%v, status %v, error %q; traffic cancelled=%d failed=%d", c.Outcome.Cancelled, c.Outcome.Status, c.Outcome.Error, s.Traffic.Cancelled, s.Traffic.Failed)
+	}
+}

@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -89,5 +90,51 @@ func TestSGLangPairs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestShortStreamDoesNotWaitForThePrefill: a short stream of a pair goes out at once, and not when the
+// prefill leg, which has not answered yet, was given up.
+func TestShortStreamDoesNotWaitForThePrefill(t *testing.T) {
+	r, p := tappedRig(t, "1p1d:engine=sglang,speed=4,answers=letters")
+	seen, gaveUp := make(chan struct{}), make(chan bool, 1)
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		if strings.HasPrefix(engine, "prefill") {
+			select {
+			case <-seen:
+				gaveUp <- false
+			case <-q.Context().Done():
+				gaveUp <- true
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, "{}")
+			return true
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_ = http.NewResponseController(w).Flush()
+		_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n")
+		return true
+	})
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(300, 1), "max_tokens": 1, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	_ = readEvents(t, resp.Body, 2)
+	close(seen)
+	_, _ = io.ReadAll(resp.Body)
+	if path := resp.Header.Get("X-Dynctl-Path"); path != "remote" {
+		t.Fatalf("path %q", path)
+	}
+	<-gaveUp
+	late := false
+	for _, l := range r.receipt(resp.Header.Get("X-Dynctl-Decision")).Legs {
+		late = late || l.Kind == "prefill" && l.RetryReason == "canceled"
+	}
+	if late {
+		t.Error("the client got the whole answer, head included, only after the prefill leg had been given its second and was canceled")
 	}
 }

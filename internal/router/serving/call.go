@@ -179,8 +179,8 @@ type Answer struct {
 // Body is the body of an answer in pieces.
 type Body interface {
 	// Next is the next piece, valid until another call; io.EOF is the end. Where head is set,
-	// the piece is what was held of a leg's stream until its head was good, and the leg has
-	// reported it.
+	// no leg in progress has sent the piece now: it is what was held of a leg's stream until
+	// its head was good, which the leg has reported, or an end that the router writes.
 	Next() (p []byte, head bool, err error)
 	// Done says that no further piece comes.
 	Done() bool

@@ -105,7 +105,10 @@ const (
 	// comment, for clients and proxies that give up silent streams.
 	heartbeat = 5 * time.Second
 	// moveInterval is how often a stream whose worker is drained looks for a rank elsewhere.
+	// A look that reads a long prompt takes milliseconds, and hundreds of streams may look:
+	// the next one waits for lookShare times as long as the last one took.
 	moveInterval = 50 * time.Millisecond
+	lookShare    = 100
 )
 
 var (
@@ -169,17 +172,22 @@ type body struct {
 func (b *body) Next() (p []byte, head bool, err error) {
 	for {
 		if err = b.pending; err == nil {
-			if b.now == nil {
+			switch {
+			case b.now == nil:
 				return nil, false, io.EOF
+			case b.Refused != resume.Endpoint && b.moves():
+				err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
+			default:
+				p, head, err = b.now.Next()
 			}
-			if p, head, err = b.now.Next(); err == nil {
+			if err == nil {
 				p, b.pending = b.read(p)
 				return p, head, nil
 			}
 		}
 		b.pending = nil
 		if p, err = b.ended(err); err != nil || len(p) > 0 {
-			return p, false, err
+			return p, true, err // a piece is the router's own
 		}
 	}
 }
@@ -195,8 +203,6 @@ func (b *body) read(p []byte) ([]byte, error) {
 	case err != nil && !errors.Is(err, resume.ErrStopped):
 		text := strings.TrimSpace(strings.TrimPrefix(string(b.Stream.Held()), "data:"))
 		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", serving.ErrEngine, text)}
-	case err == nil && b.Refused != resume.Endpoint && b.moves():
-		err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
 	}
 	return out, err
 }
@@ -209,7 +215,11 @@ func (b *body) noMemory() {
 	}
 }
 
-func (b *body) Done() bool { return b.now == nil || b.now.Done() }
+// Done is [serving.Body.Done]. The end of an engine's stream is that of the client's only
+// where the engine has announced it, or no engine can continue.
+func (b *body) Done() bool {
+	return b.now == nil || b.pending == nil && b.now.Done() && (b.Refused != "" || b.Stream.Done())
+}
 
 // Close is [serving.Body.Close].
 func (b *body) Close(err error) error {
@@ -254,6 +264,9 @@ func (b *body) ended(err error) ([]byte, error) {
 		cut = broke.Failure
 	} else if errors.Is(err, errMoved) {
 		cut = attempt.Cut(worker, attempt.Moved)
+		// The leg was canceled by the router: where no engine takes the rest, the client is
+		// still there.
+		err = &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: worker.Name + " is being drained", Err: err}
 	}
 	if cut == nil {
 		if why := c.Stream.Refused(); why != "" && errors.Is(err, resume.ErrUnclear) {
@@ -284,7 +297,7 @@ func (b *body) ended(err error) ([]byte, error) {
 		b.now = a
 		return nil, nil
 	}
-	if b.ctx.Err() == nil {
+	if _, left := errors.AsType[*upstream.ClientError](err); !left && b.ctx.Err() == nil {
 		err = b.notContinued(b.cut, err, "failed", fmt.Sprintf("no other engine could continue it: %v", api.FromError(err).Message))
 	}
 	return nil, err
@@ -295,7 +308,8 @@ func (b *body) closing(cut *attempt.Failure) ([]byte, error) {
 	end, ok := b.Ending(b.first.View.IncludeUsage)
 	switch {
 	case !ok:
-		return nil, b.cut
+		why := b.Stream.Refused()
+		return nil, b.notContinued(b.cut, b.cut, string(why), b.Words(why))
 	case len(end) == 0:
 		return nil, io.EOF
 	}
@@ -335,6 +349,7 @@ func (b *body) beginRest(cut *attempt.Failure, from *workers.Rank) (resume.Refus
 	b.call.DropInput()
 	b.call = rest
 	b.first.SetRest(rest)
+	rest.Record.Tokenized(rest.Routing.Prompt.Source)
 	rest.Record.Continued(cut, from, sent, generated-sent)
 	return "", ""
 }
@@ -374,7 +389,6 @@ func (b *body) callForRest(ids []uint32, sent int, cut *attempt.Failure, fleet *
 		return nil, "", err.Error()
 	}
 	b.e.Decider.Read(b.ctx, q, c.Endpoint, kind, &c.View)
-	c.Record.Tokenized(q.Prompt.Source)
 	return c, "", ""
 }
 
@@ -440,6 +454,10 @@ func (b *body) moves() bool {
 	}) {
 		return false
 	}
+	defer func() {
+		took := time.Since(now)
+		b.nextLook = now.Add(max(moveInterval, lookShare*took))
+	}()
 	c, _, _ := b.callForRest(b.Stream.IDs(), b.Stream.Sent(), attempt.Cut(from, attempt.Moved), fleet)
 	if c == nil {
 		return false
