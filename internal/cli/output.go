@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -36,20 +38,7 @@ func OutputFlag(cmd *cobra.Command, value *string, formats ...string) {
 func WriteData(w io.Writer, format string, v any) error {
 	switch format {
 	case "yaml":
-		raw, err := json.Marshal(v)
-		if err != nil {
-			return err
-		}
-		var generic any
-		if err := yaml.Unmarshal(raw, &generic); err != nil {
-			return err
-		}
-		enc := yaml.NewEncoder(w)
-		enc.SetIndent(2)
-		if err := enc.Encode(generic); err != nil {
-			return err
-		}
-		return enc.Close()
+		return writeYAML(w, v)
 	case "jsonl":
 		return json.NewEncoder(printable.JSON(w)).Encode(v)
 	default:
@@ -57,6 +46,65 @@ func WriteData(w io.Writer, format string, v any) error {
 		enc.SetIndent("", "  ")
 		enc.SetEscapeHTML(false)
 		return enc.Encode(v)
+	}
+}
+
+// writeYAML writes v as YAML. Strings with characters that a terminal would obey stand in
+// double quotes, where YAML has the escapes of JSON.
+func writeYAML(w io.Writer, v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw)) // YAML would refuse long keys and some characters of JSON
+	dec.UseNumber()
+	var generic any
+	if err := dec.Decode(&generic); err != nil {
+		return err
+	}
+	var doc yaml.Node
+	if err := doc.Encode(numbers(generic)); err != nil {
+		return err
+	}
+	quoteObeyed(&doc)
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(&doc), enc.Close()); err != nil {
+		return err
+	}
+	_, err = printable.JSON(w).Write(out.Bytes())
+	return err
+}
+
+// numbers replaces the numbers in a JSON value by what YAML reads of them: integers stay
+// integers.
+func numbers(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = numbers(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = numbers(v[i])
+		}
+	case json.Number:
+		var n any
+		_ = yaml.Unmarshal([]byte(v), &n) // JSON's numbers are YAML's
+		return n
+	}
+	return v
+}
+
+// quoteObeyed puts those strings of a document into double quotes in which printable
+// escapes a character.
+func quoteObeyed(n *yaml.Node) {
+	if printable.Line(n.Value) != n.Value {
+		n.Style = yaml.DoubleQuotedStyle
+	}
+	for _, child := range n.Content {
+		quoteObeyed(child)
 	}
 }
 

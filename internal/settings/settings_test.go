@@ -127,6 +127,24 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// TestSizes: bytes may have a unit.
+func TestSizes(t *testing.T) {
+	r := Lookup("limits.body_bytes")
+	for text, want := range map[string]int64{
+		"1024": 1 << 10, "512KiB": 512 << 10, "256MiB": 256 << 20, "2GiB": 2 << 30, "010KiB": 10 << 10,
+		"8589934591GiB": 8589934591 << 30,
+	} {
+		if got, err := r.Parse(text); err != nil || got != want {
+			t.Errorf("%q is %v, want %d (%v)", text, got, want, err)
+		}
+	}
+	for _, text := range []string{"", "MiB", "1.5GiB", "256MB", "256mib", "256 MiB", "1MiBMiB", "8589934592GiB", "-8589934593GiB", "9223372036854775808", "1e3KiB"} {
+		if got, err := r.Parse(text); err == nil || !strings.Contains(err.Error(), "256MiB") {
+			t.Errorf("%q is %v (%v)", text, got, err)
+		}
+	}
+}
+
 // TestEveryRowRefuses: of every setting that is a number, a time or one of some
 // words, something is refused, alone as with the others, by its own key; what is
 // not refused makes no problem.

@@ -103,7 +103,7 @@ func (r *Row) Parse(text string) (any, error) {
 	case *int:
 		value, err = strconv.Atoi(text)
 	case *int64:
-		value, err = strconv.ParseInt(text, 10, 64)
+		value, err = parseSize(text)
 	case *uint64:
 		value, err = strconv.ParseUint(text, 10, 64)
 	case *float64:
@@ -115,6 +115,22 @@ func (r *Row) Parse(text string) (any, error) {
 		return nil, fmt.Errorf("%q is not %s", text, r.Wanted())
 	}
 	return value, nil
+}
+
+// parseSize reads a whole number of bytes, or of a unit that is a power of 1024. All
+// settings of type int64 are such sizes.
+func parseSize(text string) (int64, error) {
+	digits, shift := text, 0
+	for i, unit := range []string{"KiB", "MiB", "GiB"} {
+		if d, ok := strings.CutSuffix(text, unit); ok {
+			digits, shift = d, 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err == nil && n<<shift>>shift != n {
+		err = strconv.ErrRange
+	}
+	return n << shift, err
 }
 
 // ParseChecked is Parse for one setting alone: what Validate would say of the
@@ -134,7 +150,9 @@ func (r *Row) Wanted() string {
 		return "a duration such as 500ms, 10s or 2m"
 	case *bool:
 		return "true or false"
-	case *int, *int64, *uint64:
+	case *int64:
+		return "a size in bytes such as 1048576, 512KiB, 256MiB or 1GiB"
+	case *int, *uint64:
 		return "a whole number"
 	case *decide.Threshold:
 		return "a whole number of tokens, or auto"

@@ -10,7 +10,8 @@ import (
 )
 
 // ParseURL reads the base URL of an engine: http or https, a host, an optional
-// port and path; nothing else. The result has no trailing slash.
+// port and path; nothing else. The result has no trailing slash. It also lacks one /v1 at
+// the end: base URLs of OpenAI clients have it, but the router adds it to each path.
 func ParseURL(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, errors.New("the URL is empty")
@@ -58,8 +59,9 @@ func ParseURL(text string) (*url.URL, error) {
 		}
 	}
 	u.Host = strings.ToLower(u.Host)
-	u.Path = strings.TrimRight(u.Path, "/")
-	u.RawPath = strings.TrimRight(u.RawPath, "/")
+	for _, path := range []*string{&u.Path, &u.RawPath} {
+		*path = strings.TrimRight(strings.TrimSuffix(strings.TrimRight(*path, "/"), "/v1"), "/")
+	}
 	return u, nil
 }
 

@@ -30,6 +30,10 @@ func TestParseSpec(t *testing.T) {
 		{"url alone", Decode, "http://10.0.0.1:8000", Spec{Facts: Facts{Role: Decode}, Name: "10.0.0.1:8000", URL: mustURL(t, "http://10.0.0.1:8000")}},
 		{"slash and default port", "", "https://engine.example/", Spec{Name: "engine.example:443", URL: mustURL(t, "https://engine.example")}},
 		{"path", "", "http://Host/api/", Spec{Name: "host:80.api", URL: mustURL(t, "http://host/api")}},
+		{"base URL of OpenAI clients", "", "http://host:8000/v1/", Spec{Name: "host:8000", URL: mustURL(t, "http://host:8000")}},
+		{"base URL below a path", "", "http://host:8000/a%2Fb/v1", Spec{Name: "host:8000.a_2Fb", URL: mustURL(t, "http://host:8000/a%2Fb")}},
+		{"an engine below /v1", "", "http://host:8000/v1/v1", Spec{Name: "host:8000.v1", URL: mustURL(t, "http://host:8000/v1")}},
+		{"a path that only ends in v1", "", "http://host:8000/llm-v1", Spec{Name: "host:8000.llm-v1", URL: mustURL(t, "http://host:8000/llm-v1")}},
 		{"ipv6", Aggregated, "http://[::1]:8000", Spec{Facts: Facts{Role: Aggregated}, Name: "[::1]:8000", URL: mustURL(t, "http://[::1]:8000")}},
 		{"role as a key", "", "http://a:1,role=prefill", Spec{Facts: Facts{Role: Prefill}, Name: "a:1", URL: mustURL(t, "http://a:1")}},
 		{
@@ -230,7 +234,7 @@ func TestNearest(t *testing.T) {
 func FuzzParseSpec(f *testing.F) {
 	for _, s := range []string{
 		"http://10.0.0.1:8000,engine=vllm,dp=2,events=tcp://*:5557,replay=tcp://*:5657",
-		"https://[::1]:8000/x,labels=a:b;c:d,lmcache=h/1;2/3;4,bootstrap=h:1,model=a;b",
+		"http://a:1/v1", "http://a:1/%761/", "https://[::1]:8000/x,labels=a:b;c:d,lmcache=h/1;2/3;4,bootstrap=h:1,model=a;b",
 		"http://a:1,events=bind:tcp://*:65535,dp=2", "http://u:p@a", ",,,", "http://a:1,=",
 	} {
 		f.Add(s)

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // Names of the files of a run.
@@ -144,7 +145,7 @@ func appendRequest(b []byte, c plan.Cell, r *loadgen.Result) []byte {
 		b = append(b, ',', '"')
 		b = append(b, key...)
 		b = append(b, '"', ':')
-		b = strconv.AppendQuote(b, v)
+		b = rawjson.AppendString(b, v)
 	}
 	num := func(key string, v int64) {
 		b = append(b, ',', '"')
@@ -153,7 +154,7 @@ func appendRequest(b []byte, c plan.Cell, r *loadgen.Result) []byte {
 		b = strconv.AppendInt(b, v, 10)
 	}
 	b = append(b, `{"id":`...)
-	b = strconv.AppendQuote(b, r.ID)
+	b = rawjson.AppendString(b, r.ID)
 	str("cell", c.ID)
 	num("isl_tokens", int64(r.ISL))
 	num("osl_tokens", int64(r.OSL))

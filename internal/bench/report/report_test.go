@@ -224,7 +224,7 @@ func TestFolder(t *testing.T) {
 	}
 	for _, c := range r.Cells[:3] {
 		f.Request(c.Cell, &loadgen.Result{ID: "a\"b", ISL: 5, OSL: 6, Sent: time.Millisecond, Status: 500, Kind: "failed", Err: "bad \x00 \"thing\""})
-		f.Request(c.Cell, &loadgen.Result{ID: "ok", First: time.Second, OutputTokens: 6, Path: "local", Good: true})
+		f.Request(c.Cell, &loadgen.Result{ID: "ok", First: time.Second, OutputTokens: 6, Path: "local\x1b\x7f", Good: true})
 		if err := f.Cell(c); err != nil {
 			t.Fatal(err)
 		}

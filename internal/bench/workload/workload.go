@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // Pool is the token ids that prompts are made of. They should be plain words:
@@ -59,7 +61,7 @@ func (p Pool) Block(dst []uint32, salt string, id uint64, n int) []uint32 {
 // Body appends the JSON of a streamed completion of exactly osl tokens.
 func Body(dst []byte, model string, prompt []uint32, osl int) []byte {
 	dst = append(dst, `{"model":`...)
-	dst = strconv.AppendQuote(dst, model)
+	dst = rawjson.AppendString(dst, model)
 	dst = append(dst, `,"prompt":[`...)
 	for i, id := range prompt {
 		if i > 0 {

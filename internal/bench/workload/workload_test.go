@@ -212,6 +212,16 @@ func TestConversationTrace(t *testing.T) {
 	}
 }
 
+// TestModelInBody: engines name models as they like, and routers read JSON.
+func TestModelInBody(t *testing.T) {
+	for _, model := range []string{"m", "a\"b\\c", "\x1b]0;t\x07\x7f\n", "\u009b\u202e", "模型"} {
+		var b body
+		if err := json.Unmarshal(Body(nil, model, []uint32{7}, 1), &b); err != nil || b.Model != model {
+			t.Errorf("%q became %q: %v", model, b.Model, err)
+		}
+	}
+}
+
 func BenchmarkBody(b *testing.B) {
 	p := DefaultPool().Tokens(nil, rand.New(rand.NewPCG(1, 1)), 4096)
 	var dst []byte

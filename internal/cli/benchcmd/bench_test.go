@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/report"
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/rig/hostile"
 )
 
 // typed runs a command line without a terminal.
@@ -68,6 +69,22 @@ func TestBenchOfNothingNamed(t *testing.T) {
 	if code != cli.ExitOK || !strings.HasPrefix(stdout, "plan    6 isl") || strings.Contains(stdout+stderr, "caution") {
 		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
 	}
+}
+
+// TestPlanIsPrintable: a trace that came by mail has whatever name it has.
+func TestPlanIsPrintable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts engines")
+	}
+	file := filepath.Join(t.TempDir(), hostile.Name+"\x1b[2J\u202e\nFORGED line")
+	if err := os.WriteFile(file, []byte(`{"timestamp":0,"input_length":16,"output_length":1,"hash_ids":[1]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := typed("bench", "--sim", "1a", "--trace", file, "--dry-run")
+	if code != cli.ExitOK {
+		t.Fatalf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	hostile.Check(t, "the plan", stdout)
 }
 
 // TestBenchFromEndToEnd runs the experiment against simulated engines on real

@@ -130,7 +130,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	}
 	text := fmt.Sprintf("plan    %s | %d load(s) x %d threshold(s) x %d repeat(s)", what, len(loads), max(len(thresholds), 1), f.repeat)
 	if f.dryRun {
-		fmt.Fprintln(cmd.OutOrStdout(), text)
+		printable.Fprintf(cmd.OutOrStdout(), "%s\n", text)
 		return nil
 	}
 	p.say("%s", text)

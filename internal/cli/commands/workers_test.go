@@ -89,7 +89,7 @@ func TestListWorkers(t *testing.T) {
 func TestListIsPrintable(t *testing.T) {
 	var l admin.WorkerList
 	hostile.Fill(&l)
-	for _, format := range []string{"table", "wide", "csv", "markdown", "json", "jsonl"} {
+	for _, format := range []string{"table", "wide", "csv", "markdown", "json", "jsonl", "yaml"} {
 		var b strings.Builder
 		if err := listWorkers(&b, format, &l); err != nil {
 			t.Fatal(err)
