@@ -63,6 +63,7 @@ var strict = map[string][]string{
 	"internal/router/observe/cause":      {},
 	"internal/router/observe/pace":       {"internal/router/observe/traffic"},
 	"internal/router/replicas":           {},
+	"internal/router/replicas/natsbus":   {"internal/router/replicas"},
 	"internal/router/route":              {},
 }
 
@@ -163,6 +164,7 @@ func TestImportDirections(t *testing.T) {
 			"github.com/spf13/viper":            {"internal/settings/load"},
 			"github.com/spf13/pflag":            {"internal/settings/load", "internal/cli", "internal/cli/commands"},
 			"github.com/olekukonko/tablewriter": {"internal/table"},
+			"github.com/nats-io/nats.go":        {"internal/router/replicas/natsbus"},
 			"text/tabwriter":                    nil, // a second way to write tables
 		} {
 			if slices.Contains(p.Imports, i) && !slices.Contains(may, path) {
