@@ -21,8 +21,8 @@ type Message struct {
 	Seq uint64
 	// Ask requests the full state of the router with this origin; empty in a state.
 	Ask string
-	// Full says that all ranks from From to To are idle but those in Rows. Other messages
-	// say nothing of ranks that are not in Rows.
+	// Full marks a state in which all ranks from From to To are idle except those in Rows.
+	// Other states leave ranks that are not in Rows as they were.
 	Full     bool
 	From, To Rank
 	// Rows grow by rank.
@@ -84,8 +84,8 @@ func (m *Message) Append(b []byte) []byte {
 	return b
 }
 
-// Decode reads a message from b, which it does not keep. It reuses the memory of m.Rows. An
-// error says what is wrong with the message, and m must not be used then.
+// Decode reads a message from b, which it does not keep. It reuses the memory of m.Rows. The
+// error describes what is wrong with the message; m must not be used then.
 func (m *Message) Decode(b []byte) error {
 	*m = Message{Rows: m.Rows[:0]}
 	if err := m.decode(b); err != nil {

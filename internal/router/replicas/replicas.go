@@ -24,7 +24,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// The rhythm of a router that publishes, and how long its word counts.
+// The rhythm of a router that publishes, and how long its load counts.
 const (
 	// Pace is the least time between two messages about changes, and between two full
 	// states that other routers request.

@@ -28,7 +28,7 @@ type origin struct {
 	at     time.Time
 	newest uint64
 	// sound is the largest number for which the cells have all that was published up to
-	// it. Bit i of window says that state sound+1+i arrived. soundAt is when the newest
+	// it. Bit i of window is set if state sound+1+i arrived. soundAt is when the newest
 	// state arrived while none was missing.
 	sound, window uint64
 	soundAt       time.Time
@@ -167,8 +167,8 @@ func (o *origin) live(now time.Time) bool { return !o.left && now.Sub(o.at) < Li
 // complete reports whether all that the origin published up to its newest state is known.
 func (o *origin) complete() bool { return o.sound == o.newest && o.unknown == 0 }
 
-// arrive counts a state, and reports false for one that can say nothing new. Only the
-// newest one shows that the origin is alive.
+// arrive counts a state, and reports false for one that holds nothing new. Only the newest
+// one shows that the origin is alive.
 func (o *origin) arrive(now time.Time, seq uint64) bool {
 	if seq <= o.sound {
 		return false
@@ -225,19 +225,21 @@ func (o *origin) apply(now time.Time, m *Message, ranks []Rank) {
 	if !m.Full {
 		return
 	}
-	if m.From == 0 {
-		o.strange = 0
+	if m.Seq == o.newest {
+		if m.From == 0 {
+			o.strange = 0
+		}
+		o.strange += strange + len(rows)
+		o.version, o.settings = m.Version, m.Settings
 	}
-	o.strange += strange + len(rows)
-	o.version, o.settings = m.Version, m.Settings
 	// Every cell is at least as new as the oldest one: no earlier state matters.
 	if o.unknown == 0 && oldest > o.sound {
 		o.slide(oldest)
 	}
 }
 
-// Departed says that a router has gone, so that its load ends before its [Lifetime]. A
-// newer state from it brings it back.
+// Departed marks a router as gone, which ends its load before its [Lifetime]. A newer state
+// from it brings it back.
 func (v *View) Departed(origin string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -288,7 +290,7 @@ type Counts struct {
 	// SameOrigin came from another process with this router's origin: one of the two
 	// needs another.
 	SameOrigin uint64
-	// Refused could not be read. LastRefused says why the last of them could not.
+	// Refused could not be read. LastRefused is the reason for the last of them.
 	Refused     uint64
 	LastRefused string
 }
@@ -299,12 +301,12 @@ type Origin struct {
 	// until a full state arrives.
 	Origin, Version, Settings string
 	Epoch                     time.Time
-	// Live says that its load counts. Otherwise it was silent for [Lifetime], or, with
-	// Left, is known to have gone.
+	// Live reports whether its load counts. Otherwise it was silent for [Lifetime], or,
+	// with Left, is known to have gone.
 	Live, Left bool
 	// Silent is the time since its newest state arrived.
 	Silent time.Duration
-	// Complete says that no state is missing. Load is the sum over the ranks, as far as
+	// Complete reports whether no state is missing. Load is the sum over the ranks, as far as
 	// it was published, also of an origin that is not live.
 	Complete bool
 	Load     Load

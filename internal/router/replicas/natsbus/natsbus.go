@@ -34,8 +34,8 @@ const (
 	startTime = 10 * time.Second
 )
 
-// Cluster says how a router's own server finds those of the others. Password and
-// certificates are the same for all of them.
+// Cluster configures a router's own server, and how it finds those of the others. All of
+// them have one password, and certificates that they trust.
 type Cluster struct {
 	// Name is unique among the routers.
 	Name string
@@ -102,7 +102,7 @@ func Embed(c Cluster) (*Bus, error) {
 	s.Start()
 	if !s.ReadyForConnections(startTime) {
 		_ = b.Close()
-		return nil, fmt.Errorf("replicas: the NATS server does not listen on %s after %v; the log says why", c.Listen, startTime)
+		return nil, fmt.Errorf("replicas: the NATS server does not listen on %s after %v: see its warnings in the log", c.Listen, startTime)
 	}
 	if b.conn, err = connect("", nats.InProcessServer(s), nats.Token(token)); err != nil {
 		_ = b.Close()
