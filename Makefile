@@ -58,7 +58,7 @@ soak: ## an hour of abuse (DYNCTL_SOAK=10m for less)
 	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/rig/soak
 
 soak-virtual: ## 10,000 seeds under a virtual clock
-	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^Test(PlantedBugsAreFound|Virtual)$$' -v ./internal/rig/virtualsoak
+	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^Test(PlantedBugsAreFound|Virtual)$$' -v ./internal/rig/virtualsoak ./internal/router/replicas
 
 # The table of goals and figures; COUNT is the number of repetitions, and
 # scripts/bench.sh says which rows need a file. docs/benchmarks.md.

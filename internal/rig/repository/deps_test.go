@@ -29,7 +29,7 @@ const module = "github.com/dynctl/dynctl/"
 var entries = []string{"cmd", "internal/cli", "internal/loopback", "benchmarks", "e2e"}
 
 // routerGroups are those of the router, from the top down.
-var routerGroups = []string{"control", "serving", "observe", "placement", "forward", "cache", "request", "route"}
+var routerGroups = []string{"control", "serving", "observe", "placement", "replicas", "forward", "cache", "request", "route"}
 
 // outside are those who work with routers and recordings from outside.
 var outside = []string{"internal/bench", "internal/doctor", "internal/replay", "internal/tui"}
@@ -62,6 +62,8 @@ var strict = map[string][]string{
 	"internal/router/forward/pair":       {},
 	"internal/router/observe/cause":      {},
 	"internal/router/observe/pace":       {"internal/router/observe/traffic"},
+	"internal/router/replicas":           {},
+	"internal/router/replicas/natsbus":   {"internal/router/replicas"},
 	"internal/router/route":              {},
 }
 
@@ -162,6 +164,7 @@ func TestImportDirections(t *testing.T) {
 			"github.com/spf13/viper":            {"internal/settings/load"},
 			"github.com/spf13/pflag":            {"internal/settings/load", "internal/cli", "internal/cli/commands"},
 			"github.com/olekukonko/tablewriter": {"internal/table"},
+			"github.com/nats-io/nats.go":        {"internal/router/replicas/natsbus"},
 			"text/tabwriter":                    nil, // a second way to write tables
 		} {
 			if slices.Contains(p.Imports, i) && !slices.Contains(may, path) {

@@ -1,0 +1,247 @@
+package replicas
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// wireVersion is the version of the messages that this package writes, and the latest that
+// it reads.
+const wireVersion = 1
+
+// Message is what routers send each other: a state, or a request for one.
+type Message struct {
+	// Identity is the sender's. Only full states have its Version and Settings.
+	Identity
+	// Seq counts the states of an epoch from 1. It is 0 in a request.
+	Seq uint64
+	// Ask requests the full state of the router with this origin; empty in a state.
+	Ask string
+	// Full marks a state in which all ranks from From to To are idle except those in Rows.
+	// Other states leave ranks that are not in Rows as they were.
+	Full     bool
+	From, To Rank
+	// Rows grow by rank.
+	Rows []Row
+}
+
+// The keys of a message's map. Only "v" has a place: it comes first.
+const (
+	keyVersion  = "v"
+	keyFleet    = "f"
+	keyOrigin   = "o"
+	keyEpoch    = "e" // Unix nanoseconds
+	keySeq      = "q"
+	keyAsk      = "a"
+	keyBuild    = "b"
+	keySettings = "s"
+	keyFull     = "c" // [from, to]
+	keyRows     = "r" // [[rank, requests, answering, prefill, blocks, fresh], …]
+)
+
+// rowFields is a row's members that this version knows; readers skip further ones.
+const rowFields = 6
+
+// Append appends the encoded message to b. The caller keeps the limits of this package.
+func (m *Message) Append(b []byte) []byte {
+	n := uint32(4)
+	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0} {
+		if has {
+			n++
+		}
+	}
+	b = msgp.AppendMapHeader(b, n)
+	b = msgp.AppendInt(msgp.AppendString(b, keyVersion), wireVersion)
+	b = msgp.AppendString(msgp.AppendString(b, keyFleet), m.Fleet)
+	b = msgp.AppendString(msgp.AppendString(b, keyOrigin), m.Origin)
+	b = msgp.AppendInt64(msgp.AppendString(b, keyEpoch), m.Epoch.UnixNano())
+	if m.Seq > 0 {
+		b = msgp.AppendUint64(msgp.AppendString(b, keySeq), m.Seq)
+	}
+	for _, t := range []struct{ key, text string }{{keyAsk, m.Ask}, {keyBuild, m.Version}, {keySettings, m.Settings}} {
+		if t.text != "" {
+			b = msgp.AppendString(msgp.AppendString(b, t.key), t.text)
+		}
+	}
+	if m.Full {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keyFull), 2)
+		b = msgp.AppendUint64(msgp.AppendUint64(b, uint64(m.From)), uint64(m.To))
+	}
+	if len(m.Rows) > 0 {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keyRows), uint32(len(m.Rows)))
+		for i := range m.Rows {
+			r := &m.Rows[i]
+			b = msgp.AppendUint64(msgp.AppendArrayHeader(b, rowFields), uint64(r.Rank))
+			for _, f := range r.figures() {
+				b = msgp.AppendInt(b, *f)
+			}
+		}
+	}
+	return b
+}
+
+// Decode reads a message from b, which it does not keep. It reuses the memory of m.Rows. The
+// error describes what is wrong with the message; m must not be used then.
+func (m *Message) Decode(b []byte) error {
+	*m = Message{Rows: m.Rows[:0]}
+	if err := m.decode(b); err != nil {
+		return fmt.Errorf("message from another router refused: %w", err)
+	}
+	return nil
+}
+
+func (m *Message) decode(b []byte) error {
+	if len(b) > MaxMessage {
+		return fmt.Errorf("it has %d bytes, at most %d are read", len(b), MaxMessage)
+	}
+	n, b, err := msgp.ReadMapHeaderBytes(b)
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		key, rest, err := msgp.ReadStringZC(b)
+		if err != nil {
+			return err
+		}
+		if (string(key) == keyVersion) != (i == 0) {
+			return fmt.Errorf("its member %d is %.20q; the version %q comes first, and once", i+1, key, keyVersion)
+		}
+		if b, err = m.member(string(key), rest); err != nil {
+			return fmt.Errorf("member %.20q: %w", key, err)
+		}
+	}
+	switch {
+	case len(b) > 0:
+		return fmt.Errorf("%d bytes follow its end", len(b))
+	case m.Origin == "":
+		return errors.New("it names no origin")
+	case m.Epoch.IsZero():
+		return errors.New("it has no epoch")
+	case (m.Ask == "") != (m.Seq > 0):
+		return errors.New("it is neither a state with a sequence number nor a request")
+	case m.Full && len(m.Rows) > 0 && (m.Rows[0].Rank < m.From || m.Rows[len(m.Rows)-1].Rank > m.To):
+		return errors.New("it has ranks outside the range that it covers")
+	}
+	return nil
+}
+
+// member reads the value of one member, and returns what follows it.
+func (m *Message) member(key string, b []byte) (rest []byte, err error) {
+	switch key {
+	case keyVersion:
+		return readVersion(b)
+	case keyFleet:
+		m.Fleet, rest, err = readText(b)
+	case keyOrigin:
+		m.Origin, rest, err = readText(b)
+	case keyEpoch:
+		var ns int64
+		ns, rest, err = msgp.ReadInt64Bytes(b)
+		m.Epoch = time.Unix(0, ns)
+	case keySeq:
+		m.Seq, rest, err = msgp.ReadUint64Bytes(b)
+	case keyAsk:
+		m.Ask, rest, err = readText(b)
+	case keyBuild:
+		m.Version, rest, err = readText(b)
+	case keySettings:
+		m.Settings, rest, err = readText(b)
+	case keyFull:
+		return m.readFull(b)
+	case keyRows:
+		return m.readRows(b)
+	default:
+		return msgp.Skip(b)
+	}
+	return rest, err
+}
+
+func readVersion(b []byte) ([]byte, error) {
+	v, b, err := msgp.ReadInt64Bytes(b)
+	if err == nil && (v < 1 || v > wireVersion) {
+		err = fmt.Errorf("it is version %d, this router reads up to %d: update the older router", v, wireVersion)
+	}
+	return b, err
+}
+
+func readText(b []byte) (text string, rest []byte, err error) {
+	s, rest, err := msgp.ReadStringZC(b)
+	switch {
+	case err != nil:
+		return "", nil, err
+	case len(s) > MaxText:
+		return "", nil, fmt.Errorf("%d bytes of text, at most %d are read", len(s), MaxText)
+	case !utf8.Valid(s):
+		return "", nil, errors.New("text that is not UTF-8")
+	}
+	return string(s), rest, nil
+}
+
+func (m *Message) readFull(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return nil, err
+	}
+	if n != 2 {
+		return nil, fmt.Errorf("a range of %d ranks, want its first and last", n)
+	}
+	from, b, err := msgp.ReadUint64Bytes(b)
+	if err != nil {
+		return nil, err
+	}
+	to, b, err := msgp.ReadUint64Bytes(b)
+	if err == nil && from > to {
+		err = errors.New("a range whose first rank comes after its last")
+	}
+	m.Full, m.From, m.To = true, Rank(from), Rank(to)
+	return b, err
+}
+
+func (m *Message) readRows(b []byte) ([]byte, error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return nil, err
+	}
+	if n > MaxRows {
+		return nil, fmt.Errorf("%d ranks, at most %d are read", n, MaxRows)
+	}
+	m.Rows = m.Rows[:0]
+	for range n {
+		var fields uint32
+		if fields, b, err = msgp.ReadArrayHeaderBytes(b); err != nil {
+			return nil, err
+		}
+		if fields < rowFields {
+			return nil, fmt.Errorf("a row of %d members, want at least %d", fields, rowFields)
+		}
+		var r Row
+		var rank uint64
+		if rank, b, err = msgp.ReadUint64Bytes(b); err != nil {
+			return nil, err
+		}
+		if r.Rank = Rank(rank); len(m.Rows) > 0 && r.Rank <= m.Rows[len(m.Rows)-1].Rank {
+			return nil, errors.New("ranks that do not grow")
+		}
+		for _, f := range r.figures() {
+			var v int64
+			if v, b, err = msgp.ReadInt64Bytes(b); err != nil {
+				return nil, err
+			}
+			if v < 0 || v > MaxAmount {
+				return nil, fmt.Errorf("rank %x: amount %d is not from 0 to %d", rank, v, MaxAmount)
+			}
+			*f = int(v)
+		}
+		for range fields - rowFields {
+			if b, err = msgp.Skip(b); err != nil {
+				return nil, err
+			}
+		}
+		m.Rows = append(m.Rows, r)
+	}
+	return b, nil
+}

@@ -1,0 +1,263 @@
+package natsbus
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/rig/certtest"
+	"github.com/dynctl/dynctl/internal/router/replicas"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// eventually waits for a condition as long as the test may run.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-t.Context().Done():
+			t.Fatalf("%s never was", what)
+		}
+	}
+}
+
+// warnings is a log.
+type warnings struct {
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (w *warnings) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.all.Write(b)
+}
+
+func (w *warnings) has(text string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.Contains(w.all.String(), text)
+}
+
+// router is a bus with an exchange that runs on it.
+type router struct {
+	bus  *Bus
+	ex   *replicas.Exchange
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+const rank = replicas.Rank(7)
+
+func start(t *testing.T, n int, bus *Bus) *router {
+	t.Helper()
+	r := &router{bus: bus}
+	var err error
+	r.ex, err = replicas.NewExchange(replicas.Identity{Fleet: "a", Origin: fmt.Sprint(n), Epoch: time.Now()}, bus, time.Now, func(into []replicas.Row) []replicas.Row {
+		return append(into, replicas.Row{Rank: rank, Load: replicas.Load{Requests: 1 << n}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.ex.View().SetRanks([]replicas.Rank{rank})
+	ctx, cancel := context.WithCancel(t.Context())
+	r.stop = cancel
+	r.done.Go(func() { r.ex.Run(ctx) })
+	return r
+}
+
+func (r *router) end() {
+	r.stop()
+	r.done.Wait()
+	_ = r.bus.Close()
+}
+
+// sees reports whether a router has a sum of requests from others.
+func (r *router) sees(requests int) func() bool {
+	return func() bool {
+		l, _, ok := r.ex.View().Load(time.Now(), rank)
+		return ok == (requests > 0) && l.Requests == requests
+	}
+}
+
+func embed(t *testing.T, c Cluster) *Bus {
+	t.Helper()
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	b, err := Embed(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestCluster: four routers, of which three know only the first one, have each other's
+// load. One that ends is counted out, and comes back under its old address, also where it
+// is the one that all others know.
+func TestCluster(t *testing.T) {
+	ca := certtest.NewAuthority(t, "routers")
+	cert, key := ca.Leaf(t, "router", time.Hour)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secure := &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: ca.Pool(), ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
+	for name, c := range map[string]Cluster{"plain": {}, "TLS and password": {TLS: secure, Password: "secret"}} {
+		t.Run(name, func(t *testing.T) {
+			var routers [4]*router
+			c.Listen = "127.0.0.1:0"
+			var first string
+			join := func(n int) {
+				c := c
+				c.Name = fmt.Sprint("router-", n)
+				if n == 0 && first != "" {
+					c.Listen = first
+				}
+				if first != "" {
+					c.Routes = []string{first}
+				}
+				routers[n] = start(t, n, embed(t, c))
+			}
+			join(0)
+			first = routers[0].bus.Addr().String()
+			for n := 1; n < 4; n++ {
+				join(n)
+			}
+			all := func() {
+				for n, r := range routers {
+					eventually(t, fmt.Sprint("the sum at router ", n), r.sees(15-1<<n))
+				}
+			}
+			all()
+			for _, n := range []int{2, 0} {
+				routers[n].end()
+				for m, r := range routers {
+					if m != n {
+						eventually(t, fmt.Sprint("the sum without router ", n), r.sees(15-1<<n-1<<m))
+					}
+				}
+				join(n)
+				all()
+			}
+			for _, r := range routers {
+				r.end()
+			}
+		})
+	}
+}
+
+// TestWrongPassword: a router with another password, or none, gets and gives nothing, and
+// the log says why.
+func TestWrongPassword(t *testing.T) {
+	for name, password := range map[string]string{"wrong": "guess", "none": ""} {
+		t.Run(name, func(t *testing.T) {
+			var log warnings
+			first := Cluster{Name: "first", Listen: "127.0.0.1:0", Password: "secret", Log: slog.New(slog.NewTextHandler(&log, nil))}
+			a := start(t, 0, embed(t, first))
+			defer a.end()
+			join := func(n int, password string) *router {
+				return start(t, n, embed(t, Cluster{Name: fmt.Sprint("router-", n), Listen: "127.0.0.1:0", Routes: []string{a.bus.Addr().String()}, Password: password}))
+			}
+			b := join(1, password)
+			defer b.end()
+			eventually(t, "a warning of the password", func() bool { return log.has("authentication error") })
+			c := join(2, "secret")
+			defer c.end()
+			eventually(t, "the load of the router with the password", a.sees(1<<2))
+			eventually(t, "the load of the first router", c.sees(1<<0))
+			if !b.sees(0)() {
+				t.Error("load came through")
+			}
+		})
+	}
+}
+
+// TestOtherClient: the server takes no client but its own router.
+func TestOtherClient(t *testing.T) {
+	b := embed(t, Cluster{Name: "a", Listen: "127.0.0.1:0"})
+	defer b.Close()
+	if _, err := nats.Connect(b.server.ClientURL()); !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestRefused: settings that are not safe, and addresses that are none or taken.
+func TestRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct {
+		Cluster
+		want string
+	}{
+		{Cluster{Listen: "0.0.0.0:0"}, "needs TLS"},
+		{Cluster{Listen: ":0", Password: "secret"}, "needs TLS"},
+		{Cluster{Listen: "0.0.0.0:0", TLS: &tls.Config{}}, "needs a password or client certificates"},
+		{Cluster{Listen: "127.0.0.1"}, "address to listen on"},
+		{Cluster{Listen: "127.0.0.1:0", Routes: []string{"router-1"}}, "address of another router"},
+		{Cluster{Listen: l.Addr().String()}, "in use"},
+	} {
+		if b, err := Embed(c.Cluster); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %v, want %q", c.Cluster, err, c.want)
+			if b != nil {
+				_ = b.Close()
+			}
+		}
+	}
+}
+
+// TestExternal: routers meet at a server that starts after them, and messages beyond its
+// limit are an error.
+func TestExternal(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	var routers [2]*router
+	for n := range routers {
+		b, err := Dial(fmt.Sprintf("nats://127.0.0.1:%d", port), nats.UserInfo("me", "secret"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		routers[n] = start(t, n, b)
+	}
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, Username: "me", Password: "secret", NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	for n, r := range routers {
+		eventually(t, fmt.Sprint("the sum at router ", n), r.sees(3-1<<n))
+	}
+	if err := routers[0].bus.Publish(make([]byte, 2<<20)); err == nil {
+		t.Error("a message of 2 MiB is taken")
+	}
+	if routers[0].bus.Addr() != nil {
+		t.Error("it has an address for routers")
+	}
+	for _, r := range routers {
+		r.end()
+	}
+	s.Shutdown()
+	s.WaitForShutdown()
+}

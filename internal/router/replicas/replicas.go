@@ -1,0 +1,130 @@
+// Package replicas exchanges load between the routers of one fleet. Each router publishes
+// the load of its own requests on each rank, and adds up what the others publish.
+//
+// Routers publish states, never events. A row is the whole load of one router on one rank,
+// so it replaces what the receiver had. A lost, doubled, late or reordered message heals
+// with a later one, and the transport may do all of that.
+//
+//   - [Publisher] decides when a router publishes what.
+//   - [View] keeps what other routers published, and adds it up.
+//   - [Message] is what they exchange, as msgpack.
+//   - [Exchange] runs a publisher and a view on a [Transport].
+//
+// Publisher and View are given the time; they have no timers and no goroutines. The
+// receiver takes ages from arrival times, so the clocks of routers need not agree.
+package replicas
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/zeebo/xxh3"
+)
+
+// The rhythm of a router that publishes, and how long its load counts.
+const (
+	// Pace is the least time between two messages about changes, and between two full
+	// states that other routers request.
+	Pace = 50 * time.Millisecond
+	// Heartbeat is the longest time between two messages, and the least time between two
+	// requests for the full state of one router.
+	Heartbeat = 250 * time.Millisecond
+	// FullEvery is the longest time between two full states.
+	FullEvery = time.Second
+	// Lifetime is how long a router counts without a message from it.
+	Lifetime = time.Second
+)
+
+// Limits of what one router takes from others.
+const (
+	// MaxOrigins is the number of other routers. When it is reached, a new one takes the
+	// place of the one that has been silent longest; if all of them are live, its
+	// messages are refused and counted.
+	MaxOrigins = 32
+	// MaxMessage is the size of a message in bytes.
+	MaxMessage = 256 << 10
+	// MaxRows is the number of ranks in a message. A publisher splits larger states.
+	MaxRows = 4096
+	// MaxText is the length in bytes of each text in a message.
+	MaxText = 256
+	// MaxAmount is the largest figure of a [Load] in a message.
+	MaxAmount = 1<<31 - 1
+)
+
+// Rank identifies a rank in messages. All routers of a fleet compute the same one, whatever
+// they call its worker.
+type Rank uint64
+
+// RankOf is the rank with a data-parallel number behind a worker's base URL. Two routers
+// must reach the worker by the same URL.
+func RankOf(url string, dp int) Rank {
+	return Rank(xxh3.HashString(url + "/dp" + strconv.Itoa(dp)))
+}
+
+// Load is work in flight on a rank.
+type Load struct {
+	// Requests is the number of requests, Answering how many of them have their first
+	// token.
+	Requests, Answering int
+	// PrefillTokens is the uncached prompt tokens without a first token yet.
+	PrefillTokens int
+	// DecodeBlocks is the KV blocks that the requests hold.
+	DecodeBlocks int
+	// FreshTokens is the uncached prompt tokens that the rank was given recently, as they
+	// fade at the router that publishes them.
+	FreshTokens int
+}
+
+func (l *Load) figures() [5]*int {
+	return [...]*int{&l.Requests, &l.Answering, &l.PrefillTokens, &l.DecodeBlocks, &l.FreshTokens}
+}
+
+func (l *Load) add(other *Load) {
+	l.Requests += other.Requests
+	l.Answering += other.Answering
+	l.PrefillTokens += other.PrefillTokens
+	l.DecodeBlocks += other.DecodeBlocks
+	l.FreshTokens += other.FreshTokens
+}
+
+// limit moves each figure into the range from 0 to MaxAmount.
+func (l *Load) limit() {
+	for _, f := range l.figures() {
+		*f = min(max(*f, 0), MaxAmount)
+	}
+}
+
+// Row is the load of one router on one rank.
+type Row struct {
+	Rank Rank
+	Load
+}
+
+// Identity is a router as it shows itself to others.
+type Identity struct {
+	// Fleet names the fleet. Routers take no load from another one.
+	Fleet string
+	// Origin is unique among the routers of the fleet. It may stay over restarts.
+	Origin string
+	// Epoch is when the process started. Its messages replace those of an earlier one.
+	Epoch time.Time
+	// Version is the router's build, Settings a digest of its settings. Both are for
+	// display and may differ.
+	Version, Settings string
+}
+
+// check returns what would make other routers refuse the identity.
+func (i *Identity) check() error {
+	if i.Origin == "" || i.Epoch.IsZero() {
+		return errors.New("replicas: a router needs an origin and the time of its start")
+	}
+	for _, t := range []string{i.Fleet, i.Origin, i.Version, i.Settings} {
+		if len(t) > MaxText || !utf8.ValidString(t) {
+			return fmt.Errorf("replicas: %.40q… is not UTF-8 of at most %d bytes", t, MaxText)
+		}
+	}
+	return nil
+}
