@@ -49,10 +49,7 @@ func simulated(t *testing.T, bin, spec string) (url string, kill func()) {
 func TestOpenAIClientKeepsItsStream(t *testing.T) {
 	need(t)
 	python := openAI.python(t)
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	kill, args := map[string]func(){}, []string{"--continue", "exact"}
 	for _, name := range []string{"a", "b", "c"} { // two die
 		url, k := simulated(t, bin, "1a:answers=letters,speed=2")

@@ -38,10 +38,7 @@ func cpuOf(t *testing.T, pid int) time.Duration {
 // They are measured in turns; the figure is the median of the pairs.
 func TestCostOfContinuation(t *testing.T) {
 	need(t)
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	profile := filepath.Join(t.TempDir(), "profile.yaml")
 	if err := os.WriteFile(profile, []byte("name: paced\nprefill_ms: [1, 0, 0]\ndecode_ms: [20, 0, 0]\ntransfer_ms: [2, 0.001]\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -59,6 +56,7 @@ func TestCostOfContinuation(t *testing.T) {
 	turn := func(r *router) float64 {
 		bodies := make([][]byte, streams)
 		for i := range bodies {
+			var err error
 			if bodies[i], err = json.Marshal(completion("sim", ids(rng, 64), tokens, true)); err != nil {
 				t.Fatal(err)
 			}

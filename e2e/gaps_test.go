@@ -83,10 +83,7 @@ func crowd(r *router, c *http.Client, bodies [][]byte, running func()) []*paced 
 // a second longer than at the same load without the kill.
 func TestEngineWithTwoHundredStreams(t *testing.T) {
 	need(t)
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	// A step of two hundred streams takes 150 ms, the prompt of one 50 ms: eight of them
 	// make a step of half a second, and as many as fit into a step one of two and a half.
 	profile := filepath.Join(t.TempDir(), "profile.yaml")
@@ -106,6 +103,7 @@ func TestEngineWithTwoHundredStreams(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 4))
 	bodies := make([][]byte, streams)
 	for i := range bodies {
+		var err error
 		if bodies[i], err = json.Marshal(completion("sim", ids(rng, 300), tokens, true)); err != nil {
 			t.Fatal(err)
 		}
@@ -135,8 +133,11 @@ func TestEngineWithTwoHundredStreams(t *testing.T) {
 			}
 		}
 		was, is := parseStream(without[i].body), parseStream(with[i].body)
-		if is.text != was.text || is.failed != "" || !is.done || len(is.names) != 1 || was.text == "" {
+		if is.text != was.text || is.failed != "" || was.text == "" {
 			t.Errorf("stream %d on %s: %q %s, want %q", i, with[i].worker(), is.text, is.failed, was.text)
+		}
+		if !is.done || len(is.names) != 1 {
+			t.Errorf("stream %d on %s has the ids %v; ended: %v", i, with[i].worker(), is.names, is.done)
 		}
 	}
 	killed := func(p *paced) bool { return p.worker() == "a" }

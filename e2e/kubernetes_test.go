@@ -156,10 +156,7 @@ func (c *cluster) front(addr, engine string) {
 // simulate starts simulated engines and returns their addresses by role.
 func simulate(t *testing.T, fleet string) map[string][]string {
 	t.Helper()
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	cmd := exec.Command(bin, "sim", fleet, "-o", "json")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -55,10 +55,7 @@ func TestRecordingOfVLLM(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	out, err := exec.Command(bin, "replay", path, "--verify", "--min-match", "1", "-o", "json").Output()
 	if err != nil {
 		t.Fatalf("replay --verify: %v\n%s", err, out)

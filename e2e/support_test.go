@@ -112,6 +112,16 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// built is the path of the binary.
+func built(t *testing.T) string {
+	t.Helper()
+	bin, err := build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
 // serve runs the binary until the test ends and waits until it is ready.
 func serve(t *testing.T, args ...string) *router {
 	t.Helper()
@@ -130,10 +140,7 @@ func serveUntil(t *testing.T, what string, ok func(*router) bool, args ...string
 // serveBy is serveUntil with a command that runs the binary.
 func serveBy(t *testing.T, by []string, what string, ok func(*router) bool, args ...string) *router {
 	t.Helper()
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	data, adm := freeAddr(t), freeAddr(t)
 	words := slices.Concat(by, []string{bin, "serve", "--listen", data, "--admin-listen", adm}, args)
 	cmd := exec.Command(words[0], words[1:]...)

@@ -14,10 +14,7 @@ import (
 func TestTenantsOnVLLM(t *testing.T) {
 	list := startEngines(t, "1d")
 	e := list[0]
-	bin, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := built(t)
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	key := func(tenant string) []string {
 		out, err := exec.Command(bin, "keys", "new", tenant, "--file", file).Output()

@@ -90,8 +90,13 @@ func TestModes(t *testing.T) {
 			if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 				t.Fatalf("%s %s: %v in %s", form, mode, err, out.String())
 			}
-			if line["index"] != "dynctl" || line["mode"] != mode || line["form"] != form || line["workload"] != "tiny" || line[key] == nil {
-				t.Errorf("%s %s: %v", form, mode, line)
+			for k, want := range map[string]any{"index": "dynctl", "mode": mode, "form": form, "workload": "tiny"} {
+				if line[k] != want {
+					t.Errorf("%s %s: %s is %v", form, mode, k, line[k])
+				}
+			}
+			if line[key] == nil {
+				t.Errorf("%s %s: no %s: %v", form, mode, key, line)
 			}
 			if mode == "check" && (line["checked"] != 3.0 || line["queries_wrong"] != 0.0) {
 				t.Errorf("%s: %v, want 3 right answers", form, line)

@@ -71,7 +71,7 @@ func FuzzLine(f *testing.F) {
 			}
 			for _, r := range out {
 				lines := r == '\n' && kind != "Line"
-				if unicode.IsControl(r) && !lines || unicode.Is(unicode.Bidi_Control, r) || r == 0x2028 || r == 0x2029 {
+				if unicode.IsControl(r) && !lines || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) {
 					t.Errorf("%s(%q) has %U: %q", kind, s, r, out)
 				}
 			}

@@ -179,6 +179,17 @@ func (r *recording) run(n int) *recording {
 	return r
 }
 
+// newStage shows a recording until the test ends.
+func newStage(t *testing.T, raw []byte, o PlayerOptions, speed float64) *Stage {
+	t.Helper()
+	s, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, o, speed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
 // file writes the records but those left out.
 func (r *recording) file(skip ...int) []byte {
 	p, err := trace.AppendHeader(nil, trace.Header{Source: "test", Start: time.Unix(1_800_000_000, 0)})

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"bytes"
 	"context"
 	"testing"
 	"testing/synctest"
@@ -22,11 +21,7 @@ func TestStageSeeks(t *testing.T) {
 	total := rec.recs[len(rec.recs)-1].Time
 	raw := rec.file()
 	synctest.Test(t, func(t *testing.T) {
-		stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stage.Close()
+		stage := newStage(t, raw, PlayerOptions{}, 1)
 		if p := stage.Status().Replay; p.TotalUS != nil {
 			t.Errorf("the length is %d before the trace was read", *p.TotalUS)
 		}
@@ -138,12 +133,7 @@ func TestStageTimes(t *testing.T) {
 	at := len(rec.recs)
 	rec.decide(rec.prompt())
 	rec.recs[len(rec.recs)-1].Time += 2 * time.Minute
-	raw := rec.file()
-	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stage.Close()
+	stage := newStage(t, rec.file(), PlayerOptions{}, 0)
 	if tr := stage.Status().Traffic; tr.TTFT != nil || tr.E2E != nil {
 		t.Errorf("times before any outcome: %+v", tr)
 	}

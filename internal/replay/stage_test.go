@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,12 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // back and forth.
 func TestStage(t *testing.T) {
 	rec := newRecording(t).run(60)
-	raw := rec.file()
-	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stage.Close()
+	stage := newStage(t, rec.file(), PlayerOptions{}, 0)
 	server := httptest.NewServer(stage.Handler(adminserver.Access{Terms: func() adminserver.Terms { return adminserver.Terms{Body: time.Minute, Write: time.Minute} }}))
 	defer server.Close()
 	c, err := admin.NewClient(server.URL, admin.Options{})
@@ -186,11 +180,7 @@ func TestStageShowsCaches(t *testing.T) {
 	for _, hybrid := range []bool{false, true} {
 		rec := newRecording(t)
 		rec.offloads, rec.hybrid = true, hybrid
-		raw := rec.run(60).file()
-		stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stage := newStage(t, rec.run(60).file(), PlayerOptions{}, 0)
 		if err := stage.Control("step", 1<<10); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +190,6 @@ func TestStageShowsCaches(t *testing.T) {
 				t.Errorf("hybrid %t: %s has tiers %t %+v, groups %+v", hybrid, w.Name, f.TiersReported, f.Tiers, f.CacheGroups)
 			}
 		}
-		stage.Close()
 	}
 }
 
@@ -223,12 +212,7 @@ func TestStageShowsMoves(t *testing.T) {
 		ID: rec.recs[len(rec.recs)-1].Decision.ID, Stream: true, Result: receipt.Outcome{Status: 200}, Legs: legs,
 		Continued: []receipt.Continuation{{AtMS: 10, From: "w-0", Reason: "reset", Tokens: 3}, {AtMS: 30, From: "w-1", Reason: "reset", Tokens: 5}},
 	}})
-	raw := rec.file()
-	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stage.Close()
+	stage := newStage(t, rec.file(), PlayerOptions{}, 0)
 	moves := func(steps int) map[string]admin.Moves {
 		t.Helper()
 		if err := stage.Control("step", steps); err != nil {
@@ -268,12 +252,7 @@ func TestStageOfRetries(t *testing.T) {
 	rec.add(trace.Record{Kind: trace.KindOutcome, Outcome: &trace.Outcome{
 		ID: d.ID, ReceivedUS: 5, Stream: true, Result: receipt.Outcome{Status: 200, CompletionTokens: 7}, Legs: []receipt.LegEntry{leg}, Notes: []string{"w-0 failed"},
 	}})
-	raw := rec.file()
-	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stage.Close()
+	stage := newStage(t, rec.file(), PlayerOptions{}, 0)
 	if err := stage.Control("step", len(rec.recs)); err != nil {
 		t.Fatal(err)
 	}
@@ -335,11 +314,7 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 		in.Prefill.Policy, in.Decode.Policy = c.prefill, c.decode
 		d.Settings, d.Input = &s, &in
 		last.Decision = &d
-		raw := rec.file()
-		stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, c.o, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stage := newStage(t, rec.file(), c.o, 0)
 		if st := stage.Status(); st.Policy != "" || st.PrefillPolicy != "" || st.DecodePolicy != "" || st.ThresholdAuto {
 			t.Errorf("%s: before any decision the policies are %q, %q and %q, and the threshold is auto: %v", c.name, st.Policy, st.PrefillPolicy, st.DecodePolicy, st.ThresholdAuto)
 		}
@@ -361,7 +336,6 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		stage.Close()
 	}
 }
 

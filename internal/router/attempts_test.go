@@ -95,8 +95,11 @@ func answerOutlivesAnEjection(t *testing.T, r *rig, p *tap, hook *onDecision) {
 	p.set(refuseWith(http.StatusTooManyRequests, ""))
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-	if a.status != http.StatusTooManyRequests || string(a.body) != engineWords || a.header.Get("Retry-After") != "7" || len(c.Legs) != 1 || len(c.Earlier) < 2 {
-		t.Errorf("%s after %d decisions and %d legs: %q", a, len(c.Earlier)+1, len(c.Legs), c.Notes)
+	if wait := a.header.Get("Retry-After"); a.status != http.StatusTooManyRequests || string(a.body) != engineWords || wait != "7" {
+		t.Errorf("%s, retry after %q; want 429 %s, retry after 7", a, wait, engineWords)
+	}
+	if len(c.Legs) != 1 || len(c.Earlier) < 2 {
+		t.Errorf("%d decisions and %d legs: %q", len(c.Earlier)+1, len(c.Legs), c.Notes)
 	}
 }
 

@@ -600,19 +600,8 @@ for path in "/nope", "/v1/completions":
         print("closed True", flush=True)
 `
 	cmd := exec.CommandContext(t.Context(), interpreter, "-c", script, strings.TrimPrefix(r.URL, "http://"))
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	in, lines := talkTo(t, cmd)
 	expect := func(want string) {
 		t.Helper()
 		if !lines.Scan() || lines.Text() != want {

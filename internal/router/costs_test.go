@@ -15,13 +15,9 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// learning is a router of one pair with a threshold that is auto. It does not run: what it
-// learns is what a test reports.
-func learning(t *testing.T) *Router {
+// idle is a router that does not run.
+func idle(t *testing.T, c settings.Config) *Router {
 	t.Helper()
-	c := settings.Default()
-	c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
-	c.Decode, c.Prefill = []string{"http://127.0.0.1:1,engine=vllm,model=m,connector=nixl"}, []string{"http://127.0.0.1:2,engine=vllm,model=m,connector=nixl"}
 	r, err := New(t.Context(), Options{Config: c})
 	if err != nil {
 		t.Fatal(err)
@@ -32,6 +28,16 @@ func learning(t *testing.T) *Router {
 		}
 	})
 	return r
+}
+
+// learning is a router of one pair with a threshold that is auto. It does not run: what it
+// learns is what a test reports.
+func learning(t *testing.T) *Router {
+	t.Helper()
+	c := settings.Default()
+	c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
+	c.Decode, c.Prefill = []string{"http://127.0.0.1:1,engine=vllm,model=m,connector=nixl"}, []string{"http://127.0.0.1:2,engine=vllm,model=m,connector=nixl"}
+	return idle(t, c)
 }
 
 // TestCostsAreDescribed: the status shows how much is known of a model's costs, and once

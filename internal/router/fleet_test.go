@@ -372,26 +372,8 @@ func TestSnapshotAndRestart(t *testing.T) {
 // drainOfTheRouter: running streams finish, new requests are sent
 // elsewhere, and a stream that does not finish ends with an error.
 func drainOfTheRouter(t *testing.T, r *rig, p *tap) {
-	reached, held := make(chan struct{}, 2), make(chan struct{})
-	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path == "/v1/completions" {
-			reached <- struct{}{}
-			select {
-			case <-held:
-			case <-q.Context().Done():
-			}
-		}
-		return false
-	})
-	got := make(chan *answer, 2)
-	ask := func() {
-		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "x", "max_tokens": 2}))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- a
-	}
-	go ask()
+	reached, _ := p.blockEngines()
+	got := r.ask(`{"model":"sim","prompt":"x","max_tokens":2}`)
 	<-reached
 	if err := r.Admin.Drain(t.Context(), 0); err != nil {
 		t.Fatal(err)
@@ -400,11 +382,8 @@ func drainOfTheRouter(t *testing.T, r *rig, p *tap) {
 	if n, full := r.metric(`dynctl_rejections_total{reason="draining"}`), r.metric(`dynctl_rejections_total{reason="overload"}`); n != 1 || full > 0 {
 		t.Errorf("%v requests refused by the drain, %v by overload", n, full)
 	}
-	q, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/readyz", nil)
-	if resp, err := r.Client.Do(q); err != nil || resp.StatusCode != 503 {
-		t.Errorf("readyz while draining: %v %v", resp, err)
-	} else {
-		resp.Body.Close()
+	if status, page, err := r.askAdmin(t.Context(), "", http.MethodGet, "/readyz", ""); err != nil || status != 503 {
+		t.Errorf("readyz while draining: %d %s %v", status, page, err)
 	}
 	r.Router.CancelRequests()
 	if a := <-got; a != nil {

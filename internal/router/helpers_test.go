@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -470,34 +471,38 @@ func (r *rig) metric(series string) float64 {
 // metricWith is metric with the bearer token of the admin API.
 func (r *rig) metricWith(series, token string) float64 {
 	r.t.Helper()
-	q, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, r.AdminURL+"/metrics", nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
 	if token != "" {
-		q.Header.Set("Authorization", "Bearer "+token)
+		token = "Bearer " + token
 	}
-	resp, err := r.Client.Do(q)
+	_, page, err := r.askAdmin(r.t.Context(), token, http.MethodGet, "/metrics", "")
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	return readMetric(resp.Body, series)
+	return readMetric(strings.NewReader(page), series)
 }
 
 // adminPage is what the admin API answers under a path.
 func (r *rig) adminPage(ctx context.Context, path string) (string, error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.AdminURL+path, nil)
+	_, page, err := r.askAdmin(ctx, "", http.MethodGet, path, "")
+	return page, err
+}
+
+// askAdmin sends the admin API a request, with an Authorization header unless that is empty.
+func (r *rig) askAdmin(ctx context.Context, authorization, method, path, body string) (status int, page string, err error) {
+	q, err := http.NewRequestWithContext(ctx, method, r.AdminURL+path, strings.NewReader(body))
 	if err != nil {
-		return "", err
+		return 0, "", err
+	}
+	if authorization != "" {
+		q.Header.Set("Authorization", authorization)
 	}
 	resp, err := r.Client.Do(q)
 	if err != nil {
-		return "", err
+		return 0, "", err
 	}
 	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
-	return string(page), err
+	raw, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(raw), err
 }
 
 func readMetric(in io.Reader, series string) float64 {
@@ -708,4 +713,21 @@ func (p *tap) callsOf(path string) (out []*tapped) {
 		}
 	}
 	return out
+}
+
+// talkTo starts a program, and returns its input and the lines of its output.
+func talkTo(t *testing.T, cmd *exec.Cmd) (io.WriteCloser, *bufio.Scanner) {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return in, bufio.NewScanner(out)
 }

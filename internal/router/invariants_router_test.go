@@ -250,7 +250,9 @@ func (r *rig) waitForFeeds() {
 				if err != nil {
 					return err
 				}
-				if next := pub.Next(); k.Feed.Trusted && next > 0 && (k.Feed.LastSeq == nil || *k.Feed.LastSeq+1 < next) && r.Sim.Named(w).Faults() == (fault.Set{}) {
+				next, last := pub.Next(), k.Feed.LastSeq
+				behind := next > 0 && (last == nil || *last+1 < next)
+				if behind && k.Feed.Trusted && r.Sim.Named(w).Faults() == (fault.Set{}) {
 					return fmt.Errorf("%s is not at %d: %+v", k.Label, next, k.Feed)
 				}
 			}
@@ -293,32 +295,13 @@ func TestInvariant07NothingIsUnbounded(t *testing.T) {
 			r.send(http.MethodPost, "/v1/completions", fmt.Appendf(nil, `{"model":"nobody-%d","prompt":"x"}`, i)).refused(t, http.StatusNotFound, "model_not_found")
 			r.send(http.MethodGet, fmt.Sprintf("/nowhere/%d", i), nil).refused(t, http.StatusNotFound, "unknown_path")
 		}
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/metrics", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := r.Client.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		page, err := io.ReadAll(resp.Body)
-		if err != nil || bytes.Contains(page, []byte("nobody-")) || bytes.Contains(page, []byte("nowhere")) {
-			t.Error("a client's words became labels")
+		page, err := r.adminPage(t.Context(), "/metrics")
+		if err != nil || strings.Contains(page, "nobody-") || strings.Contains(page, "nowhere") {
+			t.Errorf("a client's words became labels (%v)", err)
 		}
 	})
 	t.Run("requests in progress and the queue", func(t *testing.T) {
-		held := make(chan struct{})
-		p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-			if q.URL.Path != "/v1/completions" {
-				return false
-			}
-			select {
-			case <-held:
-			case <-q.Context().Done():
-			}
-			return false
-		})
+		_, release := p.blockEngines()
 		var wg sync.WaitGroup
 		var full, good atomic.Int32
 		for i := range 12 {
@@ -347,7 +330,7 @@ func TestInvariant07NothingIsUnbounded(t *testing.T) {
 		if st := r.status(); st.Traffic.Inflight != 2 {
 			t.Errorf("%d in progress", st.Traffic.Inflight)
 		}
-		close(held)
+		release()
 		wg.Wait()
 		if good.Load() != 2 {
 			t.Errorf("%d served", good.Load())

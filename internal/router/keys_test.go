@@ -273,20 +273,11 @@ func rolesOfTheAdminAPI(t *testing.T, r *watched) {
 	worker := r.Sim.Engines()[0].Name()
 	shown := func(authorization, method, path, body string) int {
 		t.Helper()
-		q, err := http.NewRequestWithContext(t.Context(), method, r.AdminURL+path, strings.NewReader(body))
+		status, _, err := r.askAdmin(t.Context(), authorization, method, path, body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if authorization != "" {
-			q.Header.Set("Authorization", authorization)
-		}
-		resp, err := r.Client.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		_, _ = io.Copy(io.Discard, resp.Body)
-		return resp.StatusCode
+		return status
 	}
 	ask := func(secret, method, path, body string) int {
 		t.Helper()
@@ -325,7 +316,7 @@ func rolesOfTheAdminAPI(t *testing.T, r *watched) {
 			want := 200
 			switch {
 			case at(k.role) >= at(c.least):
-				if c.method == "DELETE" && k.role == "token" || c.method == "POST" && c.path == "/admin/v1/workers" && k.role == "token" {
+				if k.role == "token" && (c.method == "DELETE" || c.method == "POST" && c.path == "/admin/v1/workers") {
 					continue // done before
 				}
 			case i < 2:
@@ -375,19 +366,12 @@ func textsByRole(t *testing.T, r *watched) {
 		sees   bool
 	}{{readSecret, false}, {opsSecret, true}} {
 		for _, p := range []string{"/admin/v1/decisions/" + id, "/admin/v1/decisions", "/admin/v1/snapshot?events=0", "/admin/v1/snapshot?decisions=0", "/admin/v1/events"} {
-			q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+p, nil)
+			status, page, err := r.askAdmin(t.Context(), "Bearer "+c.secret, http.MethodGet, p, "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			q.Header.Set("Authorization", "Bearer "+c.secret)
-			resp, err := r.Client.Do(q)
-			if err != nil {
-				t.Fatal(err)
-			}
-			raw, _ := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if got := bytes.Contains(raw, []byte("status 500")); got != c.sees || bytes.Contains(raw, []byte("kept back")) == c.sees || resp.StatusCode != 200 {
-				t.Errorf("%s: %d, texts seen %v, want %v\n%s", p, resp.StatusCode, got, c.sees, raw)
+			if got := strings.Contains(page, "status 500"); got != c.sees || strings.Contains(page, "kept back") == c.sees || status != 200 {
+				t.Errorf("%s: %d, texts seen %v, want %v\n%s", p, status, got, c.sees, page)
 			}
 		}
 	}
@@ -411,21 +395,14 @@ func secretsAreNowhere(t *testing.T, r *watched) {
 	}
 	for _, p := range []string{"/admin/v1/status", "/admin/v1/decisions?limit=1000", "/admin/v1/events?limit=1000", "/admin/v1/config", "/admin/v1/snapshot", "/metrics", "/admin/v1/workers", "/debug/pprof/cmdline"} {
 		for _, secret := range []string{adminSecret, wrongSecret} {
-			q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+p, nil)
+			status, page, err := r.askAdmin(t.Context(), "Bearer "+secret, http.MethodGet, p, "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			q.Header.Set("Authorization", "Bearer "+secret)
-			resp, err := r.Client.Do(q)
-			if err != nil {
-				t.Fatal(err)
+			if want := map[bool]int{true: 200, false: 401}[secret == adminSecret]; status != want {
+				t.Errorf("%s: %d", p, status)
 			}
-			raw, _ := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if want := map[bool]int{true: 200, false: 401}[secret == adminSecret]; resp.StatusCode != want {
-				t.Errorf("%s: %d", p, resp.StatusCode)
-			}
-			seen.Write(raw)
+			seen.WriteString(page)
 		}
 	}
 	if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"routing.threshold": 5}); err != nil {

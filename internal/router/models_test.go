@@ -149,8 +149,11 @@ func noModelOfSeveral(t *testing.T, r *rig, p *tap) {
 					body = append([]byte("{"+stream), body[1:]...)
 				}
 				a := r.send(http.MethodPost, path, body, "Content-Type", kind)
-				if param := rawjson.Value(a.body).Get("error.param").String(); a.status != http.StatusBadRequest || param != "model" && !strings.HasPrefix(path, "/v1/messages") || !strings.Contains(a.String(), `blue`) || !strings.Contains(a.String(), `red`) {
-					t.Errorf("%s, model %s: %s", path, value, a)
+				if param := rawjson.Value(a.body).Get("error.param").String(); a.status != http.StatusBadRequest || param != "model" && !strings.HasPrefix(path, "/v1/messages") {
+					t.Errorf("%s, model %s: %s, want 400 of the model", path, value, a)
+				}
+				if !strings.Contains(a.String(), "blue") || !strings.Contains(a.String(), "red") {
+					t.Errorf("%s, model %s: %s lacks the names", path, value, a)
 				}
 			}
 		}
@@ -224,8 +227,9 @@ func defaultModel(t *testing.T, r *rig, p *tap) {
 			if path == "/generate" && slices.Contains(noModel, value) {
 				want = ""
 			}
-			if got := modelOf(t, c); got != want || want == "red" && c.engine != "aggregated-0" || want == "blue" && c.engine != "aggregated-1" {
-				t.Errorf("%s, model %s: %s is asked for %q, want %q", path, value, c.engine, got, want)
+			engine := map[string]string{"red": "aggregated-0", "blue": "aggregated-1"}[want]
+			if got := modelOf(t, c); got != want || want != "" && c.engine != engine {
+				t.Errorf("%s, model %s: %s is asked for %q, want %s for %q", path, value, c.engine, got, engine, want)
 			}
 		}
 	}

@@ -120,16 +120,7 @@ func busyThresholds(t *testing.T, r *rig, p *tap, _ *onDecision) {
 		c.Routing.Busy.PrefillTokens = 100
 		c.Routing.Policy, c.Limits.Queue = "round_robin", 0
 	})
-	held := make(chan struct{})
-	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if q.URL.Path == "/v1/completions" {
-			select {
-			case <-held:
-			case <-q.Context().Done():
-			}
-		}
-		return false
-	})
+	_, release := p.blockEngines()
 	var wg sync.WaitGroup
 	for i := range 2 {
 		wg.Add(1)
@@ -157,7 +148,7 @@ func busyThresholds(t *testing.T, r *rig, p *tap, _ *onDecision) {
 			t.Errorf("%s stands in the receipt without a reason", k.Rank)
 		}
 	}
-	close(held)
+	release()
 	wg.Wait()
 	r.complete(ids(200, 10))
 }

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,15 +22,7 @@ func TestRereadWorkers(t *testing.T) {
 	}
 	c := settings.Default()
 	c.WorkersFile = write("workers.yaml", "workers:\n- {url: 'http://127.0.0.1:1', name: w, api_key_file: '"+filepath.Join(dir, "key")+"'}\n")
-	r, err := New(t.Context(), Options{Config: c})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
+	r := idle(t, c)
 	for _, key := range []string{"one", "two"} {
 		write("key", key)
 		r.RereadWorkers()

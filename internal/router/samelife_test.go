@@ -176,8 +176,12 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 			})
 			// An engine that has nothing to publish may wait for its next batch for
 			// hours: nothing is wrong with it, and nothing is said to be.
-			if s, err := r.Admin.Status(t.Context()); err != nil || !restarted && (s.State != "ready" || len(s.Reasons) != 0 || s.Index.UntrustedRank != 1) {
-				t.Errorf("an idle engine after its connection was lost: %s %v, untrusted %d (%v)", s.State, s.Reasons, s.Index.UntrustedRank, err)
+			s, err := r.Admin.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !restarted && (s.State != "ready" || len(s.Reasons) != 0 || s.Index.UntrustedRank != 1) {
+				t.Errorf("an idle engine after its connection was lost: %s %v, untrusted %d", s.State, s.Reasons, s.Index.UntrustedRank)
 			}
 			r.complete(ids(64, 50), "X-Dynctl-Worker", e.Name())
 			r.eventually("the next batch", func() error {

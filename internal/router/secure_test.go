@@ -1,12 +1,10 @@
 package router_test
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -81,18 +79,7 @@ func TestReplacedCertificateUnderLoad(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, p, "-c", load, base.Port(), ca.File(t), fmt.Sprintf(`{"model":%q,"prompt":"hello","max_tokens":8,"stream":true}`, "sim"))
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	in, lines := talkTo(t, cmd)
 	next := func() string {
 		if !lines.Scan() {
 			t.Fatalf("the client ended: %v", lines.Err())
@@ -130,7 +117,9 @@ func TestReplacedCertificateUnderLoad(t *testing.T) {
 	if _, err := fmt.Sscanf(next(), "end %d %d", &ok, &failed); err != nil || failed != 0 || ok < 50 {
 		t.Errorf("%d requests went well, %d did not: %v", ok, failed, err)
 	}
-	_, _ = io.Copy(io.Discard, out)
+	for lines.Scan() {
+		t.Errorf("after its end the client says %q", lines.Text())
+	}
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
@@ -266,7 +255,7 @@ func TestEngineTLS(t *testing.T) {
 	r.eventually("the engines' answers", func() error {
 		for i, reason := range reasons {
 			w := r.worker(fmt.Sprint("aggregated-", i))
-			if reason == "" && !w.Usable || reason != "" && (w.Usable || !strings.Contains(w.Reason, reason)) {
+			if w.Usable != (reason == "") || !strings.Contains(w.Reason, reason) {
 				return fmt.Errorf("%s: usable %v: %s", w.Name, w.Usable, w.Reason)
 			}
 		}

@@ -26,7 +26,7 @@ type sglangBootstrap struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	servers []string // host:port
-	in      io.Writer
+	in      io.WriteCloser
 	out     *bufio.Scanner
 	stderr  bytes.Buffer
 }
@@ -47,19 +47,9 @@ func startSGLangBootstrap(t *testing.T, dp ...int) *sglangBootstrap {
 	for _, n := range dp {
 		cmd.Args = append(cmd.Args, strconv.Itoa(n))
 	}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.in, b.out, cmd.Stderr = in, bufio.NewScanner(out), &b.stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	cmd.Stderr = &b.stderr
+	b.in, b.out = talkTo(t, cmd)
+	t.Cleanup(func() { b.in.Close(); _ = cmd.Wait() })
 	b.read(&b.servers)
 	return b
 }

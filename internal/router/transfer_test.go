@@ -337,9 +337,9 @@ func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {
 			if got, want := text(a.body), text(askEngine(t, alone.URL(), c.path, c.body).body); got != want || got == "" && c.body["stop_sequences"] == nil {
 				t.Errorf("%q, one engine alone %q", got, want)
 			}
-			leg := p.legsOf("prefill")[0].body
-			if rawjson.Value(leg).Get("stream").Bool() || c.path == "/v1/responses" && (rawjson.Value(leg).Get("max_output_tokens").String() != "1" || rawjson.Value(leg).Get("store").String() != "false") ||
-				c.path == "/v1/messages" && rawjson.Value(leg).Get("max_tokens").String() != "1" {
+			leg := rawjson.Value(p.legsOf("prefill")[0].body)
+			limit := map[string]string{"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}[c.path]
+			if leg.Get("stream").Bool() || leg.Get(limit).String() != "1" || c.path == "/v1/responses" && leg.Get("store").String() != "false" {
 				t.Errorf("prefill leg %s", leg)
 			}
 			// The prompt is named as the engine names it: the next one like it hits.
@@ -456,8 +456,9 @@ func TestTransferCheck(t *testing.T) {
 				a, _ := r.complete(ids(200, 40+10*n+i), "X-Dynctl-Prefill-Worker", c.worker)
 				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
 				noted := strings.Contains(strings.Join(rec.Notes, " "), "remote_num_tokens")
-				if c.used && (rec.Path != "remote" || !noted) || !c.used && rec.Path != "local" {
-					t.Errorf("%s (%s), notes %q", rec.Path, rec.ReasonText, rec.Notes)
+				path := map[bool]string{true: "remote", false: "local"}[c.used]
+				if rec.Path != path || c.used && !noted {
+					t.Errorf("%s (%s), want %s; notes %q", rec.Path, rec.ReasonText, path, rec.Notes)
 				}
 			}
 			events, n := r.events("prefill_odd_params")[before:], max(0, r.metric(series))-counted

@@ -2,7 +2,6 @@ package tui
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -30,29 +29,21 @@ func named(t testing.TB, urls map[string]string) Contexts {
 // TestContextViews: the list of contexts, a command that is completed, and what is said
 // of a context whose router does not answer.
 func TestContextViews(t *testing.T) {
-	for _, size := range [][2]int{{80, 24}, {120, 40}, {200, 50}} {
-		for _, ascii := range []bool{false, true} {
-			g := stage{prefill: 2, decode: 4, dp: 2}
-			for name, show := range map[string]func(a *app){
-				"list":  func(a *app) { press(a, ":", "c", "t", "x", "enter") },
-				"typed": func(a *app) { press(a, ":", "c", "t", "x", " ", "l") },
-				"gone": func(a *app) {
-					a.Update(openedMsg{name: "gone", err: errors.New("no router answers at http://10.0.9.9:8001: dial tcp 10.0.9.9:8001: connect: connection refused")})
-				},
-			} {
-				name := fmt.Sprintf("ctx-%s-%dx%d", name, size[0], size[1])
-				if ascii {
-					name += "-ascii"
-				}
-				t.Run(name, func(t *testing.T) {
-					a := newStage(t, g, size[0], size[1], 20, Options{Profile: termenv.Ascii, ASCII: ascii, Context: "prod", Contexts: named(t, nil)})
-					show(a)
-					got := screen(a)
-					checkFrame(t, got, size[0], size[1], ascii)
-					golden(t, name, got+"\n")
-				})
-			}
-		}
+	for name, show := range map[string]func(a *app){
+		"list":  func(a *app) { press(a, ":", "c", "t", "x", "enter") },
+		"typed": func(a *app) { press(a, ":", "c", "t", "x", " ", "l") },
+		"gone": func(a *app) {
+			a.Update(openedMsg{name: "gone", err: errors.New("no router answers at http://10.0.9.9:8001: dial tcp 10.0.9.9:8001: connect: connection refused")})
+		},
+	} {
+		everySize(t, "ctx-"+name, func(t *testing.T, w, h int, o Options, name string) {
+			o.Context, o.Contexts = "prod", named(t, nil)
+			a := newStage(t, stage{prefill: 2, decode: 4, dp: 2}, w, h, 20, o)
+			show(a)
+			got := screen(a)
+			checkFrame(t, got, w, h, o.ASCII)
+			golden(t, name, got+"\n")
+		})
 	}
 }
 

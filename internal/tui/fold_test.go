@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,15 +13,12 @@ import (
 func TestFolds(t *testing.T) {
 	g := stage{prefill: 2, decode: 4, dp: 2}
 	a := newStage(t, g, 120, 40, 20, plainOptions)
+	rank := regexp.MustCompile(`^▶?\s*((?:decode|prefill)-(?:\S*/\S*|\S* +\(\S*))\s`)
 	rows := func() (out []string) {
 		a.dirty = true
 		for l := range strings.Lines(screen(a)) {
-			f := strings.Fields(strings.TrimPrefix(l, "▶"))
-			if len(f) > 1 && (strings.HasPrefix(f[0], "decode-") || strings.HasPrefix(f[0], "prefill-")) && (strings.Contains(f[0], "/") || strings.HasPrefix(f[1], "(")) {
-				if !strings.HasPrefix(f[1], "(") {
-					f[1] = ""
-				}
-				out = append(out, strings.TrimSpace(f[0]+" "+f[1]))
+			if row := rank.FindStringSubmatch(l); row != nil {
+				out = append(out, row[1])
 			}
 		}
 		return out

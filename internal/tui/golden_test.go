@@ -191,47 +191,40 @@ func TestCachesViews(t *testing.T) {
 // columns and of a folded worker, too; a router that does not report them has none of
 // their figures, and one that had none has no line of them.
 func TestMovesViews(t *testing.T) {
-	for _, size := range [][2]int{{80, 24}, {120, 40}, {200, 50}} {
-		for _, ascii := range []bool{false, true} {
-			for _, c := range []struct {
-				moves, name, want string
-				keys              []string
-			}{
-				{"some", "decode-0/dp0", "streams: moved away 0, moved here 70, wait to move 7", nil},
-				{"some", "decode-0/dp1", "streams: moved away 200, moved here 0, wait to move 0", nil},
-				{"some", "decode-0 (2)", "streams: moved away 200, moved here 70, wait to move 7", []string{"v"}},
-				{"unknown", "decode-0/dp0", "streams: moved away -, moved here -, wait to move -", nil},
-				{"unknown", "decode-0 (2)", "streams: moved away -, moved here -, wait to move -", []string{"v"}},
-				{"", "decode-0/dp0", "", nil},
-			} {
-				name := fmt.Sprintf("moves-%s-%s-%dx%d", c.moves, strings.NewReplacer("/", "-", " (2)", "-folded").Replace(c.name), size[0], size[1])
-				if ascii {
-					name += "-ascii"
+	for _, c := range []struct {
+		moves, name, want string
+		keys              []string
+	}{
+		{"some", "decode-0/dp0", "streams: moved away 0, moved here 70, wait to move 7", nil},
+		{"some", "decode-0/dp1", "streams: moved away 200, moved here 0, wait to move 0", nil},
+		{"some", "decode-0 (2)", "streams: moved away 200, moved here 70, wait to move 7", []string{"v"}},
+		{"unknown", "decode-0/dp0", "streams: moved away -, moved here -, wait to move -", nil},
+		{"unknown", "decode-0 (2)", "streams: moved away -, moved here -, wait to move -", []string{"v"}},
+		{"", "decode-0/dp0", "", nil},
+	} {
+		name := fmt.Sprintf("moves-%s-%s", c.moves, strings.NewReplacer("/", "-", " (2)", "-folded").Replace(c.name))
+		everySize(t, name, func(t *testing.T, w, h int, o Options, name string) {
+			a := newStage(t, stage{decode: 2, dp: 2, moves: c.moves}, w, h, 20, o)
+			press(a, append([]string{"2", "s"}, c.keys...)...)
+			for range 4 {
+				if !strings.Contains(screen(a), "─ "+c.name+" ─") && !strings.Contains(screen(a), "- "+c.name+" -") {
+					press(a, "j")
 				}
-				t.Run(name, func(t *testing.T) {
-					a := newStage(t, stage{decode: 2, dp: 2, moves: c.moves}, size[0], size[1], 20, Options{Profile: termenv.Ascii, ASCII: ascii})
-					press(a, append([]string{"2", "s"}, c.keys...)...)
-					for range 4 {
-						if !strings.Contains(screen(a), "─ "+c.name+" ─") && !strings.Contains(screen(a), "- "+c.name+" -") {
-							press(a, "j")
-						}
-					}
-					got := screen(a)
-					checkFrame(t, got, size[0], size[1], ascii)
-					if c.moves == "" {
-						if strings.Contains(strings.ToLower(got), "move") {
-							t.Errorf("streams that moved where none did:\n%s", got)
-						}
-						return
-					}
-					mustContain(t, got, c.want)
-					if wide := size[0] == 200; wide != strings.Contains(got, "MOVED AWAY MOVED HERE WAIT TO MOVE") {
-						t.Errorf("the columns are shown: %v", !wide)
-					}
-					golden(t, name, got+"\n")
-				})
 			}
-		}
+			got := screen(a)
+			checkFrame(t, got, w, h, o.ASCII)
+			if c.moves == "" {
+				if strings.Contains(strings.ToLower(got), "move") {
+					t.Errorf("streams that moved where none did:\n%s", got)
+				}
+				return
+			}
+			mustContain(t, got, c.want)
+			if wide := w == 200; wide != strings.Contains(got, "MOVED AWAY MOVED HERE WAIT TO MOVE") {
+				t.Errorf("the columns are shown: %v", !wide)
+			}
+			golden(t, name, got+"\n")
+		})
 	}
 }
 

@@ -1,7 +1,6 @@
 package tui
 
 import (
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -38,24 +37,16 @@ func TestRecordingViews(t *testing.T) {
 		{"seeking", admin.Replay{Records: 99, AtUS: 61_000_000, Speed: 0, Seeking: true}, []string{"2"}, []string{"SEEKING", "1m1s of -", "as fast as it goes"}},
 		{"ended", admin.Replay{Records: 99999, AtUS: total, TotalUS: &total, Speed: 1, Ended: true}, []string{"?"}, []string{"AT END", "RECORDING"}},
 	} {
-		for _, size := range [][2]int{{80, 24}, {120, 40}, {200, 50}} {
-			for _, ascii := range []bool{false, true} {
-				name := fmt.Sprintf("replay-%s-%dx%d", c.name, size[0], size[1])
-				if ascii {
-					name += "-ascii"
-				}
-				t.Run(name, func(t *testing.T) {
-					g := stage{prefill: 2, decode: 4, dp: 2}
-					a := newStage(t, g, size[0], size[1], 19, Options{Profile: termenv.Ascii, ASCII: ascii})
-					playing(a, g, 20, c.r)
-					press(a, c.keys...)
-					got := screen(a)
-					checkFrame(t, got, size[0], size[1], ascii)
-					mustContain(t, got, c.want...)
-					golden(t, name, got+"\n")
-				})
-			}
-		}
+		everySize(t, "replay-"+c.name, func(t *testing.T, w, h int, o Options, name string) {
+			g := stage{prefill: 2, decode: 4, dp: 2}
+			a := newStage(t, g, w, h, 19, o)
+			playing(a, g, 20, c.r)
+			press(a, c.keys...)
+			got := screen(a)
+			checkFrame(t, got, w, h, o.ASCII)
+			mustContain(t, got, c.want...)
+			golden(t, name, got+"\n")
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -96,7 +97,7 @@ func TestBadNames(t *testing.T) {
 		{Names{Aliases: map[string]string{"[a]?": "a"}, Default: "b"}, ""},
 	} {
 		err := c.names.Check()
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+		if (err == nil) != (c.want == "") || !strings.Contains(fmt.Sprint(err), c.want) {
 			t.Errorf("%+v: %v, want %q", c.names, err, c.want)
 		}
 	}

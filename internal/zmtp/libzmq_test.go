@@ -152,16 +152,13 @@ func TestLibzmqPubBinds(t *testing.T) {
 	p := startPeer(t, "pub-bind", "tcp://127.0.0.1:*")
 	endpoint := p.endpoint
 	for life := range 2 {
-		c, err := DialSub(t.Context(), endpoint, Options{Topics: []string{"kv@"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		c := opened(t, DialSub, endpoint, Options{Topics: []string{"kv@"}})
 		if last := expect(t, p, c, 500, 700, "kv@pod@model"); last > 2000 {
 			t.Errorf("life %d ends at sequence %d", life, last)
 		}
 		p.stop()
 		stop := hangUp(c)
+		var err error
 		for err == nil { // what was on its way
 			err = c.Recv(new(Message))
 		}
@@ -176,11 +173,7 @@ func TestLibzmqPubBinds(t *testing.T) {
 }
 
 func TestLibzmqPubConnects(t *testing.T) {
-	l, err := ListenSub(t.Context(), "tcp://127.0.0.1:0", Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := opened(t, ListenSub, "tcp://127.0.0.1:0", Options{})
 	for range 2 {
 		p := startPeer(t, "pub-connect", l.Endpoint())
 		c, err := l.Accept(within(t))
@@ -202,11 +195,7 @@ func TestLibzmqPubConnects(t *testing.T) {
 
 func TestLibzmqIPC(t *testing.T) {
 	p := startPeer(t, "pub-bind", "ipc://"+filepath.Join(t.TempDir(), "p"))
-	c, err := DialSub(t.Context(), p.endpoint, Options{Topics: []string{"kv"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := opened(t, DialSub, p.endpoint, Options{Topics: []string{"kv"}})
 	expect(t, p, c, 20, 10, "kv")
 	ours := listenPub(t, "ipc://"+filepath.Join(t.TempDir(), "o"), Options{})
 	s := startPeer(t, "sub-connect", ours.Endpoint(), "kv")
@@ -224,11 +213,7 @@ func TestLibzmqIPC(t *testing.T) {
 // 1.5 s.
 func TestLibzmqHeartbeats(t *testing.T) {
 	p := startPeer(t, "pub-bind", "tcp://127.0.0.1:*", "60")
-	c, err := DialSub(t.Context(), p.endpoint, Options{Topics: []string{"kv"}, Heartbeat: 100 * time.Millisecond, HeartbeatTimeout: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := opened(t, DialSub, p.endpoint, Options{Topics: []string{"kv"}, Heartbeat: 100 * time.Millisecond, HeartbeatTimeout: 5 * time.Second})
 	defer hangUp(c)()
 	timer := time.AfterFunc(1500*time.Millisecond, func() { p.command("send 1 5 kv") })
 	defer timer.Stop()
@@ -261,11 +246,7 @@ func TestLibzmqSubscribers(t *testing.T) {
 	p := listenPub(t, "tcp://127.0.0.1:0", Options{})
 	s := startPeer(t, "sub-connect", p.Endpoint(), "kv@")
 	b := startPeer(t, "sub-bind", "tcp://127.0.0.1:*", "")
-	d, err := DialPub(t.Context(), b.endpoint, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := opened(t, DialPub, b.endpoint, Options{})
 	for pub, want := range map[*Pub][]string{p: {"got kv@x 1 0", "got kv@y 3 300"}, d: {"got other 0 0", "got kv@x 1 0", "got - 2 200", "got kv@y 3 300"}} {
 		if err := pub.WaitSubscribers(within(t), 1); err != nil {
 			t.Fatal(err)
@@ -287,11 +268,7 @@ func TestLibzmqSubscribers(t *testing.T) {
 
 func TestLibzmqReplay(t *testing.T) {
 	r := startPeer(t, "router", "tcp://127.0.0.1:*")
-	c, err := DialDealer(t.Context(), r.endpoint, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := opened(t, DialDealer, r.endpoint, Options{})
 	defer hangUp(c)()
 	if c.PeerType() != "ROUTER" {
 		t.Errorf("peer is %s", c.PeerType())

@@ -24,14 +24,20 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-func listenPub(t testing.TB, endpoint string, o Options) *Pub {
+// opened is a socket that is closed when the test ends.
+func opened[S io.Closer](t testing.TB, open func(context.Context, string, Options) (S, error), endpoint string, o Options) S {
 	t.Helper()
-	p, err := ListenPub(t.Context(), endpoint, o)
+	s, err := open(t.Context(), endpoint, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.Close() })
-	return p
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func listenPub(t testing.TB, endpoint string, o Options) *Pub {
+	t.Helper()
+	return opened(t, ListenPub, endpoint, o)
 }
 
 func dialSub(t testing.TB, p *Pub, topics ...string) *Conn {
@@ -219,11 +225,7 @@ func TestListenSub(t *testing.T) {
 // TestBadPeersAtListener mixes hostile peers with a good one: they are counted
 // and gone, it is served.
 func TestBadPeersAtListener(t *testing.T) {
-	l, err := ListenSub(t.Context(), "tcp://127.0.0.1:0", Options{MaxPeers: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := opened(t, ListenSub, "tcp://127.0.0.1:0", Options{MaxPeers: 3})
 	address := strings.TrimPrefix(l.Endpoint(), "tcp://")
 	connect := func() net.Conn {
 		nc, err := net.Dial("tcp", address)
@@ -264,11 +266,7 @@ func TestBadPeersAtListener(t *testing.T) {
 	}
 	gone(garbage)
 	placed() // holds a place in its handshake
-	p, err := DialPub(t.Context(), l.Endpoint(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := opened(t, DialPub, l.Endpoint(), Options{})
 	c, err := l.Accept(within(t))
 	if err != nil {
 		t.Fatal(err)
@@ -321,11 +319,7 @@ func TestTooManySubscriptions(t *testing.T) {
 	if !s.wants([]byte("cc")) || s.wants([]byte("a")) {
 		t.Error("wrong topics are left")
 	}
-	c, err := DialSub(t.Context(), p.Endpoint(), Options{Topics: []string{"x", "y", "z"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := opened(t, DialSub, p.Endpoint(), Options{Topics: []string{"x", "y", "z"}})
 	if err := c.Recv(new(Message)); err == nil {
 		t.Error("a subscriber over the limit received")
 	}
@@ -374,11 +368,7 @@ func TestDealerRouter(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	c, err := DialDealer(t.Context(), r.Endpoint(), Options{Identity: "me"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := opened(t, DialDealer, r.Endpoint(), Options{Identity: "me"})
 	if err := c.Send(); err == nil {
 		t.Error("a message without frames was sent")
 	}

@@ -1,7 +1,6 @@
 package benchcmd
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/loopbacktest"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -23,16 +23,8 @@ import (
 // a run's number takes its place, and what was learned is shown beside it.
 func TestApplyToAuto(t *testing.T) {
 	t.Parallel()
-	g, err := loopback.Start(t.Context(), loopback.Options{
+	g := loopbacktest.Start(t, loopback.Options{
 		Fleet: "1p1d:profile=instant", Configure: func(c *settings.Config) { c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true} },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := g.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
 	})
 	at, err := url.Parse(g.AdminURL)
 	if err != nil {

@@ -119,6 +119,12 @@ func (s *pty) settings(t *testing.T) unix.Termios {
 // written, and gives the place after it.
 func (s *pty) wait(t *testing.T, from int, want string) int {
 	t.Helper()
+	return s.waitWith(t, from, want, func(string) {})
+}
+
+// waitWith is wait that calls missing with all that was written whenever the text is not there yet.
+func (s *pty) waitWith(t *testing.T, from int, want string, missing func(all string)) int {
+	t.Helper()
 	deadline := time.After(30 * time.Second)
 	for {
 		s.mu.Lock()
@@ -127,6 +133,7 @@ func (s *pty) wait(t *testing.T, from int, want string) int {
 		if i := strings.Index(all[from:], want); i >= 0 {
 			return from + i + len(want)
 		}
+		missing(all)
 		select {
 		case <-s.more:
 		case <-deadline:
@@ -140,24 +147,13 @@ func (s *pty) wait(t *testing.T, from int, want string) int {
 // since, or that the key had nothing to do.
 func (s *pty) pressUntil(t *testing.T, key, hint string, from int, want string) int {
 	t.Helper()
-	pressed, deadline := -1, time.After(30*time.Second)
-	for {
-		s.mu.Lock()
-		all := s.text.String()
-		s.mu.Unlock()
-		if i := strings.Index(all[from:], want); i >= 0 {
-			return from + i + len(want)
-		}
+	pressed := -1
+	return s.waitWith(t, from, want, func(all string) {
 		if max(strings.LastIndex(all, hint), strings.LastIndex(all, "nothing: ")) >= pressed {
 			pressed = len(all)
 			s.press(t, key)
 		}
-		select {
-		case <-s.more:
-		case <-deadline:
-			t.Fatalf("no %q on the screen", want)
-		}
-	}
+	})
 }
 
 func (s *pty) press(t *testing.T, keys string) {

@@ -17,25 +17,10 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestCommandsOverTLS: every command that asks a router does it over TLS with the
-// same flags, shows its certificate, and says what is wrong without them.
-func TestCommandsOverTLS(t *testing.T) {
-	ca := certtest.NewAuthority(t, "ours")
-	cert, key := ca.Pair(t, "router.test", time.Hour)
-	mine, mineKey := ca.Pair(t, "operator.test", time.Hour)
-	pair, err := tls.LoadX509KeyPair(mine, mineKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	trust := ca.File(t)
-	g, err := loopback.Start(t.Context(), loopback.Options{
-		Fleet: "1a:profile=instant", TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}},
-		Configure: func(c *settings.Config) {
-			c.Routing.AllowHeaders = true
-			c.TLS = settings.ServerTLS{CertFile: cert, KeyFile: key, ClientCAFile: trust}
-			c.AdminTLS = c.TLS
-		},
-	})
+// readyRouter is a router that can serve, until the test ends.
+func readyRouter(t *testing.T, o loopback.Options) *loopback.Rig {
+	t.Helper()
+	g, err := loopback.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +34,28 @@ func TestCommandsOverTLS(t *testing.T) {
 	if err := g.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
+	return g
+}
+
+// TestCommandsOverTLS: every command that asks a router does it over TLS with the
+// same flags, shows its certificate, and says what is wrong without them.
+func TestCommandsOverTLS(t *testing.T) {
+	ca := certtest.NewAuthority(t, "ours")
+	cert, key := ca.Pair(t, "router.test", time.Hour)
+	mine, mineKey := ca.Pair(t, "operator.test", time.Hour)
+	pair, err := tls.LoadX509KeyPair(mine, mineKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trust := ca.File(t)
+	g := readyRouter(t, loopback.Options{
+		Fleet: "1a:profile=instant", TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}},
+		Configure: func(c *settings.Config) {
+			c.Routing.AllowHeaders = true
+			c.TLS = settings.ServerTLS{CertFile: cert, KeyFile: key, ClientCAFile: trust}
+			c.AdminTLS = c.TLS
+		},
+	})
 	all := []string{"--router", g.AdminURL, "--tls-ca", trust, "--tls-cert", mine, "--tls-key", mineKey}
 	for _, c := range []struct {
 		args []string
@@ -113,26 +120,13 @@ func TestKeysOfCommands(t *testing.T) {
 	if _, text := dynctl(cli.ExitInvalid, "keys", "check", keep("bad.yaml", "keys: [{name: a}]")); !strings.Contains(text, `key "a": sha256 is not`) {
 		t.Error(text)
 	}
-	g, err := loopback.Start(t.Context(), loopback.Options{
+	g := readyRouter(t, loopback.Options{
 		Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: keep("token", "the-token-of-the-rig-itself")},
 		Configure: func(c *settings.Config) {
 			c.Routing.AllowHeaders = true
 			c.Keys = settings.APIKeys{File: file, Required: true, Admin: true}
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = g.Close(ctx) // requests that a test left are cut
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := g.Ready(ctx); err != nil {
-		t.Fatal(err)
-	}
 	opsFile, userFile := keep("ops.key", ops), keep("user.key", user)
 	if _, text := dynctl(cli.ExitOK, "doctor", "--router", g.AdminURL, "--token-file", opsFile, "--api-key-file", userFile); !strings.Contains(text, "with an API key") {
 		t.Error(text)

@@ -1,33 +1,22 @@
 package commands
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/loopbacktest"
 )
 
 // TestDataPlaneAsRouter: whoever gives the data plane as --router learns it in a line,
 // by every command that asks a router.
 func TestDataPlaneAsRouter(t *testing.T) {
-	g, err := loopback.Start(t.Context(), loopback.Options{Fleet: "1a:profile=instant"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := g.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	g := loopbacktest.Start(t, loopback.Options{Fleet: "1a:profile=instant"})
 	for _, args := range []string{"doctor", "workers list", "bench", "bench --sweep", "explain --prompt x", "workers drain a"} {
 		code, _, stderr := typed(append(strings.Fields(args), "--router", g.URL)...)
 		if code != cli.ExitUsage || !strings.Contains(stderr, g.URL+" is the data plane of a router; the admin API is at ") || len(stderr) > 300 {

@@ -24,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/rig/loopbacktest"
 	"github.com/dynctl/dynctl/internal/rig/soak"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -236,8 +237,11 @@ func TestTopEqualsTheEngines(t *testing.T) {
 			return err
 		}
 		r := &v.Routers[0]
-		if r.Traffic.Requests != 24 || status.Traffic.Requests != 24 || r.Traffic.Inflight != 0 || r.Index.Memberships != status.Index.Memberships || r.Index.Blocks != status.Index.Blocks {
-			return fmt.Errorf("top: %d requests, %d in flight, %d of %d blocks; admin API: %d, %d of %d", r.Traffic.Requests, r.Traffic.Inflight, r.Index.Blocks, r.Index.Memberships, status.Traffic.Requests, status.Index.Blocks, status.Index.Memberships)
+		type figures struct{ requests, blocks, memberships any }
+		top := figures{r.Traffic.Requests, r.Index.Blocks, r.Index.Memberships}
+		api := figures{status.Traffic.Requests, status.Index.Blocks, status.Index.Memberships}
+		if top != api || r.Traffic.Requests != 24 || r.Traffic.Inflight != 0 {
+			return fmt.Errorf("top: %+v, %d in flight; admin API: %+v", top, r.Traffic.Inflight, api)
 		}
 		if len(r.Ranks) != 6 {
 			return fmt.Errorf("%d ranks", len(r.Ranks))
@@ -552,17 +556,7 @@ func TestTopOnceWaitsForABigRouter(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for three seconds")
 	}
-	g, err := loopback.Start(t.Context(), loopback.Options{Fleet: "1a:profile=instant"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := g.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	g := loopbacktest.Start(t, loopback.Options{Fleet: "1a:profile=instant"})
 	u, err := url.Parse(g.AdminURL)
 	if err != nil {
 		t.Fatal(err)

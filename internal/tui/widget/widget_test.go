@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/muesli/termenv"
@@ -69,7 +70,7 @@ func TestLinesNeverOverflow(t *testing.T) {
 			t.Fatalf("%q has %d columns of %d", line, Width(line), w)
 		}
 		for _, r := range line {
-			if r < ' ' || r >= 0x7f && r < 0xa0 || ascii && r > 0x7e {
+			if unicode.IsControl(r) || ascii && r > 0x7e {
 				t.Fatalf("%q holds %U", line, r)
 			}
 		}

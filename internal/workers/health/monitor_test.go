@@ -152,19 +152,18 @@ func elapse(d time.Duration) {
 	synctest.Wait()
 }
 
-// start runs a monitor inside a synctest bubble until the returned function is
-// called.
-func start(t *testing.T, reg *workers.Registry, opts Options, sink eventlog.Sink) (stop func()) {
+// background runs run until the test ends, and wants no error of it.
+func background(t *testing.T, run func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- NewMonitor(reg, opts, sink).Run(ctx) }()
-	return func() {
+	go func() { done <- run(ctx) }()
+	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-	}
+	})
 }
 
 // expect compares the health of a worker once everything has come to rest.
@@ -183,7 +182,7 @@ func TestMonitorLife(t *testing.T) {
 		reg := registry(t, nil, "http://a:1,name=a")
 		w := get(t, reg, "a")
 		f.set("a:1", vllmPages(5557, ""))
-		stop := start(t, reg, Options{Transport: f}, events.sink)
+		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
 
 		// The first probe comes at once, and with it all that the engine reports.
 		expect(t, w, workers.Healthy, "")
@@ -235,7 +234,6 @@ func TestMonitorLife(t *testing.T) {
 		if after := f.count("a:1/health"); after != before {
 			t.Errorf("%d probes after the worker left", after-before)
 		}
-		stop()
 	})
 }
 
@@ -246,7 +244,7 @@ func TestMonitorThresholdsAndTimeout(t *testing.T) {
 		w := get(t, reg, "a")
 		f.set("a:1", vllmPages(1, ""))
 		f.delay = 3 * time.Second
-		stop := start(t, reg, Options{Transport: f, Up: 3, Down: 2}, nil)
+		background(t, NewMonitor(reg, Options{Transport: f, Up: 3, Down: 2}, nil).Run)
 		elapse(2 * time.Second)
 		expect(t, w, workers.Unhealthy, "GET /health: no answer within 2s")
 		f.mu.Lock()
@@ -258,7 +256,6 @@ func TestMonitorThresholdsAndTimeout(t *testing.T) {
 		}
 		elapse(1200 * time.Millisecond)
 		expect(t, w, workers.Healthy, "")
-		stop()
 	})
 }
 
@@ -267,7 +264,7 @@ func TestMonitorContradiction(t *testing.T) {
 		f, events := newFleet(), &log{}
 		reg := registry(t, events.sink, "http://a:1,name=decode-0,block_size=32")
 		f.set("a:1", vllmPages(1, ""))
-		stop := start(t, reg, Options{Transport: f}, events.sink)
+		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
 		const want = "block size 32 stated on the command line, engine says 16 (vllm:cache_config_info)"
 		elapse(5 * time.Second)
 		w := get(t, reg, "decode-0")
@@ -284,7 +281,6 @@ func TestMonitorContradiction(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%d events of the contradiction", n)
 		}
-		stop()
 	})
 }
 
@@ -301,7 +297,7 @@ func TestMonitorSleep(t *testing.T) {
 			return p
 		}
 		f.set("b:1", withPath(false))
-		stop := start(t, reg, Options{Transport: f}, nil)
+		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
 		expect(t, a, workers.Asleep, "the engine sleeps")
 		expect(t, b, workers.Healthy, "")
 		f.set("a:1", vllmPages(1, awake+"1\n"))
@@ -315,7 +311,6 @@ func TestMonitorSleep(t *testing.T) {
 		if f.count("a:1/is_sleeping") != 0 {
 			t.Error("/is_sleeping is asked although /metrics says it")
 		}
-		stop()
 	})
 }
 
@@ -325,7 +320,7 @@ func TestMonitorUnknownLoad(t *testing.T) {
 		reg := registry(t, nil, "http://a:1,name=a", "http://b:1,name=b")
 		f.set("a:1", vllmPages(1, ""))
 		f.set("b:1", map[string]string{"/health": ""})
-		stop := start(t, reg, Options{Transport: f}, events.sink)
+		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
 		synctest.Wait()
 		quiet := vllmPages(1, "")
 		quiet["/metrics"] = "python_info 1\n"
@@ -352,7 +347,6 @@ func TestMonitorUnknownLoad(t *testing.T) {
 		if l := get(t, reg, "a").Ranks[0].Load(); l == nil || l.Running != 2 {
 			t.Errorf("load %+v after it is reported again", l)
 		}
-		stop()
 	})
 }
 
@@ -361,7 +355,7 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 		f, events := newFleet(), &log{}
 		reg := registry(t, nil, "http://a:1,name=a")
 		f.set("a:1", vllmPages(5557, "process_start_time_seconds 100\n"))
-		stop := start(t, reg, Options{Transport: f}, events.sink)
+		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
 		elapse(3 * time.Second)
 		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\n"))
 		elapse(3 * time.Second)
@@ -378,7 +372,6 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:8000" {
 			t.Errorf("event endpoint %s after the counters started over", got)
 		}
-		stop()
 	})
 }
 
@@ -389,7 +382,7 @@ func TestMonitorRelearns(t *testing.T) {
 		pages := vllmPages(1, "")
 		pages["/v1/models"] = "status 500"
 		f.set("a:1", pages)
-		stop := start(t, reg, Options{Transport: f}, nil)
+		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
 		synctest.Wait()
 		if w := get(t, reg, "a"); w.State.Condition().Health != workers.Healthy || w.Serves("m") {
 			t.Errorf("worker %+v", w)
@@ -409,7 +402,6 @@ func TestMonitorRelearns(t *testing.T) {
 		if n := f.count("a:1/v1/models") - before; n != 1 {
 			t.Errorf("asked %d times in more than a minute", n)
 		}
-		stop()
 	})
 }
 
@@ -422,7 +414,7 @@ func TestMonitorSGLangLoads(t *testing.T) {
 			"/server_info": string(data(t, "sglang-server_info.json")),
 			"/v1/loads":    `{"loads":[{"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"token_usage":0.5},{"dp_rank":1,"num_running_reqs":4}]}`,
 		})
-		stop := start(t, reg, Options{Transport: f}, nil)
+		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
 		elapse(2500 * time.Millisecond)
 		w := get(t, reg, "a")
 		if len(w.Ranks) != 2 || w.Engine != workers.SGLang || w.Role != workers.Prefill {
@@ -438,7 +430,6 @@ func TestMonitorSGLangLoads(t *testing.T) {
 				t.Errorf("load of rank %d (-want +got):\n%s", i, d)
 			}
 		}
-		stop()
 	})
 }
 
@@ -453,7 +444,7 @@ func TestMonitorThousandWorkers(t *testing.T) {
 			f.set(host, vllmPages(1, ""))
 		}
 		reg := registry(t, nil, texts...)
-		stop := start(t, reg, Options{Transport: f, Concurrency: 64}, nil)
+		background(t, NewMonitor(reg, Options{Transport: f, Concurrency: 64}, nil).Run)
 		begin := time.Now()
 		for {
 			elapse(50 * time.Millisecond)
@@ -471,7 +462,6 @@ func TestMonitorThousandWorkers(t *testing.T) {
 			}
 		}
 		elapse(3 * time.Second)
-		stop()
 		// A learning worker sends three requests at once within its turn.
 		if most := f.most.Load(); most > 64*4 {
 			t.Errorf("%d requests at the same time", most)

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"context"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -17,7 +16,7 @@ import (
 )
 
 // outliers starts a detector over healthy workers, inside a synctest bubble.
-func outliers(t *testing.T, opts OutlierOptions, texts ...string) (o *Outliers, reg *workers.Registry, events *log, stop func()) {
+func outliers(t *testing.T, opts OutlierOptions, texts ...string) (o *Outliers, reg *workers.Registry, events *log) {
 	t.Helper()
 	events = &log{}
 	reg = registry(t, nil, texts...)
@@ -25,15 +24,8 @@ func outliers(t *testing.T, opts OutlierOptions, texts ...string) (o *Outliers, 
 		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 	}
 	o = NewOutliers(reg, opts, events.sink)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- o.Run(ctx) }()
-	return o, reg, events, func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}
+	background(t, o.Run)
+	return o, reg, events
 }
 
 // report ends requests that a worker is admitted for, and returns the admission
@@ -71,8 +63,7 @@ func usable(w *workers.Worker) bool {
 // and a trial that failed by one is given again.
 func TestExcuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a := get(t, reg, "a")
 		for range 30 { // each is taken back before the next
 			o.Uncount(report(t, o, a, ServerError))
@@ -140,8 +131,7 @@ func TestExcuse(t *testing.T) {
 // of the failures in a row that came after it back.
 func TestExcuseOfAnotherStreak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a := get(t, reg, "a")
 		old := report(t, o, a, ServerError)
 		report(t, o, a, Success, ServerError, ServerError)
@@ -157,8 +147,7 @@ func TestExcuseOfAnotherStreak(t *testing.T) {
 // fault is not among the ejections that double the penalty.
 func TestUncountedEjectionsLengthenNoPenalty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a := get(t, reg, "a")
 		report(t, o, a, ConnectError, ConnectError)
 		elapse(5 * time.Second)
@@ -222,13 +211,15 @@ func TestWhatEjects(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-				defer stop()
+				o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 				a := get(t, reg, "a")
 				report(t, o, a, tt.outs...)
-				c := a.State.Condition()
-				if tt.reason == "" && c.Health != workers.Healthy || tt.reason != "" && (c.Health != workers.Ejected || c.Reason != tt.reason) {
-					t.Errorf("condition %s %q, want %q", c.Health, c.Reason, tt.reason)
+				health := workers.Ejected
+				if tt.reason == "" {
+					health = workers.Healthy
+				}
+				if c := a.State.Condition(); c.Health != health || c.Reason != tt.reason {
+					t.Errorf("condition %s %q, want %s %q", c.Health, c.Reason, health, tt.reason)
 				}
 			})
 		})
@@ -237,8 +228,7 @@ func TestWhatEjects(t *testing.T) {
 
 func TestWindowForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a := get(t, reg, "a")
 		for range 9 {
 			report(t, o, a, Timeout, Success)
@@ -253,8 +243,7 @@ func TestWindowForgets(t *testing.T) {
 
 func TestPenaltyAndTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, events, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, events := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a := get(t, reg, "a")
 		old := admit(t, o, a)
 		report(t, o, a, ConnectError, ConnectError)
@@ -320,8 +309,7 @@ func TestLateReports(t *testing.T) {
 	for _, late := range []Outcome{Success, ServerError, Timeout, Canceled} {
 		t.Run(late.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-				defer stop()
+				o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 				a := get(t, reg, "a")
 				old := admit(t, o, a)
 				report(t, o, a, ConnectError, ConnectError)
@@ -355,8 +343,7 @@ func TestLateReports(t *testing.T) {
 // request, but not for nothing: whichever of them ends first decides.
 func TestSlowTrials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a := get(t, reg, "a")
 		report(t, o, a, ConnectError, ConnectError)
 		elapse(6 * time.Second)
@@ -387,8 +374,7 @@ func TestTrialsAreDecidedByTheirOwn(t *testing.T) {
 	}
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
-			o, reg, _, stop := outliers(t, OutlierOptions{Consecutive: 1, Connects: 1, Trial: 8 * time.Second, MaxPenalty: 10 * time.Second}, "http://a:1,name=a", "http://b:1,name=b")
-			defer stop()
+			o, reg, _ := outliers(t, OutlierOptions{Consecutive: 1, Connects: 1, Trial: 8 * time.Second, MaxPenalty: 10 * time.Second}, "http://a:1,name=a", "http://b:1,name=b")
 			a := get(t, reg, "a")
 			rng := rand.New(rand.NewPCG(uint64(seed), 1))
 			type request struct {
@@ -455,8 +441,7 @@ func TestTheLastUsableWorkerStays(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o, reg, events, stop := outliers(t, OutlierOptions{}, tt.workers...)
-				defer stop()
+				o, reg, events := outliers(t, OutlierOptions{}, tt.workers...)
 				if tt.down != "" {
 					get(t, reg, tt.down).State.SetCondition(workers.Condition{Health: workers.Unhealthy})
 				}
@@ -479,8 +464,7 @@ func TestTheLastUsableWorkerStays(t *testing.T) {
 // TestSomeoneIsAlwaysLeft fails everything everywhere at once.
 func TestSomeoneIsAlwaysLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1", "http://b:1", "http://c:1", "http://d:1")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1", "http://b:1", "http://c:1", "http://d:1")
 		var wg sync.WaitGroup
 		for _, w := range reg.Snapshot().Workers {
 			for range 4 {
@@ -510,8 +494,7 @@ func TestSomeoneIsAlwaysLeft(t *testing.T) {
 // others had gone down meanwhile.
 func TestTrialFailsAsTheLastOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		a, b := get(t, reg, "a"), get(t, reg, "b")
 		report(t, o, a, ConnectError, ConnectError)
 		elapse(6 * time.Second)
@@ -525,8 +508,7 @@ func TestTrialFailsAsTheLastOne(t *testing.T) {
 
 func TestForgetsWorkersThatLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		report(t, o, get(t, reg, "a"), Success)
 		report(t, o, get(t, reg, "b"), Success)
 		if _, err := reg.Apply("flag", specs(t, "http://b:1,name=b")); err != nil {

@@ -20,10 +20,10 @@ type group struct {
 	next   int
 }
 
-func newGroup(t *testing.T, specs ...string) (g *group, stop func()) {
+func newGroup(t *testing.T, specs ...string) *group {
 	t.Helper()
-	o, reg, ev, stop := outliers(t, OutlierOptions{}, specs...)
-	return &group{t: t, o: o, events: ev, list: reg.Snapshot().Workers}, stop
+	o, reg, events := outliers(t, OutlierOptions{}, specs...)
+	return &group{t: t, o: o, events: events, list: reg.Snapshot().Workers}
 }
 
 // send sends one request to the next worker that takes it; ends says how it ends there.
@@ -67,8 +67,7 @@ func TestAllFailAlike(t *testing.T) {
 							for _, s := range four {
 								specs = append(specs, s+",role="+role)
 							}
-							g, stop := newGroup(t, specs...)
-							defer stop()
+							g := newGroup(t, specs...)
 							rng := rand.New(rand.NewPCG(1, 2))
 							for i := range 400 {
 								// Before the first failures nothing is known of the peers.
@@ -105,8 +104,7 @@ func TestOneFailsAmongPeers(t *testing.T) {
 					if all {
 						specs = append(append([]string{}, four...), others...)
 					}
-					g, stop := newGroup(t, specs...)
-					defer stop()
+					g := newGroup(t, specs...)
 					for range busy {
 						g.send(func(*workers.Worker) Outcome { return Success })
 						elapse(10 * time.Millisecond)
@@ -152,8 +150,7 @@ func TestSomeFailAmongPeers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g, stop := newGroup(t, four...)
-				defer stop()
+				g := newGroup(t, four...)
 				rng := rand.New(rand.NewPCG(3, 4))
 				ejected := map[string]bool{}
 				for i := 0; len(ejected) < len(c.broken); i++ {
@@ -216,8 +213,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g, stop := newGroup(t, four...)
-				defer stop()
+				g := newGroup(t, four...)
 				counts := map[string]int{}
 				for i := 0; i < 4000 && len(g.ejected()) == 0; i++ {
 					g.send(func(w *workers.Worker) Outcome {
@@ -266,8 +262,7 @@ func TestRefusals(t *testing.T) {
 func TestFullOfLongAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		busy := true
-		o, reg, events, stop := outliers(t, OutlierOptions{Answering: func(w *workers.Worker) bool { return busy && w.Name == "a" }}, four...)
-		defer stop()
+		o, reg, events := outliers(t, OutlierOptions{Answering: func(w *workers.Worker) bool { return busy && w.Name == "a" }}, four...)
 		for range 2000 {
 			report(t, o, get(t, reg, "a"), Refused)
 			report(t, o, get(t, reg, "b"), Success)
@@ -288,8 +283,7 @@ func TestFullOfLongAnswers(t *testing.T) {
 // changes nothing of what the peers did in the present one.
 func TestExcuseLeavesTheWindowAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, four...)
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, four...)
 		old := report(t, o, get(t, reg, "a"), ServerError)
 		elapse(6 * time.Second)
 		for range 20 {
@@ -313,8 +307,7 @@ func TestExcuseLeavesTheWindowAlone(t *testing.T) {
 func TestTrialAmongFailures(t *testing.T) {
 	for _, fail := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			g, stop := newGroup(t, four...)
-			defer stop()
+			g := newGroup(t, four...)
 			a := g.list[0]
 			report(t, g.o, a, ServerError, ServerError, ServerError, ServerError, ServerError)
 			if len(g.ejected()) != 1 {
@@ -338,8 +331,7 @@ func TestTrialAmongFailures(t *testing.T) {
 // with its peers of now, and nothing is counted below zero.
 func TestPeersComeToBeKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
-		defer stop()
+		o, reg, _ := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		for _, models := range [][]string{nil, {"m"}, {"n", "m"}, {"m"}} {
 			for _, name := range []string{"a", "b"} {
 				if models != nil {

@@ -307,8 +307,13 @@ func FuzzService(f *testing.F) {
 		other.Name, other.AddressType = other.Name+"-", discoveryv1.AddressTypeIPv6
 		readAlike(t, &r, &svc, &part, &other)
 		got := r.readService(&svc, []*discoveryv1.EndpointSlice{small.(*discoveryv1.EndpointSlice)}, chosen{any: true})
-		if len(got.specs) == 0 && got.why == "" || len(got.specs) > 1 || len(got.specs) == 1 && got.specs[0].Process == "" {
-			t.Errorf("%+v", got)
+		if n := len(got.specs); n > 1 || n == 0 && got.why == "" {
+			t.Errorf("%d workers and no reason: %+v", n, got)
+		}
+		for _, s := range got.specs {
+			if s.Process == "" {
+				t.Errorf("no process: %+v", s)
+			}
 		}
 	})
 }

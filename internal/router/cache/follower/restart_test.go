@@ -289,11 +289,10 @@ func TestSavedIsOneMoment(t *testing.T) {
 	}
 }
 
-// TestSingleCopies: a worker of which it is stated that its stores are no copies has
-// none counted, also when that is stated while it is followed.
-func TestSingleCopies(t *testing.T) {
-	t.Parallel()
-	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
+// withCopies follows a worker up to the last batch after which copies of blocks are counted.
+func withCopies(t *testing.T) (o *outlet, l *life, batches int) {
+	t.Helper()
+	o = newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
 	g, n := newRig(t, o.block), 0
 	defer g.close()
 	for i, p := range o.payloads {
@@ -301,13 +300,21 @@ func TestSingleCopies(t *testing.T) {
 			n = i + 1
 		}
 	}
-	l := begin(t, "", o)
+	l = begin(t, "", o)
 	l.until(0)
 	o.publish(n)
 	l.until(n)
 	if s, _ := l.Index.RankStats(0); s.Copies == 0 {
 		t.Fatalf("no copies after %d batches", n)
 	}
+	return o, l, n
+}
+
+// TestSingleCopies: a worker of which it is stated that its stores are no copies has
+// none counted, also when that is stated while it is followed.
+func TestSingleCopies(t *testing.T) {
+	t.Parallel()
+	o, l, n := withCopies(t)
 	l.register(t, o.worker()+",kv_copies=single")
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -315,7 +322,8 @@ func TestSingleCopies(t *testing.T) {
 	for {
 		s, ok := l.Index.RankStats(0)
 		all := l.feeds.Status()
-		if ok && s.Copies == 0 && s.Blocks > 0 && len(all) == 1 && all[0].LastSeq == int64(n)-1 {
+		single := ok && s.Copies == 0 && s.Blocks > 0
+		if single && len(all) == 1 && all[0].LastSeq == int64(n)-1 {
 			return
 		}
 		select {
@@ -331,21 +339,10 @@ func TestSingleCopies(t *testing.T) {
 // one more, the removals of single copies were not published.
 func TestRoomOfAPool(t *testing.T) {
 	t.Parallel()
-	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
-	g, n := newRig(t, o.block), 0
-	defer g.close()
-	for i, p := range o.payloads {
-		if g.offer(i, p, kvstream.Apply); g.now(false).copies > 0 {
-			n = i + 1
-		}
-	}
-	l := begin(t, "", o)
-	l.until(0)
-	o.publish(n)
-	l.until(n)
+	o, l, n := withCopies(t)
 	s, _ := l.Index.RankStats(0)
-	if s.Copies == 0 || s.Blocks < 4 {
-		t.Fatalf("%d blocks and %d copies after %d batches", s.Blocks, s.Copies, n)
+	if s.Blocks < 4 {
+		t.Fatalf("%d blocks after %d batches", s.Blocks, n)
 	}
 	for _, tt := range []struct {
 		pool     int64

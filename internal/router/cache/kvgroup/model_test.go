@@ -245,8 +245,12 @@ func (m *model) judge(t *rapid.T, g *Groups, p []uint32) {
 	}
 	g.Drops = true
 	defer func() { g.Drops = false }()
-	if got := g.Usable(Prompt{Seq: seq, Tokens: len(p)}, known) * routerBlock; got > want || got > 0 && (got == want && len(m.groups) == 1 || !m.reusable(p, got)) {
+	got := g.Usable(Prompt{Seq: seq, Tokens: len(p)}, known) * routerBlock
+	if kept := got > 0 && got == want && len(m.groups) == 1; got > want || kept {
 		t.Fatalf("prompt of %d tokens, groups %+v: %d usable without the last block, the model says %d with it", len(p), m.groups, got, want)
+	}
+	if got > 0 && !m.reusable(p, got) {
+		t.Fatalf("prompt of %d tokens, groups %+v: %d usable, not by the model", len(p), m.groups, got)
 	}
 }
 

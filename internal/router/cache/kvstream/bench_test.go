@@ -22,11 +22,7 @@ func BenchmarkStream(b *testing.B) {
 		{"64 tokens in 4 parts, 32 blocks a batch", 64, 32},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			x := kvindex.New(kvindex.Options{})
-			defer x.Close()
-			if err := x.AddRank(0, "w/dp0"); err != nil {
-				b.Fatal(err)
-			}
+			x := newIndex(b, kvindex.Options{})
 			payloads, blocks := kvmodel.Traffic(bb.engineBlock, bb.chain, 6000)
 			bytes := 0
 			for _, p := range payloads {
@@ -77,11 +73,7 @@ func BenchmarkUsable(b *testing.B) {
 		{"mamba", kvevent.Mamba, 0},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			x := kvindex.New(kvindex.Options{})
-			defer x.Close()
-			if err := x.AddRank(0, "w/dp0"); err != nil {
-				b.Fatal(err)
-			}
+			x := newIndex(b, kvindex.Options{})
 			s := New(x, 0, 16)
 			full := kvmodel.Stored(0, names, toks[:blocks*16], 16)
 			full.Group, full.CacheKind = 0, kvevent.FullAttention
@@ -123,11 +115,7 @@ func BenchmarkTiers(b *testing.B) {
 	}
 	device.Events = append(device.Events, kvmodel.Stored(0, names, toks, 16))
 	gone.Events = append(gone.Events, tiered(kvevent.CPU, kvmodel.Removed(names...)))
-	x := kvindex.New(kvindex.Options{})
-	defer x.Close()
-	if err := x.AddRank(0, "w/dp0"); err != nil {
-		b.Fatal(err)
-	}
+	x := newIndex(b, kvindex.Options{})
 	s := New(x, 0, 16)
 	seq := uint64(0)
 	offer := func(payload []byte) {

@@ -17,11 +17,7 @@ func FuzzStream(f *testing.F) {
 		f.Add(uint64(i), p, uint64(i)+1, e.Log[0])
 	}
 	f.Add(uint64(0), []byte("\x93"), uint64(1<<63), []byte{})
-	x := kvindex.New(kvindex.Options{MaxBlocks: 1 << 16})
-	f.Cleanup(func() { _ = x.Close() })
-	if err := x.AddRank(0, "w/dp0"); err != nil {
-		f.Fatal(err)
-	}
+	x := newIndex(f, kvindex.Options{MaxBlocks: 1 << 16})
 	f.Fuzz(func(t *testing.T, seq1 uint64, p1 []byte, seq2 uint64, p2 []byte) {
 		s := New(x, 0, kvmodel.Block)
 		x.ClearRank(0)

@@ -112,11 +112,7 @@ func FuzzGroups(f *testing.F) {
 	f.Add([]byte{0, 130, 0, 0, 4, 0, 0x70, 4, 1, 0x70, 4, 0, 0x74, 7, 1, 0x35})
 	f.Add([]byte{0, 0, 3, 1, 4, 0, 0x70, 4, 1, 0x70, 1, 1, 3})
 	f.Add([]byte("0100711$00")) // the first full group stores a child of a block from before
-	x := kvindex.New(kvindex.Options{MaxBlocks: 1 << 12})
-	f.Cleanup(func() { _ = x.Close() })
-	if err := x.AddRank(0, "w/dp0"); err != nil {
-		f.Fatal(err)
-	}
+	x := newIndex(f, kvindex.Options{MaxBlocks: 1 << 12})
 	prompt := kvmodel.Tokens(0, groupsPrompt*kvmodel.Block+1)
 	locals := blockhash.Locals(nil, prompt, kvmodel.Block, blockhash.Key{})
 	asked := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(prompt)}

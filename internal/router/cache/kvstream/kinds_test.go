@@ -149,11 +149,7 @@ func FuzzKinds(f *testing.F) {
 		f.Add([]byte{4, k, 1, 16, 4, k + 1, 2, 16, 1, 0, 1, 0, 4, k, 1, 1, 1, 0, 0, 1}, false)
 		f.Add([]byte{4, 0, 0, 16, 4, k, 3, 2, 0, 0, 3, 0, 4, 0, 0, 16, 4, k, 255, 0, 1, 0, 0, 1}, true)
 	}
-	x := kvindex.New(kvindex.Options{MaxBlocks: 1 << 12})
-	f.Cleanup(func() { _ = x.Close() })
-	if err := x.AddRank(0, "w/dp0"); err != nil {
-		f.Fatal(err)
-	}
+	x := newIndex(f, kvindex.Options{MaxBlocks: 1 << 12})
 	f.Fuzz(func(t *testing.T, program []byte, double bool) {
 		size := kvmodel.Block
 		if double {

@@ -9,7 +9,19 @@ import (
 	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
 	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 )
+
+// newIndex has one rank, and is closed when the test ends.
+func newIndex(t testing.TB, o kvindex.Options) *kvindex.Index {
+	t.Helper()
+	x := kvindex.New(o)
+	t.Cleanup(func() { _ = x.Close() })
+	if err := x.AddRank(0, "w/dp0"); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
 
 // deliver offers batch seq of e to s the way a feed does, with a replay socket
 // that still has the batches from window on (window beyond the log: none).

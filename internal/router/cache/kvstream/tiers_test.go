@@ -205,11 +205,7 @@ func FuzzTiers(f *testing.F) {
 	f.Add([]byte{0, 0xf0, 5, 0x30, 1, 0x73, 5, 0x31, 2, 0x10})
 	f.Add([]byte{4, 0x21, 8, 0x33, 0, 0x20, 1, 0x51, 12, 0x70, 13, 0x11})
 	f.Add([]byte{16, 0x20, 16, 0x23, 0, 0x30, 6, 0x20, 1, 0x30, 2, 0})
-	x := kvindex.New(kvindex.Options{MaxBlocks: 1 << 12})
-	f.Cleanup(func() { _ = x.Close() })
-	if err := x.AddRank(0, "w/dp0"); err != nil {
-		f.Fatal(err)
-	}
+	x := newIndex(f, kvindex.Options{MaxBlocks: 1 << 12})
 	p, locals := asked(16)
 	f.Fuzz(func(t *testing.T, program []byte) {
 		x.ClearRank(0)
@@ -345,8 +341,11 @@ func tiersAsVLLM(t *testing.T, every uint64) {
 					}
 				}
 			}
-			if err := sc.Err(); err != nil || asked < 100 || warm < 10 || mixed < 1 || every > 0 && restarts < 10 {
-				t.Errorf("%d requests, %d of them in the host's memory, %d on both, %d restarts, %v", asked, warm, mixed, restarts, err)
+			if err := sc.Err(); err != nil || every > 0 && restarts < 10 {
+				t.Errorf("%d restarts, %v", restarts, err)
+			}
+			if asked < 100 || warm < 10 || mixed < 1 {
+				t.Errorf("%d requests, %d of them in the host's memory, %d on both", asked, warm, mixed)
 			}
 		})
 	}

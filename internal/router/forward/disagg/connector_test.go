@@ -76,6 +76,16 @@ func spliced(t testing.TB, kind api.Kind, body string, edits []api.Edit) string 
 	return string(api.Splice(nil, &v, edits))
 }
 
+// decodeBody is a client's body as a transfer sends it to the decode engine.
+func decodeBody(t testing.TB, tr *Transfer, kind api.Kind, body string) string {
+	t.Helper()
+	edits, err := tr.DecodeEdits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spliced(t, kind, body, edits)
+}
+
 func sameJSON(t testing.TB, want, got string) {
 	t.Helper()
 	var w, g any
@@ -166,14 +176,10 @@ func TestA2DecodeBody(t *testing.T) {
 	if err := tr.CheckPrefill([]byte(captured)); err != nil {
 		t.Fatal(err)
 	}
-	edits, err := tr.DecodeEdits()
-	if err != nil {
-		t.Fatal(err)
-	}
 	body := `{ "prompt":[1, 2] ,"stream" :true,"big":1e400, "unknown":{"b":1,"a":2}}`
 	params := captured[strings.Index(captured, `{"do_remote`) : len(captured)-1]
 	want := strings.TrimSuffix(body, "}") + `,"kv_transfer_params":` + params + "}"
-	if got := spliced(t, api.Completion, body, edits); got != want {
+	if got := decodeBody(t, tr, api.Completion, body); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	want2 := Checked{PromptTokens: 200, CachedTokens: 0, EngineID: "23e3e443-45fd-4472-b476-5bf4cd33f119", RequestID: "cmpl-810f561d65b277a9-0-bb15515f", Host: "127.0.0.1", Port: 18200, Blocks: 7, Groups: 1}
@@ -288,11 +294,7 @@ func TestSGLang(t *testing.T) {
 	if got := spliced(t, api.Chat, body, tr.PrefillEdits()); got != common+"}" {
 		t.Errorf("prefill %s", got)
 	}
-	edits, err := tr.DecodeEdits()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := spliced(t, api.Chat, body, edits); got != common+`,"disagg_prefill_dp_rank":3}` {
+	if got := decodeBody(t, tr, api.Chat, body); got != common+`,"disagg_prefill_dp_rank":3}` {
 		t.Errorf("decode %s", got)
 	}
 	if err := tr.CheckPrefill([]byte(`{"error":{"message":"x"}}`)); !errors.Is(err, ErrPrefillFailed) {
@@ -346,11 +348,7 @@ func TestSGLangReadsTheBodies(t *testing.T) {
 			d.Prefill.Worker = worker("prefill-0", workers.Prefill, workers.ConnectorSGLang, 4)
 			d.Prefill.Worker.Bootstrap, d.Prefill.Rank = address, d.Prefill.Worker.Ranks[3]
 			tr := begin(t, workers.ConnectorSGLang, Options{}, d)
-			edits, err := tr.DecodeEdits()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, body := range []string{spliced(t, c.kind, c.body, tr.PrefillEdits()), spliced(t, c.kind, c.body, edits)} {
+			for _, body := range []string{spliced(t, c.kind, c.body, tr.PrefillEdits()), decodeBody(t, tr, c.kind, c.body)} {
 				sent = append(sent, body)
 				fmt.Fprintf(&in, "[%q,%s]\n", c.model, body)
 			}

@@ -26,16 +26,12 @@ func TestMulti(t *testing.T) {
 	if f := tr.Facts(); f.EngineID != "23e3e443-45fd-4472-b476-5bf4cd33f119" || f.Blocks != 7 || f.PromptTokens != 200 {
 		t.Errorf("facts %+v", f)
 	}
-	edits, err := tr.DecodeEdits()
-	if err != nil {
-		t.Fatal(err)
-	}
 	sameJSON(t, `{"prompt":"a","max_tokens":8,"kv_transfer_params":{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[700, 699, 698, 697, 696, 695, 694]],
 "remote_engine_id": "23e3e443-45fd-4472-b476-5bf4cd33f119", "remote_request_id": "cmpl-810f561d65b277a9-0-bb15515f",
 "remote_host": "127.0.0.1", "remote_port": 18200, "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": 200,
 "remote_blocks_expiry_time": null, "transfer_mode": "pull", "remote_prefill_cached_tokens": 0,
 "remote_prefiller":{"kv_request_id":"810f561d65b277a9-0000000000000007","remote_host":"127.0.0.1","remote_port":5710}}}`,
-		spliced(t, api.Completion, pushBody, edits))
+		decodeBody(t, tr, api.Completion, pushBody))
 }
 
 // TestMultiRefuses: what either connector refuses feeds no decode leg, nor does an
@@ -74,10 +70,6 @@ func FuzzCheckMulti(f *testing.F) {
 		if tr.CheckPrefill(body) != nil {
 			return
 		}
-		edits, err := tr.DecodeEdits()
-		if err != nil {
-			t.Fatal(err)
-		}
 		var got struct {
 			Params struct {
 				EngineID string `json:"remote_engine_id"`
@@ -87,7 +79,7 @@ func FuzzCheckMulti(f *testing.F) {
 				} `json:"remote_prefiller"`
 			} `json:"kv_transfer_params"`
 		}
-		if err := json.Unmarshal([]byte(spliced(t, api.Completion, pushBody, edits)), &got); err != nil {
+		if err := json.Unmarshal([]byte(decodeBody(t, tr, api.Completion, pushBody)), &got); err != nil {
 			t.Fatal(err)
 		}
 		if p := got.Params; p.EngineID == "" || p.Tier.Port != p2pPort || p.Tier.Host != "127.0.0.1" {

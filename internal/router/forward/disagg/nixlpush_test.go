@@ -59,11 +59,7 @@ func TestNIXLPush(t *testing.T) {
 	if err := first.CheckPrefill([]byte(pushed)); err != nil {
 		t.Fatal(err)
 	}
-	edits, err := first.DecodeEdits()
-	if err != nil {
-		t.Fatal(err)
-	}
-	sameJSON(t, registered("7"), spliced(t, api.Completion, pushBody, edits))
+	sameJSON(t, registered("7"), decodeBody(t, first, api.Completion, pushBody))
 	first.DecodeFailed()
 	if d.Prefill.Rank.PushAddress() == nil {
 		t.Error("a failed decode leg that got what the prefill had answered says nothing of the address")
@@ -73,7 +69,7 @@ func TestNIXLPush(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	edits, err = second.DecodeEdits()
+	edits, err := second.DecodeEdits()
 	if second.Mode() != Concurrent || err != nil {
 		t.Fatalf("the second transfer is %s: %v", second.Mode(), err)
 	}
@@ -160,10 +156,6 @@ func FuzzCheckPush(f *testing.F) {
 		if tr.CheckPrefill(body) != nil {
 			return
 		}
-		edits, err := tr.DecodeEdits()
-		if err != nil {
-			t.Fatal(err)
-		}
 		var got struct {
 			Params struct {
 				EngineID string `json:"remote_engine_id"`
@@ -173,11 +165,15 @@ func FuzzCheckPush(f *testing.F) {
 				TP       int    `json:"tp_size"`
 			} `json:"kv_transfer_params"`
 		}
-		if err := json.Unmarshal([]byte(spliced(t, api.Completion, pushBody, edits)), &got); err != nil {
+		if err := json.Unmarshal([]byte(decodeBody(t, tr, api.Completion, pushBody)), &got); err != nil {
 			t.Fatal(err)
 		}
-		if p := got.Params; p.EngineID == "" || p.Host == "" || p.Port == 0 || p.TP == 0 || p.Request != tr.RequestID() {
+		p := got.Params
+		if p.EngineID == "" || p.Host == "" || p.Port == 0 || p.TP == 0 {
 			t.Errorf("a decode engine would exit: %+v", p)
+		}
+		if p.Request != tr.RequestID() {
+			t.Errorf("of request %q, want %q", p.Request, tr.RequestID())
 		}
 	})
 }

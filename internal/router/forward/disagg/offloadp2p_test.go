@@ -37,12 +37,8 @@ func TestOffloadP2P(t *testing.T) {
 	if err := tr.CheckPrefill([]byte(offloaded)); err != nil {
 		t.Fatal(err)
 	}
-	edits, err := tr.DecodeEdits()
-	if err != nil {
-		t.Fatal(err)
-	}
 	sameJSON(t, `{"prompt":"a","max_tokens":8,"kv_transfer_params":{"remote_prefiller":{"kv_request_id":"810f561d65b277a9-0000000000000007","remote_host":"127.0.0.1","remote_port":5710}}}`,
-		spliced(t, api.Completion, pushBody, edits))
+		decodeBody(t, tr, api.Completion, pushBody))
 	if _, err := tr.DecodeEdits(); !errors.Is(err, ErrUsed) {
 		t.Errorf("a second time: %v", err)
 	}

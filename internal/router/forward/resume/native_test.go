@@ -60,6 +60,16 @@ func align(s *Stream) {
 	}
 }
 
+// breaks ends the first engine's part of a stream that another one may continue.
+func breaks(t *testing.T, s *Stream) {
+	t.Helper()
+	s.Broke()
+	align(s)
+	if _, why := s.Next(); why != "" {
+		t.Fatal(why)
+	}
+}
+
 // TestNative: wherever the stream of SGLang's /generate is cut, either all that the
 // client gets is what it gets from one engine, or the stream is refused for what the
 // client has of a character or of one event only; again at a second engine.
@@ -212,11 +222,7 @@ func TestNativeRefused(t *testing.T) {
 	if _, err := s.Pass([]byte(strings.Join(cumulative[:4], ""))); err != nil {
 		t.Fatal(err)
 	}
-	s.Broke()
-	align(s)
-	if _, why := s.Next(); why != "" {
-		t.Fatal(why)
-	}
+	breaks(t, s)
 	rest := nativeEngine(4, 1, "two", false)
 	if _, err := s.Pass([]byte(rest[0] + rest[1])); !errors.Is(err, ErrUnclear) || s.Refused() != NoIDs {
 		t.Errorf("%v, %q", err, s.Refused())
@@ -257,8 +263,8 @@ func TestNativeStops(t *testing.T) {
 			continue
 		}
 		_, err := s.Pass([]byte(strings.Join(nativeEngine(seam, 1, "two", true)[:6], "")))
-		if c.joins && err != nil || !c.joins && (!errors.Is(err, ErrUnclear) || s.Refused() != Stops) {
-			t.Errorf("%s: %v, %q", name, err, s.Refused())
+		if unclear := errors.Is(err, ErrUnclear) && s.Refused() == Stops; (err == nil) != c.joins || unclear == c.joins {
+			t.Errorf("%s: %v, refused %q; joins: %v", name, err, s.Refused(), c.joins)
 		}
 	}
 	// The engine's own end there is the stream's.
@@ -269,11 +275,7 @@ func TestNativeStops(t *testing.T) {
 	if _, err := s.Pass([]byte(strings.Join(whole[:seam], ""))); err != nil {
 		t.Fatal(err)
 	}
-	s.Broke()
-	align(s)
-	if _, why := s.Next(); why != "" {
-		t.Fatal(why)
-	}
+	breaks(t, s)
 	end := nativeEngine(seam, 1, "two", true)[2]
 	end = strings.Replace(end, `"finish_reason":null`, `"finish_reason":{"type":"stop","matched":"x"}`, 1)
 	if out, err := s.Pass([]byte(end)); err != nil || !s.Ended() || len(out) == 0 {
@@ -375,11 +377,7 @@ func TestNativeWithoutID(t *testing.T) {
 	if _, err := s.Pass([]byte(strings.Join(first, ""))); err != nil {
 		t.Fatal(err)
 	}
-	s.Broke()
-	align(s)
-	if _, why := s.Next(); why != "" {
-		t.Fatal(why)
-	}
+	breaks(t, s)
 	out, err := s.Pass([]byte(nativeEngine(4, 1, "two", true)[0]))
 	data, is := bytes.CutPrefix(bytes.TrimSpace(out), []byte("data: "))
 	if err != nil || !is || !json.Valid(data) || !bytes.Contains(data, []byte(`"id":"two"`)) {

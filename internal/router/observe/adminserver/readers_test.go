@@ -15,6 +15,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/replay"
+	"github.com/dynctl/dynctl/internal/rig/loopbacktest"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
@@ -28,19 +29,9 @@ const recorded = "vllm-0.32.0-1p1d-evictions.jsonl.zst"
 func TestReaders(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	rig, err := loopback.Start(ctx, loopback.Options{Fleet: "1a:profile=instant", Configure: func(c *settings.Config) {
+	rig := loopbacktest.Start(t, loopback.Options{Fleet: "1a:profile=instant", Configure: func(c *settings.Config) {
 		c.AdminHosts = []string{"router.test"}
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := rig.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
 	if err := rig.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -213,8 +204,10 @@ func documentedRequests(t *testing.T, readers map[string]http.Handler) {
 				}
 				if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Header().Get("Content-Type") != "application/json" {
 					t.Errorf("%s: %s %s: %d %s, no JSON (%v)", reader, method, path, w.Code, w.Body, err)
-				} else if good := w.Code == http.StatusOK; good != (v.Error == nil) || !good && (v.Error.Message == "" || v.Error.Code == "") || method == http.MethodPut && w.Code != http.StatusNotFound {
+				} else if good := w.Code == http.StatusOK; good != (v.Error == nil) || method == http.MethodPut && w.Code != http.StatusNotFound {
 					t.Errorf("%s: %s %s: %d %s", reader, method, path, w.Code, w.Body)
+				} else if !good && (v.Error.Message == "" || v.Error.Code == "") {
+					t.Errorf("%s: %s %s: %d, an error without a code or a message: %s", reader, method, path, w.Code, w.Body)
 				}
 				if reader == "recording" && w.Code == http.StatusOK && method != http.MethodGet {
 					t.Errorf("a recording takes %s %s", method, path)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -72,8 +73,8 @@ func TestTokenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		token, err := ReadToken(file)
-		if want == "" && (err != nil || string(token) != strings.TrimSpace(text)) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%q is %q, %v", text, token, err)
+		if (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) || err == nil && string(token) != strings.TrimSpace(text) {
+			t.Errorf("%q is %q, %v, want the error %q", text, token, err, want)
 		}
 	}
 }

@@ -213,8 +213,9 @@ func TestSmallCache(t *testing.T) {
 			b.fleet[i].Capacity = n
 		}
 		got := b.within(5, nil)
-		if c.named < 0 && got != nil || c.named >= 0 && (len(got) == 0 || got[0].Kind != cause.SmallCache || got[0].Worker != fmt.Sprint("w", c.named)) {
-			t.Errorf("%s: %+v", name, got)
+		small := len(got) > 0 && got[0].Kind == cause.SmallCache && got[0].Worker == fmt.Sprint("w", c.named)
+		if small != (c.named >= 0) || !small && got != nil {
+			t.Errorf("%s: %+v, want w%d", name, got, c.named)
 		}
 	}
 	b := newBench(4)

@@ -185,8 +185,11 @@ func TestFinish(t *testing.T) {
 		if o.SilentRecompute != c.silent || s.traffic.Recomputes.Load() != map[bool]uint64{true: 1}[c.silent] || s.traffic.Prompt.Load() != c.prompt {
 			t.Errorf("%s: %+v, %d recomputed, %d prompt tokens", c.name, o, s.traffic.Recomputes.Load(), s.traffic.Prompt.Load())
 		}
-		if o.Status != c.end.Status || o.TTFTMS < 0 || o.ITL.Count != 1 || o.Finish != "stop" || (o.ErrorCode != "") != (c.end.Err != nil) {
-			t.Errorf("%s: %+v", c.name, o)
+		if o.Status != c.end.Status || (o.ErrorCode != "") != (c.end.Err != nil) {
+			t.Errorf("%s: %d %s, want %d %v", c.name, o.Status, o.ErrorCode, c.end.Status, c.end.Err)
+		}
+		if o.TTFTMS < 0 || o.ITL.Count != 1 || o.Finish != "stop" {
+			t.Errorf("%s: TTFT %v ms, ITL %+v, finish %q", c.name, o.TTFTMS, o.ITL, o.Finish)
 		}
 		if final == nil || final.Outcome.Status != c.end.Status {
 			t.Errorf("%s: the recording got %+v", c.name, final)

@@ -178,8 +178,11 @@ func TestModelsThatLeft(t *testing.T) {
 			asked("a0") // its last requests
 			<-time.After(fullEvery / 3)
 		}
-		if len(events) != int(forgotten/fullEvery) || events[0].Kind != "costs_full" || events[0].Severity != eventlog.Warn || !strings.HasPrefix(events[0].Text, "model new: costs are learned of 64 models") || c.Refused() != 6 {
-			t.Errorf("%d refused, and the events are %+v", c.Refused(), events)
+		if n := int(forgotten / fullEvery); len(events) != n || c.Refused() != 6 {
+			t.Fatalf("%d refused, want 6; %d events, want %d", c.Refused(), len(events), n)
+		}
+		if e := events[0]; e.Kind != "costs_full" || e.Severity != eventlog.Warn || !strings.HasPrefix(e.Text, "model new: costs are learned of 64 models") {
+			t.Errorf("%+v", e)
 		}
 		<-time.After(3 * renewed) // what happens at one moment has no order
 		asked("new")

@@ -142,13 +142,17 @@ func play(t *testing.T, f fleet) (calls []call, victim int) {
 	return calls, victim
 }
 
+// seeds is how many random fleets of each kind are played.
+func seeds() uint64 {
+	if testing.Short() {
+		return 4
+	}
+	return 20
+}
+
 // TestSlowRanks: one rank of eight that becomes slower is named within ten
 // seconds, and no other one is.
 func TestSlowRanks(t *testing.T) {
-	seeds := uint64(20)
-	if testing.Short() {
-		seeds = 4
-	}
 	for _, f := range []fleet{{rate: 12}, {rate: 12, mixed: true}, {rate: 60, prefill: true}, {rate: 40, prefill: true, mixed: true}} {
 		for _, f.slow = range []float64{3, 10, 20} {
 			if f.mixed && f.slow < 10 {
@@ -156,7 +160,7 @@ func TestSlowRanks(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("prefill=%t,mixed=%t,slow=%g", f.prefill, f.mixed, f.slow), func(t *testing.T) {
 				slowest := time.Duration(0)
-				for f.seed = 1; f.seed <= seeds; f.seed++ {
+				for f.seed = 1; f.seed <= seeds(); f.seed++ {
 					calls, victim := play(t, f)
 					first := time.Duration(0)
 					for _, c := range calls {
@@ -171,7 +175,7 @@ func TestSlowRanks(t *testing.T) {
 						t.Errorf("seed %d: named after %s", f.seed, first)
 					}
 				}
-				t.Logf("named within %s, %d seeds", slowest, seeds)
+				t.Logf("named within %s, %d seeds", slowest, seeds())
 			})
 		}
 	}
@@ -182,10 +186,6 @@ func TestSlowRanks(t *testing.T) {
 // it takes the samples of the slower kind, too. Two of them may be hardware of their own,
 // and are named where that is ruled out.
 func TestSlowFromTheStart(t *testing.T) {
-	seeds := uint64(20)
-	if testing.Short() {
-		seeds = 4
-	}
 	for _, f := range []fleet{
 		{rate: 16}, {rate: 60, prefill: true}, {rate: 16, mixed: true}, {rate: 60, prefill: true, mixed: true},
 		{rate: 16, two: true}, {rate: 60, prefill: true, two: true}, {rate: 16, two: true, alike: true}, {rate: 60, prefill: true, two: true, alike: true},
@@ -205,7 +205,7 @@ func TestSlowFromTheStart(t *testing.T) {
 				case f.mixed:
 					by = 30 * time.Second
 				}
-				for f.seed = 1; f.seed <= seeds; f.seed++ {
+				for f.seed = 1; f.seed <= seeds(); f.seed++ {
 					calls, victim := play(t, f)
 					first := map[int]time.Duration{}
 					for _, c := range calls {
@@ -227,7 +227,7 @@ func TestSlowFromTheStart(t *testing.T) {
 						}
 					}
 				}
-				t.Logf("named within %s, %d seeds", slowest, seeds)
+				t.Logf("named within %s, %d seeds", slowest, seeds())
 			})
 		}
 	}
@@ -236,15 +236,11 @@ func TestSlowFromTheStart(t *testing.T) {
 // TestHealthyFleets: nobody is named where nobody has become slower, on one kind of
 // hardware or on two.
 func TestHealthyFleets(t *testing.T) {
-	seeds := uint64(20)
-	if testing.Short() {
-		seeds = 4
-	}
 	for _, f := range []fleet{
 		{rate: 12}, {rate: 2}, {rate: 30}, {rate: 12, mixed: true}, {rate: 60, prefill: true}, {rate: 5, prefill: true}, {rate: 100, prefill: true}, {rate: 40, prefill: true, mixed: true},
 		{rate: 12, alike: true}, {rate: 30, alike: true}, {rate: 60, prefill: true, alike: true}, {rate: 5, prefill: true, alike: true}, {rate: 100, prefill: true, alike: true},
 	} {
-		for f.seed = 1; f.seed <= seeds; f.seed++ {
+		for f.seed = 1; f.seed <= seeds(); f.seed++ {
 			if calls, _ := play(t, f); len(calls) > 0 {
 				t.Errorf("%+v: %+v", f, calls)
 			}

@@ -221,7 +221,8 @@ func (s *stage) send(prompt []uint32, but int) {
 	}
 	s.sent[at]++
 	now := s.world.Now()
-	if at == s.victim && now >= beginsAt && s.rng.Float64() < s.scene.errors || s.scene.rare > 0 && s.rng.Float64() < s.scene.rare {
+	fails := at == s.victim && now >= beginsAt && s.rng.Float64() < s.scene.errors
+	if fails || s.scene.rare > 0 && s.rng.Float64() < s.scene.rare {
 		w := s.fleet.Workers[at]
 		if e, ok := s.failures.Failed(w, "decode", "status_5xx", fmt.Errorf("answered 500"), s.base.Add(now)); ok {
 			e.At = s.base.Add(now)

@@ -83,8 +83,11 @@ func TestAuto(t *testing.T) {
 		var p Plan
 		MakePlan(c.in, &p)
 		near := func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
-		if p.Path != c.path || p.Reason != c.reason || !near(p.Costs.Local, c.local) || !near(p.Costs.Remote, c.remote) || (p.CostRevision == 7) != (c.local > 0) {
-			t.Errorf("%s: %s, %s, %+v by %d; want %s, %s, %v, %v", c.name, p.Path, p.Reason, p.Costs, p.CostRevision, c.path, c.reason, c.local, c.remote)
+		if p.Path != c.path || p.Reason != c.reason {
+			t.Errorf("%s: %s because %s, want %s because %s", c.name, p.Path, p.Reason, c.path, c.reason)
+		}
+		if !near(p.Costs.Local, c.local) || !near(p.Costs.Remote, c.remote) || (p.CostRevision == 7) != (c.local > 0) {
+			t.Errorf("%s: costs %+v by revision %d, want %v and %v", c.name, p.Costs, p.CostRevision, c.local, c.remote)
 		}
 		var d decision.Decision
 		p.Fill(&d, c.in, 1)

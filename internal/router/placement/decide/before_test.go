@@ -54,9 +54,10 @@ func before(in *Input) (path route.Path, reason route.Reason, decode, prefill in
 		phase.Veto = make([]string, len(in.PrefillPeers))
 		for i, k := range in.PrefillPeers {
 			from := k.Worker
-			if from == to || from.WireEngine() != to.WireEngine() || c.Connector == workers.ConnectorNone && from.Connector != to.Connector ||
-				from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize ||
-				!carries(connector, f.Kind, from) || f.Kind.IsChat() && from.ChatDiffers(to) {
+			alike := from.WireEngine() == to.WireEngine() && (c.Connector != workers.ConnectorNone || from.Connector == to.Connector)
+			blocks := from.BlockSize == 0 || to.BlockSize == 0 || from.BlockSize == to.BlockSize
+			reads := carries(connector, f.Kind, from) && !(f.Kind.IsChat() && from.ChatDiffers(to))
+			if from == to || !alike || !blocks || !reads {
 				phase.Veto[i] = "does not fit"
 			}
 		}
@@ -96,8 +97,7 @@ func before(in *Input) (path route.Path, reason route.Reason, decode, prefill in
 		path, reason = route.Local, route.ReasonForcedLocal
 	case intact != "":
 		path, reason = route.Local, intact
-	}
-	if path == route.Local && !alone && intact == "" && in.Force != route.ForceLocal && remote {
+	case path == route.Local && !alone && remote:
 		path, reason = route.Remote, route.ReasonDecodeOnly
 	}
 	return path, reason, d, p, path == route.Remote && remote || path == route.Local && alone

@@ -204,8 +204,11 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 			}
 			var p Plan
 			MakePlan(in, &p)
-			if !errors.Is(p.Err, tt.err) || p.Path != tt.path || tt.err == nil && p.Reason != tt.reason || tt.err == nil && p.DecodeIndex != tt.decode {
-				t.Fatalf("%q because %s on %d, error %v; want %q because %s on %d", p.Path, p.Reason, p.DecodeIndex, p.Err, tt.path, tt.reason, tt.decode)
+			if !errors.Is(p.Err, tt.err) || p.Path != tt.path {
+				t.Fatalf("%q, error %v; want %q, %v", p.Path, p.Err, tt.path, tt.err)
+			}
+			if tt.err == nil && (p.Reason != tt.reason || p.DecodeIndex != tt.decode) {
+				t.Fatalf("because %s on %d, want because %s on %d", p.Reason, p.DecodeIndex, tt.reason, tt.decode)
 			}
 		})
 	}
@@ -404,7 +407,8 @@ func TestPlanProperties(t *testing.T) {
 		if p.EffISL < 0 || p.EffISL > in.Facts.ISL || in.Facts.ISL > 0 && p.EffISL == 0 {
 			t.Fatalf("eff_isl %d of %d", p.EffISL, in.Facts.ISL)
 		}
-		if p.Path == route.Remote && (p.PrefillIndex < 0 || in.Facts.N > 1 || in.Force == route.ForceLocal || in.Facts.Kind == api.Responses) {
+		whole := in.Facts.N > 1 || in.Facts.Kind == api.Responses
+		if p.Path == route.Remote && (p.PrefillIndex < 0 || whole || in.Force == route.ForceLocal) {
 			t.Fatalf("remote because %s", p.Reason)
 		}
 	})

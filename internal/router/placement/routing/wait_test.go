@@ -45,8 +45,11 @@ func TestWait(t *testing.T) {
 			return q, place, waited, why, err
 		}
 		q, first, waited, why, err := ask(admission.Claim{})
-		if err != nil || first == nil || waited.For != 0 || why != "" || q.Settings != s {
-			t.Fatalf("%v, waited %+v for %q, plan %v", err, waited, why, q.Run.Plan.Err)
+		if err != nil || first == nil || q.Settings != s {
+			t.Fatalf("%v, plan %v; the first settings: %v", err, q.Run.Plan.Err, q.Settings == s)
+		}
+		if waited.For != 0 || why != "" {
+			t.Errorf("waited %+v for %q with room", waited, why)
 		}
 		q.Release()
 		q, place, waited, why, err := ask(admission.Claim{Patience: 15 * time.Second})
@@ -56,8 +59,14 @@ func TestWait(t *testing.T) {
 		q.Release()
 		time.AfterFunc(3*time.Second, func() { first.Release() })
 		q, place, waited, why, err = ask(admission.Claim{})
-		if err != nil || place == nil || waited.For != 3*time.Second || why == "" || q.Settings != later || q.Run.Attempt != 1 || !q.Run.Criteria.Waited {
-			t.Errorf("%v, waited %+v for %q, attempt %d", err, waited, why, q.Run.Attempt)
+		if err != nil || place == nil {
+			t.Fatalf("%v, plan %v", err, q.Run.Plan.Err)
+		}
+		if waited.For != 3*time.Second || why == "" || !q.Run.Criteria.Waited {
+			t.Errorf("waited %+v for %q; the decision knows: %v", waited, why, q.Run.Criteria.Waited)
+		}
+		if q.Settings != later || q.Run.Attempt != 1 {
+			t.Errorf("attempt %d, want 1; the later settings: %v", q.Run.Attempt, q.Settings == later)
 		}
 		q.Release()
 		place.Release()

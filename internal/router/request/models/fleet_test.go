@@ -3,6 +3,7 @@ package models
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -54,8 +55,8 @@ func TestAsk(t *testing.T) {
 		}
 		return fmt.Appendf(nil, `{"data":[{"id":%q}]}`, w.Models[0])
 	})
-	if err != nil || len(asked) != 3 || !asked["w0"] || !asked["w2"] || !asked["w3"] {
-		t.Errorf("asked %v: %v", asked, err)
+	if want := map[string]bool{"w0": true, "w2": true, "w3": true}; err != nil || !maps.Equal(asked, want) {
+		t.Errorf("asked %v, want %v: %v", asked, want, err)
 	}
 	if got, want := string(l.JSON()), `{"object":"list","data":[{"id":"a"},{"id":"b"},{"id":"alias","root":"b"}]}`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)

@@ -158,8 +158,13 @@ func TestEngineDiesAfterAnyToken(t *testing.T) {
 							t.Errorf("%+v\nwant %+v\n%v, legs %s, %q\n%s", s, want, got.Err, got.Legs(), got.Receipt.Notes, got.Body)
 						}
 						c := got.Receipt.Continued
-						if (n >= first && n <= last) != (len(c) == 1) || len(c) == 1 && (c[0].Reason != end.reason || c[0].From != got.Receipt.Legs[0].Worker && fleet == "2a" || c[0].Tokens > n) {
-							t.Errorf("%+v", c)
+						if (n >= first && n <= last) != (len(c) == 1) {
+							t.Errorf("continued %+v, want that from event %d to %d", c, first, last)
+						}
+						for _, m := range c {
+							if from := got.Receipt.Legs[0].Worker; m.Reason != end.reason || m.From != from && fleet == "2a" || m.Tokens > n {
+								t.Errorf("%+v, want because %q from %s after %d tokens at most", m, end.reason, from, n)
+							}
 						}
 						if o := r.Outcomes(); strings.Count(o, "error")+strings.Count(o, "timeout") != 1 || len(r.Events("worker_failing")) != 1 {
 							t.Errorf("outcomes %q", o)
@@ -218,8 +223,14 @@ func TestNotContinued(t *testing.T) {
 					}
 					return
 				}
-				if got.Err == nil || o.NotContinued == "" || !strings.Contains(got.Err.Message, "not continued elsewhere: "+o.NotContinued) || s.errors != 0 || len(got.Receipt.Continued) != 0 || len(r.Requests("")) != 1 || !strings.HasPrefix(r.Text, s.text) {
-					t.Errorf("%s %+v", got, o)
+				if got.Err == nil || o.NotContinued == "" || !strings.Contains(got.Err.Message, "not continued elsewhere: "+o.NotContinued) {
+					t.Fatalf("%s %+v", got, o)
+				}
+				if n := len(r.Requests("")); n != 1 || len(got.Receipt.Continued) != 0 {
+					t.Errorf("%d requests, want 1; continued %+v", n, got.Receipt.Continued)
+				}
+				if s.errors != 0 || !strings.HasPrefix(r.Text, s.text) {
+					t.Errorf("%d errors in the stream, and %q of %q", s.errors, s.text, r.Text)
 				}
 				if end.Text != "" && !strings.Contains(got.Err.Message, "the engine is dead") {
 					t.Errorf("%s", got.Err.Message)
@@ -422,11 +433,19 @@ func TestDrainedWorker(t *testing.T) {
 			got := r.Send(t.Context(), q)
 			<-other
 			s, list := read(got.Body), got.Receipt.Continued
-			if got.Err != nil || s.text != r.Text || s.ids != 1 || s.done != 1 || s.odd != "" {
-				t.Errorf("%s", got)
+			if got.Err != nil || s.text != r.Text {
+				t.Errorf("%s, want the text %q", got, r.Text)
 			}
-			if moved := len(list) == 1; moved != c.moved || moved && (list[0].Reason != "moved" || list[0].From != label || list[0].Dropped != 0 || list[0].Tokens < c.at) {
-				t.Errorf("%+v of %s", list, got.Legs())
+			if s.ids != 1 || s.done != 1 || s.odd != "" {
+				t.Errorf("the stream has %d ids, %d ends, odd %q", s.ids, s.done, s.odd)
+			}
+			if moved := len(list) == 1; moved != c.moved {
+				t.Errorf("moved: %v, want %v: %+v of %s", moved, c.moved, list, got.Legs())
+			}
+			for _, m := range list {
+				if m.Reason != "moved" || m.From != label || m.Dropped != 0 || m.Tokens < c.at {
+					t.Errorf("%+v of %s, want from %s after %d tokens or more", m, got.Legs(), label, c.at)
+				}
 			}
 			if c.freed > 0 && c.moved && (list[0].Tokens < 18 || list[0].Tokens > 28) {
 				t.Errorf("it went on elsewhere after %d tokens", list[0].Tokens)

@@ -14,10 +14,7 @@ import (
 // they are given.
 func TestRecordingAllocatesNothing(t *testing.T) {
 	tap := NewTap(trace.Header{})
-	sub, err := tap.Subscribe(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sub := listen(t, tap)
 	defer sub.Close()
 	list, r, now := fleet(16), finished(), time.Now()
 	d := made("a754fe24000000000588", list)

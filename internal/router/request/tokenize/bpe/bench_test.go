@@ -72,22 +72,27 @@ func (t *Tokenizer) reset() {
 	}
 }
 
+// cold tokenizes a text with empty caches each time, and returns the CPU time that this took.
+func cold(b *testing.B, t *Tokenizer, text []byte) (used time.Duration) {
+	b.ReportAllocs()
+	var ids []uint32
+	for b.Loop() {
+		b.StopTimer()
+		t.reset()
+		b.StartTimer()
+		start := cpu(b)
+		ids = t.Append(ids[:0], text)
+		used += cpu(b) - start
+	}
+	return used
+}
+
 // BenchmarkCold1MB is one thread over 1 MB with empty caches each time.
 func BenchmarkCold1MB(b *testing.B) {
 	text := mixedText(b, 1<<20, 1)
 	benchTokenizers(b, Options{}, func(b *testing.B, t *Tokenizer) {
 		b.SetBytes(int64(len(text)))
-		b.ReportAllocs()
-		var ids []uint32
-		var used time.Duration
-		for b.Loop() {
-			b.StopTimer()
-			t.reset()
-			b.StartTimer()
-			start := cpu(b)
-			ids = t.Append(ids[:0], text)
-			used += cpu(b) - start
-		}
+		used := cold(b, t, text)
 		b.ReportMetric(float64(len(text))*float64(b.N)/used.Seconds()/1e6, "MB/cpu-s")
 	})
 }
@@ -112,17 +117,7 @@ func BenchmarkPrompt220KB(b *testing.B) {
 	text := mixedText(b, n, 1)
 	benchTokenizers(b, Options{}, func(b *testing.B, t *Tokenizer) {
 		b.Run("cold", func(b *testing.B) {
-			b.ReportAllocs()
-			var ids []uint32
-			var used time.Duration
-			for b.Loop() {
-				b.StopTimer()
-				t.reset()
-				b.StartTimer()
-				start := cpu(b)
-				ids = t.Append(ids[:0], text)
-				used += cpu(b) - start
-			}
+			used := cold(b, t, text)
 			b.ReportMetric(float64(used.Microseconds())/float64(b.N)/1e3, "cpu-ms/op")
 		})
 		b.Run("share90", func(b *testing.B) {
