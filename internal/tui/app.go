@@ -174,8 +174,7 @@ func newApp(ctx context.Context, o Options) *app {
 
 // watch starts over with other routers.
 func (a *app) watch(clients []*admin.Client) {
-	ranks := &page.RankTable{}
-	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), page.NewRadix(), page.NewDecisions(), page.NewEvents()}
+	a.pages = page.All()
 	a.replicas, a.sel = nil, 0
 	for _, c := range clients {
 		b := feed.NewBuilder(c.URL())

@@ -131,7 +131,7 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 	case c.R.Link == feed.Live:
 		alert = "all well"
 	}
-	state := a.pages[a.tab].Order()
+	state := a.pages[a.tab].Order(c)
 	if a.w >= 100 {
 		state = "sort " + state
 	}

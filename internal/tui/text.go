@@ -129,11 +129,8 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 				}
 			}
 			printable.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(float64(x.Blocks)), widget.Whole(float64(x.Memberships)), widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(float64(x.UntrustedRank)))
-			table := page.RankTable{}
-			table.SetOrder("worst") // the ranks are in their order already
 			p := widget.NewPainter(th, width)
-			table.Plain()
-			table.Draw(r, p, len(r.Ranks)+1)
+			page.PlainRanks(r, p)
 			for _, l := range p.Lines() {
 				b.WriteString(stripStyles(l))
 				b.WriteByte('\n')

@@ -18,9 +18,9 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Decisions is the view of routing decisions: a live list, and the full
+// decisions is the view of routing decisions: a live list, and the full
 // explanation of the one under the cursor.
-type Decisions struct {
+type decisions struct {
 	cursor cursor
 	filter feed.Filter
 	follow bool
@@ -42,24 +42,21 @@ type Decisions struct {
 
 const maxReceipts = 64
 
-// NewDecisions is the view of decisions.
-func NewDecisions() *Decisions {
-	return &Decisions{follow: true, receipts: map[string]*receipt.Receipt{}}
+// newDecisions is the view of a router's decisions.
+func newDecisions(router int) *decisions {
+	return &decisions{follow: true, router: router, receipts: map[string]*receipt.Receipt{}}
 }
 
-// Name implements Page.
-func (d *Decisions) Name() string { return "Decisions" }
+func (d *decisions) Name() string { return "Decisions" }
 
-// Keys implements Page.
-func (d *Decisions) Keys() []string {
+func (d *decisions) Keys() []string {
 	if d.full {
 		return []string{"esc list", "j/k scroll", "h/l sideways", "n/N other decision", "y copy id", "? help", "q quit"}
 	}
 	return []string{"j/k move", "enter explain", "f follow", "/ filter", "y copy id", "p pause", "[ ] history", "? help", "q quit"}
 }
 
-// Act implements Page.
-func (d *Decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (d *decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	rows := d.Rows(c)
 	if d.full {
 		switch a {
@@ -112,12 +109,14 @@ func (d *Decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	return d.ask(c), true
 }
 
-func (d *Decisions) keyAt(i int) string { return d.rows[i].ID }
+func (d *decisions) keyAt(i int) string { return d.rows[i].ID }
 
 // Tick asks for the newest decisions.
-func (d *Decisions) Tick(c *Ctx) tea.Cmd {
+func (d *decisions) Tick(c *Ctx) tea.Cmd {
 	if d.router != c.Sel {
-		*d = Decisions{follow: true, filter: d.filter, router: c.Sel, receipts: map[string]*receipt.Receipt{}}
+		filter := d.filter
+		*d = *newDecisions(c.Sel)
+		d.filter = filter
 	}
 	if c.Frozen || c.Load.Decisions == nil {
 		return nil
@@ -126,7 +125,7 @@ func (d *Decisions) Tick(c *Ctx) tea.Cmd {
 }
 
 // ask asks for the receipt under the cursor, if it is not there or not final.
-func (d *Decisions) ask(c *Ctx) tea.Cmd {
+func (d *decisions) ask(c *Ctx) tea.Cmd {
 	rows := d.Rows(c)
 	if d.cursor.At >= len(rows) || c.Load.Decision == nil {
 		return nil
@@ -140,8 +139,7 @@ func (d *Decisions) ask(c *Ctx) tea.Cmd {
 	return c.Load.Decision(row.ID)
 }
 
-// Take implements Page.
-func (d *Decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
+func (d *decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 	switch m := msg.(type) {
 	case DecisionsMsg:
 		if m.Router != d.router || m.Filter != d.filter.Text {
@@ -182,7 +180,7 @@ func (d *Decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 }
 
 // Rows are the decisions that the filter leaves, newest first.
-func (d *Decisions) Rows(c *Ctx) []*feed.Decision {
+func (d *decisions) Rows(c *Ctx) []*feed.Decision {
 	all := d.all
 	if all == nil || c.Frozen || d.router != c.Sel {
 		all = c.R.Decisions
@@ -197,11 +195,9 @@ func (d *Decisions) Rows(c *Ctx) []*feed.Decision {
 	return d.rows
 }
 
-// Filter implements Page.
-func (d *Decisions) Filter() string { return d.filter.Text }
+func (d *decisions) Filter() string { return d.filter.Text }
 
-// SetFilter implements Page.
-func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
+func (d *decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	f, err := feed.ParseFilter(text, feed.DecisionKeys)
 	if err != nil {
 		return nil, err
@@ -214,19 +210,16 @@ func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	return c.Load.Decisions(f.Text), nil
 }
 
-// Order implements Page.
-func (d *Decisions) Order() string {
+func (d *decisions) Order(*Ctx) string {
 	if d.follow {
 		return "follow on"
 	}
 	return "follow off"
 }
 
-// SetOrder implements Page.
-func (d *Decisions) SetOrder(string) bool { return false }
+func (d *decisions) SetOrder(string) bool { return false }
 
-// Focus implements Page.
-func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
+func (d *decisions) Focus(c *Ctx, name string) tea.Cmd {
 	if name == "" {
 		return nil
 	}
@@ -235,8 +228,7 @@ func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
 	return d.ask(c)
 }
 
-// Row implements Page.
-func (d *Decisions) Row(c *Ctx) (string, string) {
+func (d *decisions) Row(c *Ctx) (string, string) {
 	rows := d.Rows(c)
 	if d.cursor.At >= len(rows) {
 		return "", ""
@@ -246,16 +238,14 @@ func (d *Decisions) Row(c *Ctx) (string, string) {
 		x.Request, x.Path, x.ReasonText, x.ISL, x.EffISL, x.Predicted, x.Decode, x.Prefill, x.Status)
 }
 
-// Click implements Page.
-func (d *Decisions) Click(c *Ctx, _, line int) {
+func (d *decisions) Click(c *Ctx, _, line int) {
 	if !d.full {
 		d.cursor.Click(line, len(d.Rows(c)), d.keyAt)
 		d.follow = false
 	}
 }
 
-// Draw implements Page.
-func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
+func (d *decisions) Draw(c *Ctx, p *widget.Painter) {
 	rows := d.Rows(c)
 	if !d.full {
 		before := p.Len()
@@ -385,7 +375,7 @@ func outcome(d *feed.Decision) (theme.Style, string) {
 }
 
 // explain draws the receipt of a row, or says why there is none yet.
-func (d *Decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
+func (d *decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
 	r := d.receipts[row.ID]
 	if r == nil {
 		text := "  loading the receipt"

@@ -148,7 +148,7 @@ func cells(list []*feed.Rank, apart bool) int {
 }
 
 // Height is how many lines the table would like to have, title and summary included.
-func (t *RankTable) Height(r *feed.Router, w int) int {
+func (t *rankTable) Height(r *feed.Router, w int) int {
 	rows := t.Rows(r)
 	if t.heat == 0 {
 		return len(rows) + 2

@@ -16,25 +16,16 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Overview is the first view: traffic, routing, ranks, attention, decisions.
-type Overview struct {
-	table *RankTable
-	dark  *theme.Theme
-}
+// overview is the first view: traffic, routing, ranks, attention, decisions.
+type overview struct{ rankPage }
 
-// NewOverview is the overview over a table of ranks.
-func NewOverview(t *RankTable) *Overview { return &Overview{table: t} }
+func (o *overview) Name() string { return "Overview" }
 
-// Name implements Page.
-func (o *Overview) Name() string { return "Overview" }
-
-// Keys implements Page.
-func (o *Overview) Keys() []string {
+func (o *overview) Keys() []string {
 	return []string{"1-5 view", "j/k move", "enter rank", "/ filter", "s sort", "! warnings", "p pause", "? help", "q quit"}
 }
 
-// Act implements Page.
-func (o *Overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (o *overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	if a == keys.Enter {
 		if k := o.table.Current(c.R); k != nil {
 			return open(1, k.Label), true
@@ -44,58 +35,13 @@ func (o *Overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	return nil, o.table.Act(c.R, a)
 }
 
-// Tick implements Page.
-func (o *Overview) Tick(*Ctx) tea.Cmd { return nil }
-
-// Take implements Page.
-func (o *Overview) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
-
-// Filter implements Page.
-func (o *Overview) Filter() string { return o.table.filter.Text }
-
-// SetFilter implements Page.
-func (o *Overview) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
-	return nil, o.table.SetFilter(text)
-}
-
-// Order implements Page.
-func (o *Overview) Order() string {
-	if o.dark == nil {
-		return orders[o.table.order].name
-	}
-	return o.table.Order(o.dark)
-}
-
-// SetOrder implements Page.
-func (o *Overview) SetOrder(name string) bool { return o.table.SetOrder(name) }
-
-// Focus implements Page.
-func (o *Overview) Focus(c *Ctx, name string) tea.Cmd {
+func (o *overview) Focus(c *Ctx, name string) tea.Cmd {
 	o.table.cursor.Key, o.table.dirty = name, true
 	o.table.Rows(c.R)
 	return nil
 }
 
-// Row implements Page.
-func (o *Overview) Row(c *Ctx) (string, string) { return o.table.row(c) }
-
-func (t *RankTable) row(c *Ctx) (string, string) {
-	k := t.Current(c.R)
-	if k == nil {
-		return "", ""
-	}
-	return k.Label, fmt.Sprintf("%s %s %s run=%s wait=%s kv=%s%% hit=%s%% active=%d index=%d events=%s", k.Label, k.Role, k.Status,
-		widget.Count(k.Running().F()), widget.Count(k.Waiting().F()), widget.Percent(k.KVUsage().F()), widget.Percent(k.HitShare.F()), k.ActiveRequests, k.IndexBlocks, k.Feed.State)
-}
-
-// Click implements Page.
-func (o *Overview) Click(c *Ctx, x, line int) {
-	o.table.clickAt(c.R, x, line)
-}
-
-// Draw implements Page.
-func (o *Overview) Draw(c *Ctx, p *widget.Painter) {
-	o.dark = c.Th
+func (o *overview) Draw(c *Ctx, p *widget.Painter) {
 	if len(c.View.Routers) > 1 {
 		drawFleet(c, p)
 	}

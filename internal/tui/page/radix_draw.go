@@ -12,8 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Draw implements Page.
-func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
+func (x *radix) Draw(c *Ctx, p *widget.Painter) {
 	r, ix := c.R, &c.R.Index
 	block := max(r.BlockSizeTokens, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
@@ -118,7 +117,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 }
 
 // crumbs is the way from the root to the zoom.
-func (x *Radix) crumbs() string {
+func (x *radix) crumbs() string {
 	if x.flat {
 		return "most used runs"
 	}
@@ -139,7 +138,7 @@ type columnsOf struct {
 	kids, saved, age, lost, mask bool
 }
 
-func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
+func (x *radix) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
 	r := x.rows[i]
 	g := &p.Th.Glyphs
 	p.Select(i == x.cursor.At)
@@ -282,11 +281,11 @@ func maskTitle(ranks []string) string {
 }
 
 // drawDetail shows all of the run under the cursor.
-func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
+func (x *radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	r := x.rows[x.cursor.At]
 	if r.more > 0 {
 		p.Rule("not loaded")
-		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, x.Order()))
+		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, x.Order(c)))
 		return
 	}
 	n := &r.k.n
