@@ -132,11 +132,7 @@ func (a *app) common(c *page.Ctx, act keys.Action) (tea.Cmd, bool) {
 	case keys.Slower:
 		a.setRate(a.rate * 2)
 	case keys.Refresh:
-		var cmds []tea.Cmd
-		for i := range a.replicas {
-			cmds = append(cmds, a.poll(i))
-		}
-		return tea.Batch(cmds...), true
+		return a.pollAll(), true
 	case keys.Copy, keys.CopyRow:
 		name, row := a.pages[a.tab].Row(c)
 		if act == keys.CopyRow {

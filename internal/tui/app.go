@@ -187,10 +187,7 @@ func (a *app) watch(clients []*admin.Client) {
 
 // Init implements tea.Model.
 func (a *app) Init() tea.Cmd {
-	cmds := []tea.Cmd{a.tick(), tea.SetWindowTitle("dynctl top")}
-	for i := range a.replicas {
-		cmds = append(cmds, a.poll(i))
-	}
+	cmds := []tea.Cmd{a.tick(), tea.SetWindowTitle("dynctl top"), a.pollAll()}
 	if a.opts.Filter != "" {
 		if cmd, err := a.pages[a.tab].SetFilter(a.page(), a.opts.Filter); err != nil {
 			a.say(err.Error(), true)
@@ -228,6 +225,14 @@ func (a *app) poll(i int) tea.Cmd {
 	r.gen++
 	ctx, after := a.ctx, r.builder.LastEvent()
 	return a.ofContext(func() tea.Msg { return sampleMsg{i, r.poller.Poll(ctx, after)} })
+}
+
+func (a *app) pollAll() tea.Cmd {
+	var cmds []tea.Cmd
+	for i := range a.replicas {
+		cmds = append(cmds, a.poll(i))
+	}
+	return tea.Batch(cmds...)
 }
 
 // again waits for the next question: longer each time that none is answered.
@@ -328,7 +333,7 @@ const (
 // here, so that it means the same with every router.
 func loadDecisions(ctx context.Context, client *admin.Client, known *feed.Decisions, router int, filter string) tea.Msg {
 	m := page.DecisionsMsg{Router: router, Filter: filter}
-	f, err := feed.ParseFilter(filter, feed.DecisionKeys)
+	f, err := feed.DecisionFilter.Parse(filter)
 	if err != nil {
 		m.Err = err
 		return m

@@ -32,7 +32,7 @@ type TextOptions struct {
 
 // Check finds mistakes in the options before anything is asked.
 func (o TextOptions) Check() error {
-	if _, err := feed.ParseFilter(o.Filter, feed.RankKeys); err != nil {
+	if _, err := feed.RankFilter.Parse(o.Filter); err != nil {
 		return err
 	}
 	if o.Sort != "" && !page.SortRanks(nil, o.Sort, false) {
@@ -43,7 +43,7 @@ func (o TextOptions) Check() error {
 
 // Write writes a view.
 func Write(w io.Writer, v *feed.View, o TextOptions) error {
-	f, err := feed.ParseFilter(o.Filter, feed.RankKeys)
+	f, err := feed.RankFilter.Parse(o.Filter)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func Write(w io.Writer, v *feed.View, o TextOptions) error {
 	return writeTable(w, &picked, o)
 }
 
-func pickRanks(r *feed.Router, f *feed.Filter, o TextOptions) {
+func pickRanks(r *feed.Router, f *feed.Filter[*feed.Rank], o TextOptions) {
 	var rows []*feed.Rank
 	for i := range r.Ranks {
 		if f.Match(&r.Ranks[i]) {

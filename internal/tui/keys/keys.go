@@ -9,8 +9,7 @@ type Action int
 
 // The actions.
 const (
-	None Action = iota
-	Quit
+	Quit Action = iota + 1 // 0 is none
 	Help
 	Warnings
 	Describe

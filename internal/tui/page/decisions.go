@@ -22,7 +22,7 @@ import (
 // explanation of the one under the cursor.
 type decisions struct {
 	cursor cursor
-	filter feed.Filter
+	filter feed.Filter[*feed.Decision]
 	follow bool
 	full   bool // the explanation has the page for itself
 	scroll int
@@ -198,7 +198,7 @@ func (d *decisions) Rows(c *Ctx) []*feed.Decision {
 func (d *decisions) Filter() string { return d.filter.Text }
 
 func (d *decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
-	f, err := feed.ParseFilter(text, feed.DecisionKeys)
+	f, err := feed.DecisionFilter.Parse(text)
 	if err != nil {
 		return nil, err
 	}
@@ -234,8 +234,8 @@ func (d *decisions) Row(c *Ctx) (string, string) {
 		return "", ""
 	}
 	x := rows[d.cursor.At]
-	return x.ID, fmt.Sprintf("%s %s request=%s path=%s (%s) isl=%d eff_isl=%d cached=%d decode=%s prefill=%s status=%d", x.At.UTC().Format("2006-01-02T15:04:05.000Z"), x.ID,
-		x.Request, x.Path, x.ReasonText, x.ISL, x.EffISL, x.Predicted, x.Decode, x.Prefill, x.Status)
+	return x.ID, fmt.Sprintf("%s %s request=%s path=%s (%s) isl=%d eff_isl=%d cached=%d decode=%s prefill=%s status=%d", x.Time.UTC().Format("2006-01-02T15:04:05.000Z"), x.ID,
+		x.RequestID, x.Path, x.ReasonText, x.Inputs.ISL, x.EffISL, x.Predicted.CachedTokens, x.Decode.Chosen, x.PrefillRank(), x.Outcome.Status)
 }
 
 func (d *decisions) Click(c *Ctx, _, line int) {
@@ -251,8 +251,7 @@ func (d *decisions) Draw(c *Ctx, p *widget.Painter) {
 		before := p.Len()
 		h := max(4, c.H*2/5) - 1
 		from, to := d.cursor.Window(len(rows), before+1, h-1)
-		visible := rows[from:to]
-		drawDecisions(c, p, nil, visible, h, d.cursor.At-from)
+		drawDecisions(p, rows[from:to], h, d.cursor.At-from)
 		if len(rows) == 0 {
 			text := "no decision fits the filter (esc clears it)"
 			switch {
@@ -281,24 +280,14 @@ func (d *decisions) Draw(c *Ctx, p *widget.Painter) {
 	d.explain(c, p, row)
 }
 
-// drawDecisions writes a header and rows into h lines; list or rows is given.
-func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed.Decision, h, selected int) {
+// drawDecisions writes a header and rows into h lines.
+func drawDecisions(p *widget.Painter, rows []*feed.Decision, h, selected int) {
 	wide := p.W >= 110
-	n := len(rows)
-	if list != nil {
-		n = len(list)
-	}
-	n = min(n, h-1)
-	at := func(i int) *feed.Decision {
-		if list != nil {
-			return &list[i]
-		}
-		return rows[i]
-	}
+	rows = rows[:min(len(rows), h-1)]
 	// The names of ranks get what they need, within reason.
 	rank := 8
-	for i := range n {
-		rank = max(rank, 1+widget.Width(at(i).Decode), 1+widget.Width(at(i).Prefill))
+	for _, d := range rows {
+		rank = max(rank, 1+widget.Width(d.Decode.Chosen), 1+widget.Width(d.PrefillRank()))
 	}
 	rank = min(rank, max(14, p.W/6))
 	clock, layout, request := 9, "15:04:05", 0
@@ -325,28 +314,26 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 	p.Put(theme.Title, " ")
 	p.Put(theme.Title, "OUTCOME / WHY")
 	p.End()
-	for i := range n {
-		d := at(i)
+	for i, d := range rows {
 		st, word := outcome(d)
 		sev := map[theme.Style]feed.Severity{theme.Bad: feed.Error, theme.Warn: feed.Warn}[st]
 		p.Select(i == selected)
 		mark(p, i == selected, sev)
-		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)
+		p.Cell(theme.Dim, d.Time.Local().Format(layout), clock)
 		if wide {
-			id := cmp.Or(d.Request, d.ID)
+			id := cmp.Or(d.RequestID, d.ID)
 			p.Cell(theme.Plain, p.Cut(id, request-1), request)
 		}
-		p.Right(theme.Plain, strconv.Itoa(d.ISL), 6)
-		cached := strconv.Itoa(d.Predicted)
-		p.Right(theme.Plain, cached, 7)
+		p.Right(theme.Plain, strconv.Itoa(d.Inputs.ISL), 6)
+		p.Right(theme.Plain, strconv.Itoa(d.Predicted.CachedTokens), 7)
 		p.Right(theme.Plain, strconv.Itoa(d.EffISL), 6)
 		p.Put(theme.Plain, "  ")
-		p.Cell(theme.Plain, orDash(d.Path), 7)
-		p.Cell(theme.Plain, p.Cut(orDash(d.Decode), rank-1), rank)
-		p.Cell(theme.Plain, p.Cut(orDash(d.Prefill), rank-1), rank)
+		p.Cell(theme.Plain, cmp.Or(d.Path, "-"), 7)
+		p.Cell(theme.Plain, p.Cut(cmp.Or(d.Decode.Chosen, "-"), rank-1), rank)
+		p.Cell(theme.Plain, p.Cut(cmp.Or(d.PrefillRank(), "-"), rank-1), rank)
 		if wide {
-			p.Right(theme.Plain, widget.Rate(d.Margin.F()), 6)
-			p.Right(theme.Plain, widget.Millis(d.TTFT.F()), 6)
+			p.Right(theme.Plain, widget.Rate(d.Margin().F()), 6)
+			p.Right(theme.Plain, widget.Millis(d.TTFT().F()), 6)
 		}
 		p.Put(theme.Plain, " ")
 		p.Put(st, word)
@@ -358,17 +345,17 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 // outcome is how a request ended, in a word or two.
 func outcome(d *feed.Decision) (theme.Style, string) {
 	switch {
-	case d.Recompute:
+	case d.Outcome.SilentRecompute:
 		return theme.Bad, "RECOMPUTED"
 	case d.Live:
 		return theme.Plain, "running"
-	case d.Cancelled:
+	case d.Outcome.Cancelled:
 		return theme.Plain, "client left"
-	case d.Status >= 500:
-		return theme.Bad, "HTTP " + strconv.Itoa(d.Status)
-	case d.Status >= 400:
-		return theme.Warn, "HTTP " + strconv.Itoa(d.Status)
-	case d.Error != "":
+	case d.Outcome.Status >= 500:
+		return theme.Bad, "HTTP " + strconv.Itoa(d.Outcome.Status)
+	case d.Outcome.Status >= 400:
+		return theme.Warn, "HTTP " + strconv.Itoa(d.Outcome.Status)
+	case d.Outcome.Error != "":
 		return theme.Bad, "cut"
 	}
 	return theme.Good, "ok"

@@ -21,7 +21,7 @@ import (
 type events struct {
 	still
 	cursor cursor
-	filter feed.Filter
+	filter feed.Filter[*admin.Event]
 	faults bool
 	rows   []*admin.Event
 }
@@ -41,7 +41,7 @@ func (e *events) Rows(c *Ctx) []*admin.Event {
 	e.rows = e.rows[:0]
 	for i := len(list) - 1; i >= 0; i-- {
 		x := &list[i]
-		if e.faults && x.Severity == "info" || !e.filter.Match(feed.EventRow{Event: x}) {
+		if e.faults && x.Severity == "info" || !e.filter.Match(x) {
 			continue
 		}
 		e.rows = append(e.rows, x)
@@ -76,7 +76,7 @@ func (e *events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 func eventText(x *admin.Event) []string {
 	out := []string{
 		"time      " + x.At.UTC().Format("2006-01-02 15:04:05.000 UTC"), "kind      " + x.Kind, "severity  " + string(x.Severity),
-		"worker    " + orDash(x.Worker), "rank      " + orDash(x.Rank), "text      " + x.Text,
+		"worker    " + cmp.Or(x.Worker, "-"), "rank      " + cmp.Or(x.Rank, "-"), "text      " + x.Text,
 	}
 	if len(x.Fields) > 0 {
 		raw, err := json.Marshal(x.Fields)
@@ -90,7 +90,7 @@ func eventText(x *admin.Event) []string {
 func (e *events) Filter() string { return e.filter.Text }
 
 func (e *events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
-	f, err := feed.ParseFilter(text, feed.EventKeys)
+	f, err := feed.EventFilter.Parse(text)
 	if err == nil {
 		e.filter = f
 	}
@@ -118,7 +118,7 @@ func (e *events) Row(c *Ctx) (string, string) {
 		return "", ""
 	}
 	x := rows[e.cursor.At]
-	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), string(x.Severity), orDash(x.Rank + x.Worker), x.Kind, x.Text}, " ")
+	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), string(x.Severity), cmp.Or(x.Rank+x.Worker, "-"), x.Kind, x.Text}, " ")
 }
 
 func (e *events) Click(c *Ctx, _, line int) { e.cursor.Click(line, len(e.Rows(c)), e.keyAt) }

@@ -85,7 +85,11 @@ func (o *overview) Draw(c *Ctx, p *widget.Painter) {
 	}
 	if decisions > 0 {
 		p.Rule("Last decisions")
-		drawDecisions(c, p, c.R.Decisions, nil, c.H-p.Len(), -1)
+		newest := make([]*feed.Decision, len(c.R.Decisions))
+		for i := range newest {
+			newest[i] = &c.R.Decisions[i]
+		}
+		drawDecisions(p, newest, c.H-p.Len(), -1)
 	}
 }
 
@@ -198,17 +202,10 @@ func routingBox(c *Ctx, p *widget.Painter) {
 	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
-	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", orDash(r.Policy), orDash(r.Rule())))
+	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", cmp.Or(r.Policy, "-"), cmp.Or(r.Rule(), "-")))
 	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(feed.Reported(r, x.Blocks).F()), widget.Count(feed.Reported(r, x.Nodes).F()), widget.Rate(t.StoredRate.F()), widget.Rate(t.RemovedRate.F())))
 	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.QuantilesOf(r.Traffic.Overhead).P99.F()/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // hitShare is what the engines' answers say; clients that do not ask for usage

@@ -24,7 +24,7 @@ type rankPage struct {
 func (o *rankPage) Filter() string { return o.table.filter.Text }
 
 func (o *rankPage) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
-	f, err := feed.ParseFilter(text, feed.RankKeys)
+	f, err := feed.RankFilter.Parse(text)
 	if err == nil {
 		o.table.filter, o.table.dirty = f, true
 	}
@@ -63,7 +63,7 @@ func (o *rankPage) Click(c *Ctx, x, line int) { o.table.clickAt(c.R, x, line) }
 // share: one cursor, one filter, one order.
 type rankTable struct {
 	cursor  cursor
-	filter  feed.Filter
+	filter  feed.Filter[*feed.Rank]
 	order   int // in orders
 	reverse bool
 	faults  bool
@@ -213,7 +213,7 @@ var columns = []column{
 	moveColumn("WAIT TO MOVE", func(m *feed.Moves) feed.Num { return m.Waiting }),
 	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.FeedAge.F()) })},
 	{title: "DECBLK", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
-	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(known(k.CapacityBlock)) })},
+	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Known(k.CapacityBlock) })},
 	{title: "XFER t/s", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(k.ExternalHit.F()) })},
 	{title: "GAPS", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Gaps)) })},
 	{title: "LOST", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Lost)) })},
@@ -227,14 +227,6 @@ func kvStyle(k *feed.Rank) theme.Style {
 		return theme.Warn
 	}
 	return theme.Plain
-}
-
-// known is a count of which 0 means unknown.
-func known(n int64) float64 {
-	if n == 0 {
-		return math.NaN()
-	}
-	return float64(n)
 }
 
 func signed(n feed.Num) string {

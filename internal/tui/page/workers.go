@@ -118,7 +118,7 @@ func (w *workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 			connector = "  KV over " + o.Connector
 		}
 		p.Line(theme.Plain, p.Cut(fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSizeTokens,
-			widget.Count(known(int64(o.KVBlocks))), connector, strings.Join(o.Models, ","), o.Source), c.W))
+			widget.Known(o.KVBlocks), connector, strings.Join(o.Models, ","), o.Source), c.W))
 	}
 	p.Put(theme.Plain, "  ")
 	p.Put(severityStyle(k.Severity), k.Status)
@@ -130,7 +130,7 @@ func (w *workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	if k.Feed.LastSeq != nil {
 		seq = strconv.FormatUint(*k.Feed.LastSeq, 10)
 	}
-	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.FeedFor.F()),
+	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", cmp.Or(k.Feed.State, "-"), widget.Seconds(k.FeedFor.F()),
 		widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
 	for _, line := range []string{k.Caches(), Moved(k)} {
@@ -215,7 +215,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 	out := []string{
 		row("", "ROUTER", "ENGINE", "DIFF", ""),
 		row("requests", strconv.Itoa(k.ActiveRequests), requests, signed(k.RequestDiff), words),
-		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.CapacityBlock))+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
+		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Known(k.CapacityBlock)+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
 	}
 	room, index := words2("the index never holds more than the engine has room for", "of the room"), float64(k.IndexBlocks)
 	free := "-"
@@ -233,7 +233,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 		trust = "no events: guessed from what was sent"
 	}
 	out = append(out,
-		row("blocks indexed", widget.Count(index), widget.Count(known(k.Room())), free, room),
+		row("blocks indexed", widget.Count(index), widget.Known(k.Room()), free, room),
 		row("prefix hit now/life", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", "", fmt.Sprintf("engine's counters, %s old", widget.Seconds(k.LoadAge.F()))))
 	if tall {
 		out = append(out, row("cache view", trust, "", "", ""))

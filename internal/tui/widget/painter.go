@@ -235,13 +235,6 @@ func (p *Painter) Line(st theme.Style, s string) {
 	p.End()
 }
 
-// Blank writes n empty lines.
-func (p *Painter) Blank(n int) {
-	for range n {
-		p.End()
-	}
-}
-
 // Fill adds empty lines up to n lines, and cuts what is beyond.
 func (p *Painter) Fill(n int) {
 	for len(p.lines) < n {
