@@ -189,7 +189,7 @@ func appendRequest(b []byte, c plan.Cell, r *loadgen.Result) []byte {
 
 // Finish writes the result and everything made of it, and closes the folder.
 func (f *Folder) Finish(r *experiment.Result) error {
-	errs := []error{f.err, f.reqs.Close(), f.reqFile.Close(), f.journal.Close()}
+	errs := []error{f.Close()}
 	errs = append(errs, writeFile(filepath.Join(f.Path, ResultFile), func(w io.Writer) error {
 		enc := json.NewEncoder(w)
 		enc.SetEscapeHTML(false)
@@ -198,7 +198,7 @@ func (f *Folder) Finish(r *experiment.Result) error {
 	}))
 	errs = append(errs, writeFile(filepath.Join(f.Path, cellsFile), func(w io.Writer) error { return CSV(w, r.Cells) }))
 	errs = append(errs, writeFile(filepath.Join(f.Path, htmlFile), func(w io.Writer) error { return HTML(w, r) }))
-	errs = append(errs, writeFile(filepath.Join(f.Path, plotFile), func(w io.Writer) error { return Plot(w, r) }))
+	errs = append(errs, writeFile(filepath.Join(f.Path, plotFile), func(w io.Writer) error { return plot(w, r) }))
 	return errors.Join(errs...)
 }
 

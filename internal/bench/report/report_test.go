@@ -206,7 +206,7 @@ func TestPoorResults(t *testing.T) {
 	one.Groups = []experiment.GroupResult{{Group: full.Groups[0].Group, Points: full.Groups[0].Points[:1]}}
 	for _, r := range []*experiment.Result{empty, &one} {
 		var b bytes.Buffer
-		if err := errors.Join(Text(&b, r, TextOptions{}), HTML(&b, r), Plot(&b, r), CSV(&b, r.Cells)); err != nil {
+		if err := errors.Join(Text(&b, r, TextOptions{}), HTML(&b, r), plot(&b, r), CSV(&b, r.Cells)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -23,8 +23,8 @@ import (
 	"github.com/dynctl/dynctl/internal/table"
 )
 
-// Schema is the version of the JSON form.
-const Schema = "dynctl.bench-sweep/v1"
+// schema is the version of the JSON form.
+const schema = "dynctl.bench-sweep/v1"
 
 // Options are what is swept.
 type Options struct {
@@ -91,7 +91,7 @@ type Result struct {
 
 // Run measures every cell.
 func Run(ctx context.Context, o Options) (*Result, error) {
-	res := &Result{Schema: Schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
+	res := &Result{Schema: schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
 	thresholds := o.Thresholds
 	if len(thresholds) == 0 {
 		thresholds = []int{-1}
@@ -224,11 +224,11 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 	for _, k := range keys {
 		list := by[k]
 		r := Row{Load: k.load, Threshold: k.threshold, Repeats: len(list)}
-		over := func(f func(*experiment.Measure) float64) stats.Interval {
+		over := func(f func(*experiment.CellResult) float64) stats.Interval {
 			var xs []float64
 			for _, c := range list {
 				if c.Measure.Requests > 0 {
-					xs = append(xs, f(c.Measure))
+					xs = append(xs, f(c))
 				}
 			}
 			i := stats.MeanInterval(xs, level)
@@ -240,31 +240,14 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 			}
 			return i
 		}
-		tail := func(p99, most float64) float64 {
-			if p99 > 0 {
-				return p99
-			}
-			return most
-		}
-		open := k.load.Rate > 0
-		r.TTFTP50 = over(func(m *experiment.Measure) float64 {
-			if open {
-				return m.TTFTIntended.P50
-			}
-			return m.TTFT.P50
-		})
-		r.TTFTP99 = over(func(m *experiment.Measure) float64 {
-			if open {
-				return tail(m.TTFTIntended.P99, m.TTFTIntended.Max)
-			}
-			return tail(m.TTFT.P99, m.TTFT.Max)
-		})
-		r.TPOTP50 = over(func(m *experiment.Measure) float64 { return m.TPOT.P50 })
-		r.ITLP50 = over(func(m *experiment.Measure) float64 { return m.ITL.P50 })
-		r.ITLTail = over(func(m *experiment.Measure) float64 { return tail(m.ITL.P99, m.ITL.Max) })
-		r.Rate = over(func(m *experiment.Measure) float64 { return m.RequestsPerSecond })
-		r.Tokens = over(func(m *experiment.Measure) float64 { return m.TokensPerSecond })
-		r.Good = over(func(m *experiment.Measure) float64 { return m.GoodPerSecond })
+		r.TTFTP50 = over(func(c *experiment.CellResult) float64 { return c.TTFT().P50 })
+		r.TTFTP99 = over(func(c *experiment.CellResult) float64 { return c.TTFT().Tail() })
+		r.TPOTP50 = over(func(c *experiment.CellResult) float64 { return c.Measure.TPOT.P50 })
+		r.ITLP50 = over(func(c *experiment.CellResult) float64 { return c.Measure.ITL.P50 })
+		r.ITLTail = over(func(c *experiment.CellResult) float64 { return c.Measure.ITL.Tail() })
+		r.Rate = over(func(c *experiment.CellResult) float64 { return c.Measure.RequestsPerSecond })
+		r.Tokens = over(func(c *experiment.CellResult) float64 { return c.Measure.TokensPerSecond })
+		r.Good = over(func(c *experiment.CellResult) float64 { return c.Measure.GoodPerSecond })
 		good, late := 0, 0
 		var hits []float64
 		for _, c := range list {
@@ -345,16 +328,16 @@ func Text(w io.Writer, r *Result) error {
 	if r.Partial != "" {
 		printable.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
 	}
-	if best := Best(r); best != "" {
-		printable.Fprintf(b, "  best     %s\n", best)
+	if text := best(r); text != "" {
+		printable.Fprintf(b, "  best     %s\n", text)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// Best names the row with the most goodput (or, without a target, the lowest
+// best names the row with the most goodput (or, without a target, the lowest
 // ttft p50 of a threshold sweep); empty when there is nothing to choose.
-func Best(r *Result) string {
+func best(r *Result) string {
 	if len(r.Rows) < 2 {
 		return ""
 	}
