@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -72,8 +73,6 @@ type Options struct {
 	Passive bool
 	// Tokens of the prompts of the probes; 0 means 40 blocks.
 	Tokens int
-	// OnFinding is called with each finding as it is made; may be nil.
-	OnFinding func(Finding)
 }
 
 // exam is an examination under way.
@@ -130,17 +129,13 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 }
 
 func (e *exam) add(check, subject string, s State, text, advice string) {
-	f := Finding{check, subject, s, text, advice}
-	e.r.Findings = append(e.r.Findings, f)
+	e.r.Findings = append(e.r.Findings, Finding{check, subject, s, text, advice})
 	switch s {
 	case Fail:
 		e.r.Failed++
 	case Warn:
 		e.r.Warned++
 	case OK, Skip:
-	}
-	if e.o.OnFinding != nil {
-		e.o.OnFinding(f)
 	}
 }
 
@@ -314,12 +309,7 @@ func engineText(w *admin.Worker) string {
 	return strings.Join(words, ", ")
 }
 
-func orNone(s string) string {
-	if s == "" {
-		return "no reason given"
-	}
-	return s
-}
+func orNone(s string) string { return cmp.Or(s, "no reason given") }
 
 // contradictions compares what workers of one model say of themselves.
 func (e *exam) contradictions(ws []admin.Worker) {

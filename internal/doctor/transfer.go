@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -141,7 +142,7 @@ func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again
 		return Cell{OK, fmt.Sprintf("%.0f of %d tokens moved, by the decode engine's answer", got, len(prompt)), ""}, false
 	}
 	after, aerr := e.o.Target.IdleCounters(ctx, alone, time.Second)
-	if err := errorOf(berr, aerr); err != nil {
+	if err := cmp.Or(berr, aerr); err != nil {
 		return Cell{Warn, "not proven: " + err.Error(), "doctor needs the engines' metrics: run it where they can be reached"}, false
 	}
 	return moved(before.Decode, after.Decode, len(prompt), want, d.Name)
@@ -228,15 +229,6 @@ func legFailure(rec *receipt.Receipt) (why, advice string) {
 		return l.Worker + ": " + l.Error, advice
 	}
 	return "", ""
-}
-
-func errorOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // text writes the matrix, with the shorter side as columns.
