@@ -229,7 +229,7 @@ func testSpec(seed uint64) plan.Spec {
 }
 
 func runner(b *world, s plan.Spec) *Runner {
-	return &Runner{Spec: s, Block: 16, Bench: b, Now: b.now}
+	return &Runner{Spec: s, Block: 16, Measure: b.Measure, Now: b.now}
 }
 
 // Against engines whose crossing is known the interval holds the truth, and

@@ -109,8 +109,21 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	total := len(steps) * o.Repeats
 	start := time.Now()
 	spec := plan.Spec{Requests: o.Requests}
-	set := -2
 	limit := len(steps)
+	var at step
+	set := -2 // the threshold that the router has
+	runner := &experiment.Runner{
+		Now: func() time.Duration { return time.Since(start) }, Stop: o.Stop, Enter: o.Enter,
+		Measure: func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
+			if at.threshold >= 0 && at.threshold != set {
+				if err := o.SetThreshold(ctx, at.threshold); err != nil {
+					return nil, err
+				}
+				set = at.threshold
+			}
+			return o.Measure(ctx, c)
+		},
+	}
 	var cause error
 measure:
 	for r := range o.Repeats {
@@ -119,63 +132,34 @@ measure:
 			slices.Reverse(order)
 		}
 		for i, s := range order {
-			one, done := ctx, func() {}
-			if o.Enter != nil {
-				one, done = o.Enter(ctx)
-			}
-			if o.Stop != nil && o.Stop() {
-				done()
-				res.Partial = "stopped by hand"
-				break measure
-			}
-			if s.threshold >= 0 && s.threshold != set {
-				if cause = o.SetThreshold(ctx, s.threshold); cause != nil {
-					done()
-					break measure
-				}
-				set = s.threshold
-			}
+			at = s
 			c := spec.NewCell("sweep", s.load, 0, 0, 0, o.Arm, r)
 			c.Threshold = max(s.threshold, 0)
 			c.ID = fmt.Sprintf("sweep/%s/t%d/r%d", s.load.Key(), s.threshold, r)
-			cell := experiment.CellResult{Cell: c, Start: time.Since(start)}
-			for try := 0; ; try++ {
-				m, err := o.Measure(one, c)
-				var void *experiment.VoidError
-				if err != nil && errors.As(err, &void) && try < 3 {
-					cell.Voids = append(cell.Voids, void.Reason)
-					c.ID = fmt.Sprintf("%s#%d", cell.Cell.ID, try+1)
-					continue
-				}
-				if one.Err() != nil && ctx.Err() == nil {
-					break // skipped
-				}
-				if err != nil {
-					done()
-					cause = err
-					break measure
-				}
-				cell.Measure = m
-				break
-			}
-			done()
-			if cell.Measure == nil {
+			cell, err := runner.Cell(ctx, c)
+			switch {
+			case errors.Is(err, experiment.ErrSkipped):
 				res.Skipped++
 				total--
 				if o.OnSkip != nil {
-					o.OnSkip(cell.Cell)
+					o.OnSkip(c)
 				}
 				continue
+			case errors.Is(err, experiment.ErrStopped):
+				res.Partial = "stopped by hand"
+				break measure
+			case err != nil:
+				cause = err
+				break measure
 			}
-			cell.End = time.Since(start)
-			res.Cells = append(res.Cells, cell)
+			res.Cells = append(res.Cells, *cell)
 			if o.OnCell != nil {
-				o.OnCell(cell, len(res.Cells), total)
+				o.OnCell(*cell, len(res.Cells), total)
 			}
-			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && saturated(&cell) && i+1 < limit {
+			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && saturated(cell) && i+1 < limit {
 				limit = i + 1
 				total = limit * o.Repeats
-				res.Stopped = fmt.Sprintf("the climb ended at %s: the target does not keep up (%s)", s.load, why(&cell))
+				res.Stopped = fmt.Sprintf("the climb ended at %s: the target does not keep up (%s)", s.load, why(cell))
 				break
 			}
 		}

@@ -423,7 +423,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	b.OnResult = folder.Request
 	start := time.Now()
 	r := &experiment.Runner{
-		Spec: *spec, Block: facts.Block, Bench: b, Now: func() time.Duration { return time.Since(start) }, Done: done,
+		Spec: *spec, Block: facts.Block, Measure: b.Measure, Now: func() time.Duration { return time.Since(start) }, Done: done,
 		OnCell: folder.Cell, OnEvent: p.event, Stop: control.stopped, Enter: control.enter,
 	}
 	if err := p.listen(cmd.InOrStdin(), control); err != nil {
