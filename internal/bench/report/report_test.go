@@ -249,7 +249,7 @@ func TestFolder(t *testing.T) {
 	if err := f.Finish(r); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{ResultFile, planFile, cellsFile, requestsFile, htmlFile, plotFile} {
+	for _, name := range []string{resultFile, planFile, cellsFile, requestsFile, htmlFile, plotFile} {
 		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
