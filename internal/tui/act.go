@@ -41,19 +41,10 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 	}
 	act := a.keys[m.String()]
 	if a.overlay != nil {
+		if a.overlay.off.Move(act, a.h) {
+			return nil
+		}
 		switch act {
-		case keys.Down:
-			a.overlay.off++
-		case keys.Up:
-			a.overlay.off = max(0, a.overlay.off-1)
-		case keys.HalfDown:
-			a.overlay.off += a.h / 2
-		case keys.HalfUp:
-			a.overlay.off = max(0, a.overlay.off-a.h/2)
-		case keys.Top:
-			a.overlay.off = 0
-		case keys.Bottom:
-			a.overlay.off = 1 << 20
 		case keys.Back, keys.Enter, keys.Help, keys.Warnings, keys.Describe:
 			a.overlay = nil
 		case keys.Quit:

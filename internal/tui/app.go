@@ -134,7 +134,7 @@ type overlay struct {
 	title string
 	lines []string
 	live  func() []string // makes the lines of every frame; may be nil
-	off   int
+	off   page.Scroll
 }
 
 type (

@@ -202,15 +202,12 @@ type Derived struct {
 	CPU Num `json:"cpu_cores"`
 }
 
-// Quantiles are those of a sample, Unknown without one.
-type Quantiles struct{ P50, P90, P99 Num }
-
-// QuantilesOf reads quantiles of the admin API.
-func QuantilesOf(q *admin.Quantiles) Quantiles {
+// Quantiles are those of the admin API, NaN where it has none.
+func Quantiles(q *admin.Quantiles) admin.Quantiles {
 	if q == nil {
-		return Quantiles{Unknown, Unknown, Unknown}
+		return admin.Quantiles{P50: math.NaN(), P90: math.NaN(), P99: math.NaN()}
 	}
-	return Quantiles{Num(q.P50), Num(q.P90), Num(q.P99)}
+	return *q
 }
 
 // Severity orders attention and ranks; it is a word in JSON.

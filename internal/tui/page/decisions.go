@@ -25,7 +25,7 @@ type decisions struct {
 	filter feed.Filter[*feed.Decision]
 	follow bool
 	full   bool // the explanation has the page for itself
-	scroll int
+	scroll Scroll
 	shift  int
 
 	router int
@@ -59,25 +59,10 @@ func (d *decisions) Keys() []string {
 func (d *decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	rows := d.Rows(c)
 	if d.full {
+		if d.scroll.Move(a, c.H) {
+			return nil, true
+		}
 		switch a {
-		case keys.Down:
-			d.scroll++
-			return nil, true
-		case keys.Up:
-			d.scroll = max(0, d.scroll-1)
-			return nil, true
-		case keys.HalfDown:
-			d.scroll += c.H / 2
-			return nil, true
-		case keys.HalfUp:
-			d.scroll = max(0, d.scroll-c.H/2)
-			return nil, true
-		case keys.Top:
-			d.scroll = 0
-			return nil, true
-		case keys.Bottom:
-			d.scroll = 1 << 20 // cut when drawn
-			return nil, true
 		case keys.Enter, keys.Back:
 			d.full, d.scroll, d.shift = false, 0, 0
 			return nil, true
@@ -377,10 +362,10 @@ func (d *decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
 	}
 	lines := explainLines(r, p)
 	h := c.H - p.Len()
-	d.scroll = max(0, min(d.scroll, len(lines)-h))
-	more := len(lines) - d.scroll - h
-	for i := d.scroll; i < len(lines) && i < d.scroll+h; i++ {
-		if i == d.scroll+h-1 && more > 0 {
+	from := d.scroll.From(len(lines), h)
+	more := len(lines) - from - h
+	for i := from; i < len(lines) && i < from+h; i++ {
+		if i == from+h-1 && more > 0 {
 			text := "  %d more lines: enter gives the explanation the whole page"
 			if d.full {
 				text = "  %d more lines (j scrolls)"

@@ -131,7 +131,7 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		t := &r.Derived
 		for _, s := range []string{
 			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), widget.Count(inflight(r)), widget.Count(queued(r)),
-			widget.Percent(hitShare(t)), widget.Millis(feed.QuantilesOf(r.Traffic.TTFT).P99.F()), widget.Millis(feed.QuantilesOf(r.Traffic.ITL).P99.F()), strconv.Itoa(alerts),
+			widget.Percent(hitShare(t)), widget.Millis(feed.Quantiles(r.Traffic.TTFT).P99), widget.Millis(feed.Quantiles(r.Traffic.ITL).P99), strconv.Itoa(alerts),
 		} {
 			p.Put(theme.Plain, " ")
 			p.Right(theme.Plain, s, 6)
@@ -173,9 +173,9 @@ func trafficBox(c *Ctx, p *widget.Painter) {
 	in.Spark(theme.Bar, c.Series("", feed.Flow), in.W-in.X()-1)
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %s  queued %s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
-	ttft, itl := feed.QuantilesOf(c.R.Traffic.TTFT), feed.QuantilesOf(c.R.Traffic.ITL)
-	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(ttft.P50.F()), widget.Millis(ttft.P90.F()), widget.Millis(ttft.P99.F())))
-	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(itl.P50.F()), widget.Millis(itl.P90.F()), widget.Millis(itl.P99.F())))
+	ttft, itl := feed.Quantiles(c.R.Traffic.TTFT), feed.Quantiles(c.R.Traffic.ITL)
+	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(ttft.P50), widget.Millis(ttft.P90), widget.Millis(ttft.P99)))
+	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(itl.P50), widget.Millis(itl.P90), widget.Millis(itl.P99)))
 	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s refused %s/s left %s/s retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.RecentRetries))))
 	p.Box("Traffic, last "+window(c.R.RateWindow), in)
 }
@@ -204,7 +204,7 @@ func routingBox(c *Ctx, p *widget.Painter) {
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
 	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", cmp.Or(r.Policy, "-"), cmp.Or(r.Rule(), "-")))
 	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(feed.Reported(r, x.Blocks).F()), widget.Count(feed.Reported(r, x.Nodes).F()), widget.Rate(t.StoredRate.F()), widget.Rate(t.RemovedRate.F())))
-	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.QuantilesOf(r.Traffic.Overhead).P99.F()/1000)))
+	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.Quantiles(r.Traffic.Overhead).P99/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
 }
 
@@ -232,7 +232,7 @@ func queued(r *feed.Router) float64 { return feed.Reported(r, r.Traffic.Queued).
 func trafficLines(c *Ctx, p *widget.Painter) {
 	t := &c.R.Derived
 	p.Put(theme.Bold, " req/s "+widget.Rate(t.RequestRate.F()))
-	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.QuantilesOf(c.R.Traffic.TTFT).P99.F()), widget.Millis(feed.QuantilesOf(c.R.Traffic.ITL).P99.F()), widget.Rate(t.FailedRate.F())))
+	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.Quantiles(c.R.Traffic.TTFT).P99), widget.Millis(feed.Quantiles(c.R.Traffic.ITL).P99), widget.Rate(t.FailedRate.F())))
 	p.End()
 	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
 	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(t.RecentGaps.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
