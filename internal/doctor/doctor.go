@@ -508,12 +508,12 @@ func short(s string) string {
 	return s
 }
 
-// one sends one prompt and gives what became of it with its receipt.
-func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int) (*loadgen.Result, *receipt.Receipt, error) {
+// one sends one prompt for two tokens and gives what became of it with its receipt.
+func (e *exam) one(ctx context.Context, header string, prompt []uint32) (*loadgen.Result, *receipt.Receipt, error) {
 	e.number++
 	src := &workload.Cell{
 		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
-		Prefix: prompt, OSL: osl,
+		Prefix: prompt, OSL: 2,
 	}
 	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, APIKey: e.o.Target.APIKey, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
 	if err != nil {

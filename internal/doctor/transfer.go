@@ -123,7 +123,7 @@ func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again
 	alone := &fleet.Facts{Workers: []admin.Worker{*d}}
 	before, berr := e.o.Target.IdleCounters(ctx, alone, time.Second)
 	prompt := e.prompt()
-	res, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", p.Name, d.Name), prompt, 2)
+	res, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", p.Name, d.Name), prompt)
 	if c, ok := notRemote(res == nil, rec, err); !ok {
 		return e.orGone(ctx, c, p.Name, d.Name), false
 	}
