@@ -39,7 +39,7 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 		a.say("nothing was changed", false)
 		return nil
 	}
-	act := a.keys[m.String()]
+	act := a.keys[m.String()].Action
 	if a.overlay != nil {
 		if a.overlay.off.Move(act, a.h) {
 			return nil
