@@ -34,7 +34,7 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 	if g := a.guard; g != nil {
 		if a.guard = nil; m.String() == "y" {
 			a.say("asking the router", false)
-			return g.do
+			return g
 		}
 		a.say("nothing was changed", false)
 		return nil

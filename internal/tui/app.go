@@ -94,7 +94,7 @@ type app struct {
 	input   textinput.Model
 	asking  string // "", "filter", "command" or "save"
 	overlay *overlay
-	guard   *guarded // waits for a yes; nil for nothing
+	guard   tea.Cmd // changes a router, and waits for a yes; nil for nothing
 	message string
 	fault   bool
 	mouse   bool
@@ -102,7 +102,6 @@ type app struct {
 
 	frame    string
 	dirty    bool
-	reached  bool // some router answered once
 	draws    uint64
 	finished bool
 	switched int // how often another context was taken
@@ -432,7 +431,6 @@ func (a *app) sample(m sampleMsg) tea.Cmd {
 	} else {
 		r.failed = 0
 		r.answers++
-		a.reached = true
 	}
 	a.sum()
 	answers := make([]int, len(a.replicas))

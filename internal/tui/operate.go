@@ -14,12 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// guarded is something that changes a router and waits for a yes.
-type guarded struct {
-	text string
-	do   func() tea.Msg
-}
-
 // operate asks whether a worker shall be drained or resumed; without a name it is
 // the one under the cursor.
 func (a *app) operate(verb, name string) {
@@ -55,14 +49,14 @@ func (a *app) operate(verb, name string) {
 	if verb == "drain" && a.lastOf(c.R, i) {
 		text = fmt.Sprintf("%s is the last usable %s worker: drain it%s? y does it, any other key does not", name, c.R.WorkerList[i].Role, on)
 	}
-	a.guard = &guarded{text, func() tea.Msg {
+	a.guard = func() tea.Msg {
 		var w *admin.Worker
 		var err error
 		if w, err = act(a.ctx, name); err != nil {
 			return saidMsg{text: verb + " " + name + ": " + err.Error(), fault: true}
 		}
 		return saidMsg{text: w.Name + " " + after}
-	}}
+	}
 	a.say(text, true)
 }
 

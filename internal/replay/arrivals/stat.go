@@ -78,7 +78,6 @@ type statBlock struct {
 	uses     uint64
 	depth    int
 	children int
-	parent   uint64
 	last     time.Duration
 }
 
@@ -125,7 +124,6 @@ func Describe(src Source) (*Stat, error) {
 				known = false
 				b = &statBlock{depth: i + 1}
 				if i > 0 {
-					b.parent = path[i-1]
 					blocks[path[i-1]].children++
 				} else {
 					s.Roots++

@@ -54,7 +54,6 @@ type rankPoint struct {
 // Builder makes the views of one router out of successive samples. It is not
 // safe for concurrent use.
 type Builder struct {
-	url    string
 	router Router
 	last   time.Time // of the newest answer, by this machine's clock
 	points []point
@@ -79,8 +78,7 @@ func NewBuilder(url string) *Builder {
 	r := Router{URL: url, Link: Waiting}
 	unknown(&r)
 	return &Builder{
-		url: url, router: r,
-		order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries(),
+		router: r, order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries(),
 	}
 }
 
