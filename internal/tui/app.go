@@ -246,12 +246,14 @@ func (a *app) again(i int) tea.Cmd {
 }
 
 // sum makes the view of the newest answers.
-func (a *app) sum() {
-	routers := make([]feed.Router, len(a.replicas))
-	for i, r := range a.replicas {
+func (a *app) sum() { a.view = sumOf(a.replicas, a.now) }
+
+func sumOf(replicas []*replica, at time.Time) feed.View {
+	routers := make([]feed.Router, len(replicas))
+	for i, r := range replicas {
 		routers[i] = *r.view
 	}
-	a.view = feed.Sum(a.now, routers)
+	return feed.Sum(at, routers)
 }
 
 // shown is the view on the screen: the newest, or one that stands still.
