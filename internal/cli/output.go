@@ -21,13 +21,9 @@ import (
 func OutputFlag(cmd *cobra.Command, value *string, formats ...string) {
 	cmd.Flags().StringVarP(value, "output", "o", formats[0], "output format: "+strings.Join(formats, "|"))
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
-	before := cmd.PreRunE
-	cmd.PreRunE = func(c *cobra.Command, args []string) error {
+	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if !slices.Contains(formats, *value) {
 			return WithCode(ExitUsage, fmt.Errorf("-o %s: not one of %s", *value, strings.Join(formats, ", ")))
-		}
-		if before != nil {
-			return before(c, args)
 		}
 		return nil
 	}

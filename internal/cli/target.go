@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -23,15 +24,8 @@ import (
 // TargetFlags say what a measurement is taken of: a router that runs, engines
 // behind a router in this process, or simulated engines behind one.
 type TargetFlags struct {
-	// Router is its admin URL, Data the URL of its data plane where it says another one.
-	Router, Data string
-	Access       AccessFlags
-	// Prefill, Decode and Worker are engines, URL[,key=value,...], Sim is a fleet of
-	// simulated ones; Connector is how KV moves between them, "" for what they say.
-	Prefill, Decode, Worker []string
-	Sim, Connector          string
-	// Model is "" where there is only one.
-	Model string
+	plan.Target
+	Access AccessFlags
 	// Verbose shows the log of a router in this process.
 	Verbose bool
 }

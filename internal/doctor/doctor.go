@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -72,8 +73,6 @@ type Options struct {
 	Passive bool
 	// Tokens of the prompts of the probes; 0 means 40 blocks.
 	Tokens int
-	// OnFinding is called with each finding as it is made; may be nil.
-	OnFinding func(Finding)
 }
 
 // exam is an examination under way.
@@ -130,17 +129,13 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 }
 
 func (e *exam) add(check, subject string, s State, text, advice string) {
-	f := Finding{check, subject, s, text, advice}
-	e.r.Findings = append(e.r.Findings, f)
+	e.r.Findings = append(e.r.Findings, Finding{check, subject, s, text, advice})
 	switch s {
 	case Fail:
 		e.r.Failed++
 	case Warn:
 		e.r.Warned++
 	case OK, Skip:
-	}
-	if e.o.OnFinding != nil {
-		e.o.OnFinding(f)
 	}
 }
 
@@ -314,12 +309,7 @@ func engineText(w *admin.Worker) string {
 	return strings.Join(words, ", ")
 }
 
-func orNone(s string) string {
-	if s == "" {
-		return "no reason given"
-	}
-	return s
-}
+func orNone(s string) string { return cmp.Or(s, "no reason given") }
 
 // contradictions compares what workers of one model say of themselves.
 func (e *exam) contradictions(ws []admin.Worker) {
@@ -518,12 +508,12 @@ func short(s string) string {
 	return s
 }
 
-// one sends one prompt and gives what became of it with its receipt.
-func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int) (*loadgen.Result, *receipt.Receipt, error) {
+// one sends one prompt for two tokens and gives what became of it with its receipt.
+func (e *exam) one(ctx context.Context, header string, prompt []uint32) (*loadgen.Result, *receipt.Receipt, error) {
 	e.number++
 	src := &workload.Cell{
 		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
-		Prefix: prompt, OSL: osl,
+		Prefix: prompt, OSL: 2,
 	}
 	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, APIKey: e.o.Target.APIKey, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
 	if err != nil {

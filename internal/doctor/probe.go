@@ -54,7 +54,7 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 	prompt := e.prompt()
 	block := max(e.facts.Block, 1)
 	full := (len(prompt) - 1) / block * block
-	first, rec, err := e.one(ctx, header, prompt, 2)
+	first, rec, err := e.one(ctx, header, prompt)
 	if err != nil {
 		e.add("cache probe", label, Fail, "a request failed: "+err.Error(), "")
 		return true
@@ -137,7 +137,7 @@ func (e *exam) again(ctx context.Context, header string, prompt []uint32, full i
 		if err == nil && json.Unmarshal(a.Receipt, &r) == nil {
 			for _, c := range r.Decode.Candidates {
 				if c.OverlapBlocks*max(r.Inputs.BlockSize, 1) >= full {
-					return e.one(ctx, header, prompt, 2)
+					return e.one(ctx, header, prompt)
 				}
 			}
 		}
@@ -145,5 +145,5 @@ func (e *exam) again(ctx context.Context, header string, prompt []uint32, full i
 			return nil, nil, ctx.Err()
 		}
 	}
-	return e.one(ctx, header, prompt, 2)
+	return e.one(ctx, header, prompt)
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -122,7 +123,7 @@ func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again
 	alone := &fleet.Facts{Workers: []admin.Worker{*d}}
 	before, berr := e.o.Target.IdleCounters(ctx, alone, time.Second)
 	prompt := e.prompt()
-	res, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", p.Name, d.Name), prompt, 2)
+	res, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", p.Name, d.Name), prompt)
 	if c, ok := notRemote(res == nil, rec, err); !ok {
 		return e.orGone(ctx, c, p.Name, d.Name), false
 	}
@@ -141,7 +142,7 @@ func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again
 		return Cell{OK, fmt.Sprintf("%.0f of %d tokens moved, by the decode engine's answer", got, len(prompt)), ""}, false
 	}
 	after, aerr := e.o.Target.IdleCounters(ctx, alone, time.Second)
-	if err := errorOf(berr, aerr); err != nil {
+	if err := cmp.Or(berr, aerr); err != nil {
 		return Cell{Warn, "not proven: " + err.Error(), "doctor needs the engines' metrics: run it where they can be reached"}, false
 	}
 	return moved(before.Decode, after.Decode, len(prompt), want, d.Name)
@@ -228,15 +229,6 @@ func legFailure(rec *receipt.Receipt) (why, advice string) {
 		return l.Worker + ": " + l.Error, advice
 	}
 	return "", ""
-}
-
-func errorOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // text writes the matrix, with the shorter side as columns.

@@ -32,7 +32,7 @@ func (e *exam) troubles(ws []admin.Worker) {
 			}
 			if s := k.Slow; s != nil {
 				bad = true
-				e.add("slow", k.Label, Warn, slowText(s), "compare its GPU's clocks, temperature and neighbours with its peers'")
+				e.add("slow", k.Label, Warn, fmt.Sprintf("%s %.1f times the median of its peers, since %s", s.Figure, s.Times, s.Since.Format("15:04:05")), "compare its GPU's clocks, temperature and neighbours with its peers'")
 			}
 		}
 	}
@@ -45,8 +45,4 @@ func (e *exam) troubles(ws []admin.Worker) {
 	default:
 		e.add("behaviour", "engines", OK, fmt.Sprintf("under this router's traffic none fails more, publishes less or holds less than its peers; whether one is slow is known of %d of %d ranks (20 samples of it and of peers like it)", judged, served), "")
 	}
-}
-
-func slowText(s *admin.Slow) string {
-	return fmt.Sprintf("%s %.1f times the median of its peers, since %s", s.Figure, s.Times, s.Since.Format("15:04:05"))
 }

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -99,19 +98,9 @@ func (c *converter) requests(open func() (*trace.Reader, error)) (int64, error) 
 	if err != nil {
 		return 0, err
 	}
-	next, done, err := src()
-	if err != nil {
-		return 0, err
-	}
-	defer done()
 	ids := map[uint64]uint64{}
-	var q arrivals.Request
 	var tokens []uint32
-	for {
-		err := next(&q)
-		if errors.Is(err, io.EOF) {
-			return c.records, nil
-		}
+	for q, err := range src {
 		if err != nil {
 			return 0, err
 		}
@@ -144,6 +133,7 @@ func (c *converter) requests(open func() (*trace.Reader, error)) (int64, error) 
 			return 0, err
 		}
 	}
+	return c.records, nil
 }
 
 // mooncakeTokens is the size of a Mooncake trace's blocks.

@@ -26,8 +26,6 @@ type PlayerOptions struct {
 	BlockSize int
 	// MaxRanks bounds the ranks (default kvindex.DefaultMaxRanks).
 	MaxRanks int
-	// Index bounds the index; zero fields mean its defaults.
-	Index kvindex.Options
 }
 
 // Player keeps an index in the state that a trace's records describe. It is
@@ -95,8 +93,7 @@ type missing struct {
 // NewPlayer makes a Player with an empty index.
 func NewPlayer(o PlayerOptions) *Player {
 	o.MaxRanks = cmp.Or(max(o.MaxRanks, 0), kvindex.DefaultMaxRanks)
-	o.Index.MaxRanks = o.MaxRanks
-	return &Player{o: o, index: kvindex.New(o.Index), ranks: map[string]*playRank{}}
+	return &Player{o: o, index: kvindex.New(kvindex.Options{MaxRanks: o.MaxRanks}), ranks: map[string]*playRank{}}
 }
 
 // Close frees the index.

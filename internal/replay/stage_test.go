@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -157,12 +157,16 @@ func TestStage(t *testing.T) {
 	go func() { done <- stage.Run(ctx) }()
 	do("play")
 	deadline := time.Now().Add(10 * time.Second)
-	for !strings.Contains(stage.Where(), "at the end") {
-		if time.Now().After(deadline) {
-			t.Fatal("the end never comes: " + stage.Where())
-		}
-		if _, err := c.Status(t.Context()); err != nil {
+	for {
+		s, err := c.Status(t.Context())
+		if err != nil {
 			t.Fatal(err)
+		}
+		if slices.Contains(s.Reasons, "the recording ends here") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the end never comes: %v", s.Reasons)
 		}
 	}
 	cancel()

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
@@ -219,18 +218,4 @@ func (s *Stage) workers() []admin.Worker {
 		out = append(out, *byName[n])
 	}
 	return out
-}
-
-// Where is the stage's place in words.
-func (s *Stage) Where() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	parts := []string{fmt.Sprintf("%d records", s.played), s.now.Round(time.Millisecond).String()}
-	if s.paused {
-		parts = append(parts, "paused")
-	}
-	if s.ended {
-		parts = append(parts, "at the end")
-	}
-	return strings.Join(parts, ", ")
 }

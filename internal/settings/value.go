@@ -321,7 +321,6 @@ func between(least, most int64, unit string) func(any) error {
 // whole is the value of an int or an int64.
 func whole(v any) int64 { return reflect.ValueOf(v).Int() }
 
-// slowFactor is 0, or more than what measuring differs by.
 // legs is a number of legs: a request may have two.
 func legs(v any) error {
 	if n := whole(v); n < 0 || n == 1 {
@@ -330,6 +329,7 @@ func legs(v any) error {
 	return nil
 }
 
+// slowFactor is 0, or more than what measuring differs by.
 func slowFactor(v any) error {
 	if f := v.(float64); !(f == 0 || f >= 1.2 && f <= 1000) {
 		return fmt.Errorf("%v is neither 0 (off) nor between 1.2 and 1000", v)

@@ -34,26 +34,17 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 	if g := a.guard; g != nil {
 		if a.guard = nil; m.String() == "y" {
 			a.say("asking the router", false)
-			return g.do
+			return g
 		}
 		a.say("nothing was changed", false)
 		return nil
 	}
-	act := a.keys[m.String()]
+	act := a.keys[m.String()].Action
 	if a.overlay != nil {
+		if a.overlay.off.Move(act, a.h) {
+			return nil
+		}
 		switch act {
-		case keys.Down:
-			a.overlay.off++
-		case keys.Up:
-			a.overlay.off = max(0, a.overlay.off-1)
-		case keys.HalfDown:
-			a.overlay.off += a.h / 2
-		case keys.HalfUp:
-			a.overlay.off = max(0, a.overlay.off-a.h/2)
-		case keys.Top:
-			a.overlay.off = 0
-		case keys.Bottom:
-			a.overlay.off = 1 << 20
 		case keys.Back, keys.Enter, keys.Help, keys.Warnings, keys.Describe:
 			a.overlay = nil
 		case keys.Quit:
@@ -132,11 +123,7 @@ func (a *app) common(c *page.Ctx, act keys.Action) (tea.Cmd, bool) {
 	case keys.Slower:
 		a.setRate(a.rate * 2)
 	case keys.Refresh:
-		var cmds []tea.Cmd
-		for i := range a.replicas {
-			cmds = append(cmds, a.poll(i))
-		}
-		return tea.Batch(cmds...), true
+		return a.pollAll(), true
 	case keys.Copy, keys.CopyRow:
 		name, row := a.pages[a.tab].Row(c)
 		if act == keys.CopyRow {

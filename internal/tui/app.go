@@ -94,7 +94,7 @@ type app struct {
 	input   textinput.Model
 	asking  string // "", "filter", "command" or "save"
 	overlay *overlay
-	guard   *guarded // waits for a yes; nil for nothing
+	guard   tea.Cmd // changes a router, and waits for a yes; nil for nothing
 	message string
 	fault   bool
 	mouse   bool
@@ -102,7 +102,6 @@ type app struct {
 
 	frame    string
 	dirty    bool
-	reached  bool // some router answered once
 	draws    uint64
 	finished bool
 	switched int // how often another context was taken
@@ -134,7 +133,7 @@ type overlay struct {
 	title string
 	lines []string
 	live  func() []string // makes the lines of every frame; may be nil
-	off   int
+	off   page.Scroll
 }
 
 type (
@@ -174,8 +173,7 @@ func newApp(ctx context.Context, o Options) *app {
 
 // watch starts over with other routers.
 func (a *app) watch(clients []*admin.Client) {
-	ranks := &page.RankTable{}
-	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), page.NewRadix(), page.NewDecisions(), page.NewEvents()}
+	a.pages = page.All()
 	a.replicas, a.sel = nil, 0
 	for _, c := range clients {
 		b := feed.NewBuilder(c.URL())
@@ -188,10 +186,7 @@ func (a *app) watch(clients []*admin.Client) {
 
 // Init implements tea.Model.
 func (a *app) Init() tea.Cmd {
-	cmds := []tea.Cmd{a.tick(), tea.SetWindowTitle("dynctl top")}
-	for i := range a.replicas {
-		cmds = append(cmds, a.poll(i))
-	}
+	cmds := []tea.Cmd{a.tick(), tea.SetWindowTitle("dynctl top"), a.pollAll()}
 	if a.opts.Filter != "" {
 		if cmd, err := a.pages[a.tab].SetFilter(a.page(), a.opts.Filter); err != nil {
 			a.say(err.Error(), true)
@@ -231,6 +226,14 @@ func (a *app) poll(i int) tea.Cmd {
 	return a.ofContext(func() tea.Msg { return sampleMsg{i, r.poller.Poll(ctx, after)} })
 }
 
+func (a *app) pollAll() tea.Cmd {
+	var cmds []tea.Cmd
+	for i := range a.replicas {
+		cmds = append(cmds, a.poll(i))
+	}
+	return tea.Batch(cmds...)
+}
+
 // again waits for the next question: longer each time that none is answered.
 func (a *app) again(i int) tea.Cmd {
 	r := a.replicas[i]
@@ -243,12 +246,14 @@ func (a *app) again(i int) tea.Cmd {
 }
 
 // sum makes the view of the newest answers.
-func (a *app) sum() {
-	routers := make([]feed.Router, len(a.replicas))
-	for i, r := range a.replicas {
+func (a *app) sum() { a.view = sumOf(a.replicas, a.now) }
+
+func sumOf(replicas []*replica, at time.Time) feed.View {
+	routers := make([]feed.Router, len(replicas))
+	for i, r := range replicas {
 		routers[i] = *r.view
 	}
-	a.view = feed.Sum(a.now, routers)
+	return feed.Sum(at, routers)
 }
 
 // shown is the view on the screen: the newest, or one that stands still.
@@ -329,7 +334,7 @@ const (
 // here, so that it means the same with every router.
 func loadDecisions(ctx context.Context, client *admin.Client, known *feed.Decisions, router int, filter string) tea.Msg {
 	m := page.DecisionsMsg{Router: router, Filter: filter}
-	f, err := feed.ParseFilter(filter, feed.DecisionKeys)
+	f, err := feed.DecisionFilter.Parse(filter)
 	if err != nil {
 		m.Err = err
 		return m
@@ -428,7 +433,6 @@ func (a *app) sample(m sampleMsg) tea.Cmd {
 	} else {
 		r.failed = 0
 		r.answers++
-		a.reached = true
 	}
 	a.sum()
 	answers := make([]int, len(a.replicas))

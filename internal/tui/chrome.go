@@ -131,7 +131,7 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 	case c.R.Link == feed.Live:
 		alert = "all well"
 	}
-	state := a.pages[a.tab].Order()
+	state := a.pages[a.tab].Order(c)
 	if a.w >= 100 {
 		state = "sort " + state
 	}
@@ -242,12 +242,12 @@ func (a *app) drawOverlay(p *widget.Painter, h int) {
 		lines = o.lines
 	}
 	room := h - 2
-	o.off = max(0, min(o.off, len(lines)-room))
-	for i := o.off; i < len(lines) && i < o.off+room; i++ {
+	from := o.off.From(len(lines), room)
+	for i := from; i < len(lines) && i < from+room; i++ {
 		p.Line(theme.Plain, "  "+lines[i])
 	}
 	p.Fill(h - 1)
-	if rest := len(lines) - o.off - room; rest > 0 {
+	if rest := len(lines) - from - room; rest > 0 {
 		p.Line(theme.Dim, fmt.Sprintf("  %d more lines (j scrolls)", rest))
 	}
 }

@@ -149,12 +149,8 @@ func (a *app) enter(m openedMsg) tea.Cmd {
 	}
 	a.switched++
 	a.opts.Context, a.opts.Note = m.name, ""
-	a.history, a.frozen, a.back, a.overlay, a.guard, a.reached = nil, nil, 0, nil, nil, false
+	a.history, a.frozen, a.back, a.overlay, a.guard = nil, nil, 0, nil, nil
 	a.watch(m.clients)
 	a.say("context "+m.name, false)
-	cmds := []tea.Cmd{a.show(a.tab, nil)}
-	for i := range a.replicas {
-		cmds = append(cmds, a.poll(i))
-	}
-	return tea.Batch(cmds...)
+	return tea.Batch(a.show(a.tab, nil), a.pollAll())
 }

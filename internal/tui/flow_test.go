@@ -221,7 +221,8 @@ func TestDecisionKeys(t *testing.T) {
 		t.Errorf("the filter lets remote through:\n%s", got)
 	}
 	// A receipt that the router no longer has.
-	a.Update(page.DecisionMsg{ID: a.pages[3].(*page.Decisions).Rows(a.page())[0].ID, Err: &admin.StatusError{Status: 404, Message: "the decision is no longer kept"}})
+	id, _ := a.pages[3].Row(a.page())
+	a.Update(page.DecisionMsg{ID: id, Err: &admin.StatusError{Status: 404, Message: "the decision is no longer kept"}})
 	mustContain(t, screen(a), "the decision is no longer kept")
 }
 

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,12 +13,6 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
-
-// guarded is something that changes a router and waits for a yes.
-type guarded struct {
-	text string
-	do   func() tea.Msg
-}
 
 // operate asks whether a worker shall be drained or resumed; without a name it is
 // the one under the cursor.
@@ -54,14 +49,14 @@ func (a *app) operate(verb, name string) {
 	if verb == "drain" && a.lastOf(c.R, i) {
 		text = fmt.Sprintf("%s is the last usable %s worker: drain it%s? y does it, any other key does not", name, c.R.WorkerList[i].Role, on)
 	}
-	a.guard = &guarded{text, func() tea.Msg {
+	a.guard = func() tea.Msg {
 		var w *admin.Worker
 		var err error
 		if w, err = act(a.ctx, name); err != nil {
 			return saidMsg{text: verb + " " + name + ": " + err.Error(), fault: true}
 		}
 		return saidMsg{text: w.Name + " " + after}
-	}}
+	}
 	a.say(text, true)
 }
 
@@ -107,7 +102,7 @@ func describeLines(r *feed.Router, name string) (out []string) {
 			continue
 		}
 		add("%s  %s  %s", w.Name, w.Role, w.URL)
-		add("engine %s %s, connector %s, models %s, %d ranks, blocks of %d tokens, %s blocks a rank, from %s", w.Engine, w.Version, orNone(w.Connector), orNone(strings.Join(w.Models, " ")), w.DP, w.BlockSizeTokens, widget.Count(known(w.KVBlocks)), w.Source)
+		add("engine %s %s, connector %s, models %s, %d ranks, blocks of %d tokens, %s blocks a rank, from %s", w.Engine, w.Version, cmp.Or(w.Connector, widget.Unknown), cmp.Or(strings.Join(w.Models, " "), widget.Unknown), w.DP, w.BlockSizeTokens, widget.Known(w.KVBlocks), w.Source)
 		state := "usable"
 		switch {
 		case w.Draining:
@@ -131,7 +126,7 @@ func describeLines(r *feed.Router, name string) (out []string) {
 		add("  speed    TTFT %s, ITL %s, %s output tokens/s, %s requests/s (the router's measurement)", widget.Millis(feed.Figure(k.TTFT).F()), widget.Millis(feed.Figure(k.ITL).F()), widget.Count(feed.Figure(k.OutputRate).F()), widget.Rate(k.RequestRate.F()))
 		add("  engine   %s run, %s wait, KV %s%%, prefix hits %s%% (life %s%%), figures %s old", widget.Count(k.Running().F()), widget.Count(k.Waiting().F()), widget.Percent(k.KVUsage().F()), widget.Percent(k.HitShare.F()), widget.Percent(k.LifeHit.F()), widget.Seconds(k.LoadAge.F()))
 		add("  router   %d active, %d prefill tokens, %d decode blocks, %s failed in the last minute", k.ActiveRequests, k.PrefillTokens, k.DecodeBlocks, widget.Count(k.RecentFailures.F()))
-		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.Room()))), k.Feed.State, widget.Seconds(k.FeedFor.F()), because(k.Feed.Reason), widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
+		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Known(k.Room()), k.Feed.State, widget.Seconds(k.FeedFor.F()), because(k.Feed.Reason), widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
 		if caches := k.Caches(); caches != "" {
 			add("  caches   %s", caches)
 		}
@@ -140,21 +135,6 @@ func describeLines(r *feed.Router, name string) (out []string) {
 		}
 	}
 	return out
-}
-
-// known is a count of which 0 means unknown.
-func known(n int) float64 {
-	if n == 0 {
-		return feed.Unknown.F()
-	}
-	return float64(n)
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return widget.Unknown
-	}
-	return s
 }
 
 func because(why string) string {

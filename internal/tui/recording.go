@@ -11,7 +11,6 @@ import (
 	"github.com/muesli/termenv"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
@@ -22,37 +21,11 @@ func (a *app) recording() *admin.Replay { return a.view.Routers[a.sel].Replay }
 // playKey does what keys do while a recording is watched, and reports whether it is
 // one of them.
 func (a *app) playKey(key string) (tea.Cmd, bool) {
-	if a.recording() == nil {
+	e, ok := a.playKeys[key]
+	if !ok || a.recording() == nil {
 		return nil, false
 	}
-	do, to := "", ""
-	switch a.playKeys[key] {
-	case keys.PlayPause:
-		do = "toggle"
-	case keys.RecordBack:
-		do = "back"
-	case keys.RecordForward:
-		do = "step"
-	case keys.PlayFaster:
-		do = "faster"
-	case keys.PlaySlower:
-		do = "slower"
-	case keys.SeekBack:
-		do, to = "seek", "-10s"
-	case keys.SeekForward:
-		do, to = "seek", "+10s"
-	case keys.SeekFarBack:
-		do, to = "seek", "-1m"
-	case keys.SeekFarForward:
-		do, to = "seek", "+1m"
-	case keys.SeekStart:
-		do, to = "seek", "0s"
-	case keys.SeekEnd:
-		do, to = "seek", "end"
-	default:
-		return nil, false
-	}
-	return a.control(do, to), true
+	return a.control(e.Do, e.To), true
 }
 
 // control asks for something of the recording that is watched.

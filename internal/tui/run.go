@@ -89,26 +89,15 @@ const (
 // Collect asks every router once and sums up. The first time it asks until the
 // rates are there, at least twice and for firstWait at most.
 func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
-	first := false
-	for _, r := range c.replicas {
-		first = first || r.view == nil
-	}
-	if first {
-		c.ask(ctx)
-		for began := time.Now(); c.wanting() && time.Since(began) < firstWait && wait.For(ctx, firstGap); {
-			c.ask(ctx)
-		}
-	} else {
+	first := slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.view == nil })
+	c.ask(ctx)
+	for began := time.Now(); first && c.wanting() && time.Since(began) < firstWait && wait.For(ctx, firstGap); {
 		c.ask(ctx)
 	}
 	if ctx.Err() != nil {
 		return feed.View{}, ctx.Err()
 	}
-	routers := make([]feed.Router, len(c.replicas))
-	for i, r := range c.replicas {
-		routers[i] = *r.view
-	}
-	return feed.Sum(time.Now(), routers), nil
+	return sumOf(c.replicas, time.Now()), nil
 }
 
 // wanting reports whether a router answers whose rates are not there yet.

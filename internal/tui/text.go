@@ -32,7 +32,7 @@ type TextOptions struct {
 
 // Check finds mistakes in the options before anything is asked.
 func (o TextOptions) Check() error {
-	if _, err := feed.ParseFilter(o.Filter, feed.RankKeys); err != nil {
+	if _, err := feed.RankFilter.Parse(o.Filter); err != nil {
 		return err
 	}
 	if o.Sort != "" && !page.SortRanks(nil, o.Sort, false) {
@@ -43,7 +43,7 @@ func (o TextOptions) Check() error {
 
 // Write writes a view.
 func Write(w io.Writer, v *feed.View, o TextOptions) error {
-	f, err := feed.ParseFilter(o.Filter, feed.RankKeys)
+	f, err := feed.RankFilter.Parse(o.Filter)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func Write(w io.Writer, v *feed.View, o TextOptions) error {
 	return writeTable(w, &picked, o)
 }
 
-func pickRanks(r *feed.Router, f *feed.Filter, o TextOptions) {
+func pickRanks(r *feed.Router, f *feed.Filter[*feed.Rank], o TextOptions) {
 	var rows []*feed.Rank
 	for i := range r.Ranks {
 		if f.Match(&r.Ranks[i]) {
@@ -110,13 +110,13 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 		}
 		if r.Answered() {
 			t, x := &r.Derived, &r.Index
-			ttft, itl := feed.QuantilesOf(r.Traffic.TTFT), feed.QuantilesOf(r.Traffic.ITL)
+			ttft, itl := feed.Quantiles(r.Traffic.TTFT), feed.Quantiles(r.Traffic.ITL)
 			printable.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated, %d either), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Either, r.Workers.Usable, r.Workers.Ranks)
 			printable.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(float64(r.Traffic.Inflight)), widget.Count(float64(r.Traffic.Queued)), widget.Rate(r.RateWindow.F()))
 			for i := range r.Queues {
 				printable.Fprintf(&b, "queue     %s\n", r.Queues[i].Text())
 			}
-			printable.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(ttft.P50.F()), widget.Millis(ttft.P99.F()), widget.Millis(itl.P50.F()), widget.Millis(itl.P99.F()), widget.Millis(feed.QuantilesOf(r.Traffic.Overhead).P99.F()/1000))
+			printable.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(ttft.P50), widget.Millis(ttft.P99), widget.Millis(itl.P50), widget.Millis(itl.P99), widget.Millis(feed.Quantiles(r.Traffic.Overhead).P99/1000))
 			printable.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "-"))
 			for i := range r.Costs {
 				m := &r.Costs[i]
@@ -129,11 +129,8 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 				}
 			}
 			printable.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(float64(x.Blocks)), widget.Whole(float64(x.Memberships)), widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(float64(x.UntrustedRank)))
-			table := page.RankTable{}
-			table.SetOrder("worst") // the ranks are in their order already
 			p := widget.NewPainter(th, width)
-			table.Plain()
-			table.Draw(r, p, len(r.Ranks)+1)
+			page.PlainRanks(r, p)
 			for _, l := range p.Lines() {
 				b.WriteString(stripStyles(l))
 				b.WriteByte('\n')

@@ -7,6 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // analyse turns the cells into the result.
@@ -77,7 +78,7 @@ func (r *Runner) group(g plan.Group) GroupResult {
 	out.Crossings = append(out.Crossings, r.crossing("ttft", c, cv, eff))
 	if slo := r.Spec.SLO.ITL; slo > 0 {
 		limit := float64(slo) / 1e6
-		itl := stats.Cross(series(eff, arms, func(l, _ *CellResult) float64 { return math.Log(tail(l) / limit) }), stats.CrossOptions{Level: r.Spec.Level, Seed: r.Spec.Seed})
+		itl := stats.Cross(series(eff, arms, func(l, _ *CellResult) float64 { return math.Log(l.Measure.ITL.Tail() / limit) }), stats.CrossOptions{Level: r.Spec.Level, Seed: r.Spec.Seed})
 		out.Crossings = append(out.Crossings, r.crossing("itl", itl, 0, eff))
 	}
 	if r.Spec.SLO.Any() {
@@ -95,14 +96,6 @@ func (r *Runner) group(g plan.Group) GroupResult {
 		out.Crossings = append(out.Crossings, r.crossing("goodput", good, 0, eff))
 	}
 	return out
-}
-
-// tail is a cell's ITL p99, or the next best figure of a small cell.
-func tail(c *CellResult) float64 {
-	if d := c.Measure.ITL; d.P99 > 0 {
-		return d.P99
-	}
-	return c.Measure.ITL.Max
 }
 
 func armPoint(cells []*CellResult, level float64) ArmPoint {
@@ -128,22 +121,13 @@ func armPoint(cells []*CellResult, level float64) ArmPoint {
 				xs = append(xs, *f(&c.Measure.Stages))
 			}
 		}
-		return num(stats.Median(xs))
+		return Known(stats.Median(xs))
 	}
 	a := ArmPoint{
-		TTFTP50: med(ttft),
-		TTFTP99: med(func(c *CellResult) float64 {
-			d := c.Measure.TTFT
-			if c.Cell.Load.Rate > 0 {
-				d = c.Measure.TTFTIntended
-			}
-			if d.P99 > 0 {
-				return d.P99
-			}
-			return d.Max
-		}),
+		TTFTP50:  med(ttft),
+		TTFTP99:  med(func(c *CellResult) float64 { return c.TTFT().Tail() }),
 		ITLP50:   med(func(c *CellResult) float64 { return c.Measure.ITL.P50 }),
-		ITLP99:   med(tail),
+		ITLP99:   med(func(c *CellResult) float64 { return c.Measure.ITL.Tail() }),
 		TPOTP50:  med(func(c *CellResult) float64 { return c.Measure.TPOT.P50 }),
 		E2EP50:   med(func(c *CellResult) float64 { return c.Measure.E2E.P50 }),
 		GoodPct:  med(func(c *CellResult) float64 { return 100 * share(c.Measure.Good, c.Measure.Requests+c.Measure.Failed) }),
@@ -195,28 +179,28 @@ func (r *Runner) crossing(objective string, c stats.Crossover, cv float64, eff [
 		case out.At.Low == nil && out.At.High == nil:
 			return "no bound on either side"
 		case out.At.Low == nil:
-			return fmt.Sprintf("below %s", tokensText(int(high)))
+			return fmt.Sprintf("below %s", table.Count(int(high)))
 		case out.At.High == nil:
-			return fmt.Sprintf("above %s", tokensText(int(low)))
+			return fmt.Sprintf("above %s", table.Count(int(low)))
 		}
-		return fmt.Sprintf("%s..%s", tokensText(int(low)), tokensText(int(math.Ceil(high))))
+		return fmt.Sprintf("%s..%s", table.Count(int(low)), table.Count(int(math.Ceil(high))))
 	}
 	what := map[string]string{"ttft": "the lower ttft p50", "goodput": "the higher goodput"}[objective]
 	switch c.Answer {
 	case stats.Crosses:
-		out.Sentence = fmt.Sprintf("remote prefill has %s above about %s effective tokens (%.0f%% CI %s)", what, tokensText(int(math.Round(c.At))), r.Spec.Level*100, ends())
+		out.Sentence = fmt.Sprintf("remote prefill has %s above about %s effective tokens (%.0f%% CI %s)", what, table.Count(int(math.Round(c.At))), r.Spec.Level*100, ends())
 		if objective == "itl" {
-			out.Sentence = fmt.Sprintf("local prefill breaks the itl target (p99 %s) from about %s effective tokens (%s)", r.Spec.SLO.ITL, tokensText(int(math.Round(c.At))), ends())
+			out.Sentence = fmt.Sprintf("local prefill breaks the itl target (p99 %s) from about %s effective tokens (%s)", r.Spec.SLO.ITL, table.Count(int(math.Round(c.At))), ends())
 		}
 	case stats.FirstWins:
-		out.Sentence = wins(objective, "local", "up to "+tokensText(last), c)
+		out.Sentence = wins(objective, "local", "up to "+table.Count(last), c)
 		if objective == "itl" {
 			out.Sentence = "local prefill never breaks the itl target"
 		}
 	case stats.SecondWins:
-		out.Sentence = wins(objective, "remote", "from "+tokensText(first), c)
+		out.Sentence = wins(objective, "remote", "from "+table.Count(first), c)
 		if objective == "itl" {
-			out.Sentence = fmt.Sprintf("local prefill breaks the itl target at every length from %s", tokensText(first))
+			out.Sentence = fmt.Sprintf("local prefill breaks the itl target at every length from %s", table.Count(first))
 		}
 	case stats.Cliff:
 		out.Sentence = fmt.Sprintf("the arms change places in one jump between %s: something in the engines switches there", ends())
@@ -286,7 +270,7 @@ func (r *Runner) conclude(res *Result) {
 		res.Sentence = "nothing was measured"
 		return
 	}
-	g := r.choose(res)
+	g := res.Headline()
 	c := g.Crossing(r.Spec.Objective)
 	if c == nil {
 		c = &g.Crossings[0]
@@ -309,8 +293,8 @@ func (r *Runner) conclude(res *Result) {
 	eff := max(round(int(math.Round(at)), max(r.Block, 1)), max(r.Block, 1))
 	res.Recommend = &Recommendation{
 		EffISL: eff, Objective: c.Objective, Group: g.Group,
-		Because: fmt.Sprintf("multiple of block %d nearest to %s", max(r.Block, 1), tokensText(int(math.Round(at)))),
-		Configs: Configs(eff),
+		Because: fmt.Sprintf("multiple of block %d nearest to %s", max(r.Block, 1), table.Count(int(math.Round(at)))),
+		Configs: configs(eff),
 	}
 	for _, o := range res.Groups {
 		oc := o.Crossing(c.Objective)
@@ -318,26 +302,13 @@ func (r *Runner) conclude(res *Result) {
 			continue
 		}
 		if low, high := val(oc.At.Low), val(oc.At.High); float64(eff) < low || float64(eff) > high {
-			res.Cautions = append(res.Cautions, fmt.Sprintf("at %s the crossing is elsewhere: about %s effective tokens", o.Group, tokensText(int(*oc.At.Value))))
+			res.Cautions = append(res.Cautions, fmt.Sprintf("at %s the crossing is elsewhere: about %s effective tokens", o.Group, table.Count(int(*oc.At.Value))))
 		}
 	}
 }
 
-// choose is the group whose answer is the headline: without cached prefix if
-// there is one, at the highest load.
-func (r *Runner) choose(res *Result) *GroupResult {
-	best := &res.Groups[0]
-	for i := range res.Groups {
-		g := &res.Groups[i]
-		if g.Group.Cached < best.Group.Cached || g.Group.Cached == best.Group.Cached && (g.Group.Load.Concurrency > best.Group.Load.Concurrency || g.Group.Load.Rate > best.Group.Load.Rate) {
-			best = g
-		}
-	}
-	return best
-}
-
-// Configs are the settings that make a router use a threshold.
-func Configs(eff int) []Config {
+// configs are the settings that make a router use a threshold.
+func configs(eff int) []Config {
 	return []Config{
 		{System: "dynctl", Text: fmt.Sprintf("routing: {threshold: %d, threshold_on: eff_isl}", eff), Note: fmt.Sprintf("or serve --routing-threshold %d", eff)},
 		{

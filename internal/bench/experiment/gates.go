@@ -258,5 +258,5 @@ func (r *Runner) drift() stats.Interval {
 			y = append(y, math.Log(v)-sum[k]/count[k])
 		}
 	}
-	return stats.Line(x, y, 0.99).Rise
+	return stats.Line(x, y, 0.99)
 }

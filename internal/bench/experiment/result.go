@@ -1,7 +1,6 @@
 package experiment
 
 import (
-	"fmt"
 	"math"
 	"time"
 
@@ -92,7 +91,7 @@ func (m *Measure) Watch(s *loadgen.Starvation) {
 	if s == nil || s.Watched <= 0 {
 		return
 	}
-	m.ClientStopped, m.ClientWake, m.ClientRead = num(s.Share()), num(s.Wake.Seconds()*1000), num(s.Read.Seconds()*1000)
+	m.ClientStopped, m.ClientWake, m.ClientRead = Known(s.Share()), Known(s.Wake.Seconds()*1000), Known(s.Read.Seconds()*1000)
 }
 
 // CellResult is a cell with what came of it.
@@ -105,6 +104,17 @@ type CellResult struct {
 	// Voids are the reasons why earlier attempts were thrown away.
 	Voids []string `json:"voids,omitempty"`
 }
+
+// TTFT is the time that counts for the cell's load: an open loop's from the planned
+// time, a closed loop's from the send.
+func (c *CellResult) TTFT() loadgen.Dist {
+	if c.Cell.Load.Rate > 0 {
+		return c.Measure.TTFTIntended
+	}
+	return c.Measure.TTFT
+}
+
+func ttft(c *CellResult) float64 { return c.TTFT().P50 }
 
 // ArmPoint is one arm at one point: medians over the repeats.
 type ArmPoint struct {
@@ -147,9 +157,10 @@ type Bounds struct {
 	High  *float64 `json:"high"`
 }
 
-func bounds(v, low, high float64) Bounds { return Bounds{num(v), num(low), num(high)} }
+func bounds(v, low, high float64) Bounds { return Bounds{Known(v), Known(low), Known(high)} }
 
-func num(v float64) *float64 {
+// Known is a number, nil for one that is not finite.
+func Known(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil
 	}
@@ -254,6 +265,19 @@ type Result struct {
 	Cells    []CellResult     `json:"cells"`
 }
 
+// Headline is the group whose answer comes first: without cached prefix if there is one,
+// at the highest load; nil without groups.
+func (r *Result) Headline() *GroupResult {
+	var best *GroupResult
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if best == nil || g.Group.Cached < best.Group.Cached || g.Group.Cached == best.Group.Cached && (g.Group.Load.Concurrency > best.Group.Load.Concurrency || g.Group.Load.Rate > best.Group.Load.Rate) {
+			best = g
+		}
+	}
+	return best
+}
+
 // Warmup is what was thrown away before the first cell.
 type Warmup struct {
 	Cells    int  `json:"cells"`
@@ -261,22 +285,4 @@ type Warmup struct {
 	Steady   bool `json:"steady"`
 	// Drifts are the changes of ttft p50 between the rounds.
 	Drifts []float64 `json:"drifts"`
-}
-
-// ttft is the time that counts for a load: an open loop's from the planned
-// time, a closed loop's from the send.
-func ttft(c *CellResult) float64 {
-	if c.Cell.Load.Rate > 0 {
-		return c.Measure.TTFTIntended.P50
-	}
-	return c.Measure.TTFT.P50
-}
-
-// tokensText is 12,345.
-func tokensText(n int) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

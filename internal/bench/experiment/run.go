@@ -12,12 +12,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/stats"
 )
 
-// Bench measures one cell.
-type Bench interface {
-	// Measure runs a cell. A *VoidError asks for the cell to be measured again.
-	Measure(ctx context.Context, c plan.Cell) (*Measure, error)
-}
-
 // VoidError is a cell whose figures mean nothing: the fleet changed under it.
 type VoidError struct{ Reason string }
 
@@ -27,8 +21,8 @@ func (e *VoidError) Error() string { return "cell is void: " + e.Reason }
 // ErrStopped ends a run early with what is done so far.
 var ErrStopped = errors.New("stopped")
 
-// errSkipped is a cell that was left out by hand.
-var errSkipped = errors.New("skipped by hand")
+// ErrSkipped is a cell that was left out by hand.
+var ErrSkipped = errors.New("skipped by hand")
 
 // Event is what a run reports while it goes on.
 type Event struct {
@@ -49,12 +43,14 @@ type Event struct {
 type Runner struct {
 	Spec  plan.Spec
 	Block int
-	Bench Bench
+	// Measure measures a cell. A *VoidError asks for the cell to be measured again.
+	Measure func(ctx context.Context, c plan.Cell) (*Measure, error)
 	// Now counts from the start of the run.
 	Now func() time.Duration
 	// Done has the cells of a run that is resumed, by id.
 	Done map[string]CellResult
-	// OnEvent and OnCell are called with what happens; OnCell keeps finished cells.
+	// OnEvent and OnCell are called with what happens; OnCell keeps finished cells. Each
+	// may be nil.
 	OnEvent func(Event)
 	OnCell  func(CellResult) error
 	// Stop, when it answers true, ends the run after the cell at hand.
@@ -86,9 +82,6 @@ const steadyDrift = 0.05
 // Run measures everything and gives the result. When ctx ends, or Stop says
 // so, the result is of what was measured and says that it is partial.
 func (r *Runner) Run(ctx context.Context) (*Result, error) {
-	if r.OnEvent == nil {
-		r.OnEvent = func(Event) {}
-	}
 	cause := r.run(ctx)
 	if cause != nil && !errors.Is(cause, ErrStopped) && ctx.Err() == nil {
 		return r.analyse(cause.Error()), cause
@@ -113,14 +106,14 @@ func (r *Runner) run(ctx context.Context) error {
 		want = append(want, r.Spec.Grid(g, r.Block)...)
 	}
 	pairs := interleave(r.Spec.Pairs("grid", want), r.Spec.AAPairs(0))
-	r.OnEvent(Event{Kind: "phase", Text: fmt.Sprintf("grid of %d cells", 2*len(pairs))})
+	r.event(Event{Kind: "phase", Text: fmt.Sprintf("grid of %d cells", 2*len(pairs))})
 	if err := r.pairs(ctx, pairs); err != nil {
 		return err
 	}
 	// One alarm in a hundred is chance: an A/A check that fails is repeated with
 	// as many pairs again, and judged by all of them.
 	for more := 1; more <= 2 && r.aaFails(r.aa()); more++ {
-		r.OnEvent(Event{Kind: "phase", Text: "local against local differs: measured again with more pairs"})
+		r.event(Event{Kind: "phase", Text: "local against local differs: measured again with more pairs"})
 		if err := r.pairs(ctx, r.Spec.AAPairs(more)); err != nil {
 			return err
 		}
@@ -142,12 +135,18 @@ func (r *Runner) run(ctx context.Context) error {
 			phase = "repeat"
 		}
 		pairs := r.Spec.Pairs(phase, want)
-		r.OnEvent(Event{Kind: "phase", Text: fmt.Sprintf("%s: %d cells around the crossing", phase, 2*len(pairs))})
+		r.event(Event{Kind: "phase", Text: fmt.Sprintf("%s: %d cells around the crossing", phase, 2*len(pairs))})
 		if err := r.pairs(ctx, pairs); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (r *Runner) event(e Event) {
+	if r.OnEvent != nil {
+		r.OnEvent(e)
+	}
 }
 
 // warm sends load until its figures stop drifting.
@@ -160,7 +159,7 @@ func (r *Runner) warm(ctx context.Context) error {
 		}
 	}
 	isl := s.ISL[len(s.ISL)/2]
-	r.OnEvent(Event{Kind: "phase", Text: "warm-up"})
+	r.event(Event{Kind: "phase", Text: "warm-up"})
 	last := map[plan.Arm]float64{}
 	for round := range warmupRounds {
 		worst := 0.0
@@ -169,9 +168,9 @@ func (r *Runner) warm(ctx context.Context) error {
 			c.ID = "warmup/" + c.ID
 			// A cold fleet must not be hit by all slots at once for long.
 			c.Requests = min(c.Requests, 32)
-			res, err := r.cell(ctx, c)
-			if errors.Is(err, errSkipped) {
-				r.OnEvent(Event{Kind: "phase", Text: "the warm-up was ended by hand"})
+			res, err := r.Cell(ctx, c)
+			if errors.Is(err, ErrSkipped) {
+				r.event(Event{Kind: "phase", Text: "the warm-up was ended by hand"})
 				return nil
 			}
 			if err != nil {
@@ -196,7 +195,7 @@ func (r *Runner) warm(ctx context.Context) error {
 			break
 		}
 	}
-	r.OnEvent(Event{Kind: "phase", Text: fmt.Sprintf("warm-up over after %d cells: %s", r.warmup.Cells, r.warmup.text())})
+	r.event(Event{Kind: "phase", Text: fmt.Sprintf("warm-up over after %d cells: %s", r.warmup.Cells, r.warmup.text())})
 	return nil
 }
 
@@ -240,8 +239,8 @@ func (r *Runner) pairs(ctx context.Context, pairs []plan.Pair) error {
 	}
 	for _, p := range pairs {
 		for i, c := range p {
-			res, err := r.cell(ctx, c)
-			if errors.Is(err, errSkipped) {
+			res, err := r.Cell(ctx, c)
+			if errors.Is(err, ErrSkipped) {
 				r.skipped++
 				for _, c := range p[i:] {
 					r.total--
@@ -257,15 +256,15 @@ func (r *Runner) pairs(ctx context.Context, pairs []plan.Pair) error {
 			if r.weight > 0 {
 				e.Remaining = time.Duration(r.left * r.spent / r.weight * float64(time.Second))
 			}
-			r.OnEvent(e)
+			r.event(e)
 		}
 	}
 	return nil
 }
 
-// cell measures a cell, again when it is void, or takes it from the run that
-// is resumed.
-func (r *Runner) cell(ctx context.Context, c plan.Cell) (*CellResult, error) {
+// Cell measures a cell, again when it is void, or takes it from the run that
+// is resumed. ErrStopped and ErrSkipped say what a person wanted instead.
+func (r *Runner) Cell(ctx context.Context, c plan.Cell) (*CellResult, error) {
 	// A warm-up warms the engines of now.
 	if res, ok := r.Done[c.ID]; ok && res.Measure != nil && c.Phase != "warmup" {
 		return &res, nil
@@ -279,7 +278,7 @@ func (r *Runner) cell(ctx context.Context, c plan.Cell) (*CellResult, error) {
 		case ctx.Err() == nil && errors.As(err, &void):
 			res.Voids = append(res.Voids, void.Reason)
 			r.voided++
-			r.OnEvent(Event{Kind: "void", Cell: c, Text: void.Reason})
+			r.event(Event{Kind: "void", Cell: c, Text: void.Reason})
 			if len(res.Voids) > maxVoids {
 				return nil, fmt.Errorf("cell %s was void %d times: %s", c.ID, len(res.Voids), void.Reason)
 			}
@@ -319,13 +318,13 @@ func (r *Runner) try(ctx context.Context, res *CellResult) error {
 	if n := len(res.Voids); n > 0 {
 		c.ID = fmt.Sprintf("%s#%d", c.ID, n)
 	}
-	r.OnEvent(Event{Kind: "start", Cell: res.Cell, Done: len(r.cells), Total: r.total, Elapsed: r.Now()})
+	r.event(Event{Kind: "start", Cell: res.Cell, Done: len(r.cells), Total: r.total, Elapsed: r.Now()})
 	res.Start = r.Now()
-	m, err := r.Bench.Measure(cell, c)
+	m, err := r.Measure(cell, c)
 	res.End = r.Now()
 	if cell.Err() != nil && ctx.Err() == nil { // also when it came too late to cut anything
-		r.OnEvent(Event{Kind: "skip", Cell: res.Cell, Text: errSkipped.Error()})
-		return errSkipped
+		r.event(Event{Kind: "skip", Cell: res.Cell, Text: ErrSkipped.Error()})
+		return ErrSkipped
 	}
 	if err != nil {
 		return err

@@ -214,10 +214,10 @@ func (b *world) Measure(ctx context.Context, c plan.Cell) (*Measure, error) {
 	who := 1
 	if c.Arm == plan.Remote {
 		who = 0
-		m.TransferTokens = num(float64(after[1].ExternalHits - before[1].ExternalHits))
+		m.TransferTokens = Known(float64(after[1].ExternalHits - before[1].ExternalHits))
 		m.ExpectedTransferTokens = float64(m.Requests * (c.ISL() / 16 * 16))
 	}
-	m.HitShare = num(float64(after[who].PrefixHits-before[who].PrefixHits) / float64(after[who].PrefixQueries-before[who].PrefixQueries))
+	m.HitShare = Known(float64(after[who].PrefixHits-before[who].PrefixHits) / float64(after[who].PrefixQueries-before[who].PrefixQueries))
 	return m, nil
 }
 
@@ -229,7 +229,7 @@ func testSpec(seed uint64) plan.Spec {
 }
 
 func runner(b *world, s plan.Spec) *Runner {
-	return &Runner{Spec: s, Block: 16, Bench: b, Now: b.now}
+	return &Runner{Spec: s, Block: 16, Measure: b.Measure, Now: b.now}
 }
 
 // Against engines whose crossing is known the interval holds the truth, and

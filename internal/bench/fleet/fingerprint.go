@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -27,9 +28,5 @@ func (f *Facts) Fingerprint() []string {
 }
 
 func kind(w *admin.Worker) string {
-	connector := w.Connector
-	if connector == "" {
-		connector = "none"
-	}
-	return fmt.Sprintf("%s %s %s, %d ranks, connector %s, block %d, %d KV blocks a rank, %d tokens of context", w.Role, w.Engine, w.Version, w.DP, connector, w.BlockSizeTokens, w.KVBlocks, w.MaxModelLen)
+	return fmt.Sprintf("%s %s %s, %d ranks, connector %s, block %d, %d KV blocks a rank, %d tokens of context", w.Role, w.Engine, w.Version, w.DP, cmp.Or(w.Connector, "none"), w.BlockSizeTokens, w.KVBlocks, w.MaxModelLen)
 }

@@ -109,7 +109,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 	}
 	o := loadgen.Options{
 		Base: b.Target.URL, TLS: b.Target.TLS, APIKey: b.Target.APIKey, Concurrency: c.Load.Concurrency, Cap: b.Spec.Cap, Timeout: b.Timeout, Keep: keep,
-		SLO: loadgen.SLO{TTFT: b.Spec.SLO.TTFT, TPOT: b.Spec.SLO.TPOT, ITL: b.Spec.SLO.ITL, E2E: b.Spec.SLO.E2E}, Progress: b.Progress, Schedule: schedule,
+		SLO: b.Spec.SLO, Progress: b.Progress, Schedule: schedule,
 	}
 	if c.Load.Rate > 0 && schedule == nil {
 		if o.Schedule, err = loadgen.Schedule(c.Requests+c.Ramp, c.Load.Rate, loadgen.Arrival(b.Spec.Arrival), b.Spec.Burstiness, workload.Seed(fmt.Sprint(b.Spec.Seed), c.ID)); err != nil {
@@ -201,36 +201,29 @@ func (b *Bench) counters(m *experiment.Measure, c plan.Cell, before, after fleet
 	}
 	if c.Arm != plan.Auto {
 		if who.Queries > 0 && !math.IsNaN(who.Hits) {
-			m.HitShare = ptr(who.Hits / who.Queries)
+			m.HitShare = experiment.Known(who.Hits / who.Queries)
 		}
 		m.ExpectedHit = float64(c.CachedTokens) / float64(c.ISL())
 	} else if q := d.Queries; q > 0 && !math.IsNaN(d.Hits) {
-		m.HitShare = ptr(d.Hits / q)
+		m.HitShare = experiment.Known(d.Hits / q)
 	}
 	moved := d.ExternalHits
 	if math.IsNaN(moved) {
 		moved = d.External
 	}
 	if c.Arm == plan.Remote && !math.IsNaN(moved) {
-		m.TransferTokens = ptr(moved)
+		m.TransferTokens = experiment.Known(moved)
 		block := max(b.Facts.Block, 1)
 		m.ExpectedTransferTokens = float64(m.Requests+c.Ramp) * float64(c.EffISL/block*block)
 	}
 	if !math.IsNaN(d.TransferBytes) {
-		m.TransferBytes = ptr(d.TransferBytes)
+		m.TransferBytes = experiment.Known(d.TransferBytes)
 	}
 	for _, n := range []float64{p.Preemptions, d.Preemptions} {
 		if !math.IsNaN(n) {
 			m.Preemptions += n
 		}
 	}
-}
-
-func ptr(v float64) *float64 {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return nil
-	}
-	return &v
 }
 
 // receipts splits the time to the first token by the router's receipts and the
@@ -278,7 +271,7 @@ func (b *Bench) receipts(ctx context.Context, m *experiment.Measure, c plan.Cell
 		}
 	}
 	st := &m.Stages
-	st.Router = ptr(stats.Mean(router))
+	st.Router = experiment.Known(stats.Mean(router))
 	pool, leg := after.Decode.Minus(before.Decode), stats.Mean(local)
 	if len(prefill) > len(local) {
 		pool, leg = after.Prefill.Minus(before.Prefill), stats.Mean(prefill)
@@ -287,20 +280,20 @@ func (b *Bench) receipts(ctx context.Context, m *experiment.Measure, c plan.Cell
 	if pool.QueueCount > 0 {
 		queue = min(1000*pool.QueueSum/pool.QueueCount, leg)
 	}
-	st.PrefillQueue = ptr(queue)
+	st.PrefillQueue = experiment.Known(queue)
 	if math.IsNaN(queue) {
 		queue = 0
 	}
-	st.Prefill = ptr(leg - queue)
+	st.Prefill = experiment.Known(leg - queue)
 	if len(prefill) > len(local) {
 		rest := stats.Mean(decode)
 		d := after.Decode.Minus(before.Decode)
 		if d.TransferCount > 0 {
 			t := min(1000*d.TransferSum/d.TransferCount, rest)
-			st.Transfer = ptr(t)
+			st.Transfer = experiment.Known(t)
 			rest -= t
 		}
-		st.FirstDecode = ptr(rest)
+		st.FirstDecode = experiment.Known(rest)
 	}
 }
 

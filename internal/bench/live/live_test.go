@@ -232,7 +232,7 @@ func runGates(t *testing.T, b *live.Bench, change func(*plan.Spec)) (*experiment
 	}
 	b.Spec = s
 	start := time.Now()
-	r := &experiment.Runner{Spec: s, Block: b.Facts.Block, Bench: b, Now: func() time.Duration { return time.Since(start) }}
+	r := &experiment.Runner{Spec: s, Block: b.Facts.Block, Measure: b.Measure, Now: func() time.Duration { return time.Since(start) }}
 	res, err := r.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)

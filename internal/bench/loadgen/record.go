@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/bench/plan"
+
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/dynctl/dynctl/internal/bench/stats"
@@ -64,13 +66,8 @@ func (r *Result) TPOT() (time.Duration, bool) {
 	return (r.Last - r.First) / time.Duration(n), true
 }
 
-// SLO is what a good request keeps to; zero members are not asked for.
-type SLO struct {
-	TTFT, TPOT, ITL, E2E time.Duration
-}
-
 // meets reports whether a request was good. What has no value is not asked.
-func (s SLO) meets(r *Result, worstGap time.Duration) bool {
+func meets(s plan.SLO, r *Result, worstGap time.Duration) bool {
 	tpot, has := r.TPOT()
 	return (s.TTFT == 0 || r.TTFTIntended() <= s.TTFT) &&
 		(s.TPOT == 0 || !has || tpot <= s.TPOT) &&
@@ -98,7 +95,7 @@ func note(h *hdrhistogram.Histogram, d time.Duration, n int64) {
 // recorder gathers figures. One lock for each request is cheap at the rates
 // that one process reaches.
 type recorder struct {
-	slo  SLO
+	slo  plan.SLO
 	keep int
 
 	// What a send touches takes no lock: it would wait there for a thread that
@@ -120,7 +117,7 @@ type recorder struct {
 	sentCount                                    int
 }
 
-func newRecorder(slo SLO, keep int) *recorder {
+func newRecorder(slo plan.SLO, keep int) *recorder {
 	r := &recorder{
 		slo: slo, keep: keep, errs: make(map[string]int), dry: -1,
 		ttft: newHist(), ttftIntended: newHist(), tpot: newHist(), itl: newHist(), e2e: newHist(), dispatch: newHist(),
@@ -152,7 +149,7 @@ func (r *recorder) ended(res *Result, pieces []piece, now time.Duration, o Optio
 		for i := 1; i < len(pieces); i++ {
 			worst = max(worst, (pieces[i].at-pieces[i-1].at)/time.Duration(max(pieces[i].tokens, 1)))
 		}
-		res.Good = r.slo.meets(res, worst)
+		res.Good = meets(r.slo, res, worst)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,6 +241,9 @@ type Dist struct {
 	P999 float64 `json:"p999_ms,omitempty"`
 	Max  float64 `json:"max_ms"`
 }
+
+// Tail is P99, or the largest of few values.
+func (d Dist) Tail() float64 { return cmp.Or(d.P99, d.Max) }
 
 func distOf(h *hdrhistogram.Histogram) Dist {
 	d := Dist{N: h.TotalCount()}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/bench/plan"
+
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
@@ -60,7 +62,7 @@ type Options struct {
 	// that; 0 means 10 minutes.
 	Timeout time.Duration
 	// SLO decides what counts as good; zero members are not asked for.
-	SLO SLO
+	SLO plan.SLO
 	// Keep is how many results are kept in memory.
 	Keep int
 	// OnResult is called with every request as it ends, one at a time; may be nil.

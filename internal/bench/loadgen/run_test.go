@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/bench/plan"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -42,7 +44,7 @@ func (f *few) Fill(_ int, q *Request) bool {
 func TestClosedLoop(t *testing.T) {
 	s := &stub{parts: func(int, string) []string { return answer(8) }, keep: true}
 	url := startStub(t, s)
-	sum, err := Run(t.Context(), Options{Base: url, Concurrency: 4, Keep: 100, SLO: SLO{TTFT: time.Minute}}, newFew(40))
+	sum, err := Run(t.Context(), Options{Base: url, Concurrency: 4, Keep: 100, SLO: plan.SLO{TTFT: time.Minute}}, newFew(40))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +92,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 func measure(t *testing.T, every time.Duration, parts ...string) *Summary {
 	t.Helper()
 	p := &pieces{parts: parts, every: every}
-	c, q, rec, o := &conn{Conn: p, buf: make([]byte, readBuffer)}, &call{}, newRecorder(SLO{}, 1), Options{Concurrency: 1}
+	c, q, rec, o := &conn{Conn: p, buf: make([]byte, readBuffer)}, &call{}, newRecorder(plan.SLO{}, 1), Options{Concurrency: 1}
 	now := func() time.Duration { return p.clock }
 	q.begin(0)
 	rec.sent(0, 1)

@@ -104,8 +104,6 @@ type Spec struct {
 type Limits struct {
 	MaxModelLen int // tokens of prompt and answer; 0 unknown
 	KVTokens    int // tokens that the smallest rank's cache holds; 0 unknown
-	Block       int // tokens
-	HasPrefill  bool
 }
 
 // Cell is one measurement: one arm at one point, once.

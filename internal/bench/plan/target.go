@@ -9,16 +9,19 @@ import (
 // Target is what a run measures: how it was reached, and what was found there. A
 // run that is resumed reaches the same, and measures nothing else.
 type Target struct {
-	// Router and Data are URLs of a running router.
+	// Router is the admin URL of a running router, Data the URL of its data plane where it
+	// says another one.
 	Router string `yaml:"router,omitempty"`
 	Data   string `yaml:"data,omitempty"`
-	// Sim is a simulated fleet; Prefill, Decode and Worker are engines.
+	// Sim is a simulated fleet; Prefill, Decode and Worker are engines, URL[,key=value,...].
+	// Connector is how KV moves between them, "" for what they say.
 	Sim       string   `yaml:"sim,omitempty"`
 	Prefill   []string `yaml:"prefill,omitempty"`
 	Decode    []string `yaml:"decode,omitempty"`
 	Worker    []string `yaml:"worker,omitempty"`
 	Connector string   `yaml:"connector,omitempty"`
-	Model     string   `yaml:"model"`
+	// Model may be "" where there is only one.
+	Model string `yaml:"model"`
 	// Fingerprint has a line for each fact that two targets differ by.
 	Fingerprint []string `yaml:"fingerprint"`
 }

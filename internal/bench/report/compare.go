@@ -24,8 +24,8 @@ type metric struct {
 }
 
 var metrics = []metric{
-	{"ttft_p50", true, func(c *experiment.CellResult) float64 { return ttft(c).P50 }},
-	{"ttft_p95", true, func(c *experiment.CellResult) float64 { return ttft(c).P95 }},
+	{"ttft_p50", true, func(c *experiment.CellResult) float64 { return c.TTFT().P50 }},
+	{"ttft_p95", true, func(c *experiment.CellResult) float64 { return c.TTFT().P95 }},
 	{"tpot_p50", true, func(c *experiment.CellResult) float64 { return c.Measure.TPOT.P50 }},
 	{"itl_p50", true, func(c *experiment.CellResult) float64 { return c.Measure.ITL.P50 }},
 	{"itl_p95", true, func(c *experiment.CellResult) float64 { return c.Measure.ITL.P95 }},
@@ -42,16 +42,6 @@ func Metrics() []string {
 	}
 	return out
 }
-
-func ttft(c *experiment.CellResult) distP {
-	d := c.Measure.TTFT
-	if c.Cell.Load.Rate > 0 {
-		d = c.Measure.TTFTIntended
-	}
-	return distP{d.P50, d.P95}
-}
-
-type distP struct{ P50, P95 float64 }
 
 // Change is how much a metric of run B differs from run A at one load and arm,
 // over all points that both measured.

@@ -18,12 +18,13 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/sweep"
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
 // Names of the files of a run.
 const (
-	ResultFile   = "result.json"
+	resultFile   = "result.json"
 	planFile     = "plan.yaml"
 	cellsFile    = "cells.csv"
 	journalFile  = "cells.jsonl" // as cells finish; what --resume reads
@@ -45,11 +46,8 @@ type Folder struct {
 
 // CreateFolder makes a folder for a new run. It must not exist yet.
 func CreateFolder(path string, run *plan.Run) (*Folder, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := makeFolder(path); err != nil {
 		return nil, err
-	}
-	if err := os.Mkdir(path, 0o755); err != nil {
-		return nil, fmt.Errorf("run folder: %w", err)
 	}
 	raw, err := yaml.Marshal(run)
 	if err == nil {
@@ -59,6 +57,31 @@ func CreateFolder(path string, run *plan.Run) (*Folder, error) {
 		return nil, err
 	}
 	return openFolder(path)
+}
+
+func makeFolder(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return fmt.Errorf("run folder: %w", err)
+	}
+	return nil
+}
+
+// WriteSweep writes the folder of a sweep. It must not exist yet.
+func WriteSweep(path string, res *sweep.Result) error {
+	if err := makeFolder(path); err != nil {
+		return err
+	}
+	return errors.Join(
+		writeFile(filepath.Join(path, resultFile), func(w io.Writer) error {
+			enc := json.NewEncoder(w)
+			enc.SetIndent("", " ")
+			return enc.Encode(res)
+		}),
+		writeFile(filepath.Join(path, cellsFile), func(w io.Writer) error { return CSV(w, res.Cells) }),
+	)
 }
 
 // ResumeFolder opens the folder of a run that was cut and gives its plan and
@@ -190,8 +213,8 @@ func appendRequest(b []byte, c plan.Cell, r *loadgen.Result) []byte {
 
 // Finish writes the result and everything made of it, and closes the folder.
 func (f *Folder) Finish(r *experiment.Result) error {
-	errs := []error{f.err, f.reqs.Close(), f.reqFile.Close(), f.journal.Close()}
-	errs = append(errs, writeFile(filepath.Join(f.Path, ResultFile), func(w io.Writer) error {
+	errs := []error{f.Close()}
+	errs = append(errs, writeFile(filepath.Join(f.Path, resultFile), func(w io.Writer) error {
 		enc := json.NewEncoder(w)
 		enc.SetEscapeHTML(false)
 		enc.SetIndent("", " ")
@@ -199,7 +222,7 @@ func (f *Folder) Finish(r *experiment.Result) error {
 	}))
 	errs = append(errs, writeFile(filepath.Join(f.Path, cellsFile), func(w io.Writer) error { return CSV(w, r.Cells) }))
 	errs = append(errs, writeFile(filepath.Join(f.Path, htmlFile), func(w io.Writer) error { return HTML(w, r) }))
-	errs = append(errs, writeFile(filepath.Join(f.Path, plotFile), func(w io.Writer) error { return Plot(w, r) }))
+	errs = append(errs, writeFile(filepath.Join(f.Path, plotFile), func(w io.Writer) error { return plot(w, r) }))
 	return errors.Join(errs...)
 }
 
@@ -232,7 +255,7 @@ const maxResult = 512 << 20
 // ReadResult reads the result of a run: its folder or its result.json.
 func ReadResult(path string) (*experiment.Result, error) {
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		path = filepath.Join(path, ResultFile)
+		path = filepath.Join(path, resultFile)
 	}
 	f, err := os.Open(path)
 	if err != nil {

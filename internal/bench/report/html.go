@@ -103,7 +103,8 @@ func HTML(w io.Writer, r *experiment.Result) error {
 	}
 	for i := range r.Groups {
 		g := &r.Groups[i]
-		part := groupPart{Title: upperFirst(g.Group.String()), Crossings: g.Crossings}
+		title := g.Group.String()
+		part := groupPart{Title: strings.ToUpper(title[:1]) + title[1:], Crossings: g.Crossings}
 		add := func(title, svg string) {
 			part.Figures = append(part.Figures, figure{title, template.HTML(svg)}) //nolint:gosec // drawn here, every text in it is escaped
 		}
@@ -140,16 +141,9 @@ func HTML(w io.Writer, r *experiment.Result) error {
 	return page.Execute(w, v)
 }
 
-func upperFirst(s string) string {
-	if s == "" {
-		return s
-	}
-	return strings.ToUpper(s[:1]) + s[1:]
-}
-
-// Plot writes the forest plot of the headline as a drawing of its own.
-func Plot(w io.Writer, r *experiment.Result) error {
-	g := widest(r)
+// plot writes the forest plot of the headline as a drawing of its own.
+func plot(w io.Writer, r *experiment.Result) error {
+	g := r.Headline()
 	if g == nil {
 		s := newSVG(400, 60, "nothing was measured")
 		s.text(200, 34, "middle", grey, "nothing was measured")

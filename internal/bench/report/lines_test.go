@@ -7,20 +7,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 )
 
-func TestHang(t *testing.T) {
-	b := &strings.Builder{}
-	hang(b, "  head ", "one two three four five six seven eight nine ten", 40)
-	want := "  head one two three four five six seven\n       eight nine ten\n"
-	if b.String() != want {
-		t.Errorf("got\n%swant\n%s", b, want)
-	}
-	b.Reset()
-	hang(b, "h ", strings.Repeat("x", 60), 40) // a word is never cut
-	if b.String() != "h "+strings.Repeat("x", 60)+"\n" {
-		t.Errorf("%q", b)
-	}
-}
-
 // An interval that goes on beyond the axis, or has no end, must not look as if
 // it ended there.
 func TestForestShowsWhatGoesOn(t *testing.T) {

@@ -64,7 +64,10 @@ func result(t *testing.T, factor float64, seed uint64) *experiment.Result {
 	}
 	b := scripted{factor, rand.New(rand.NewPCG(seed, 1))}
 	var now time.Duration
-	r := &experiment.Runner{Spec: s, Block: 16, Now: func() time.Duration { now += time.Second; return now }, Bench: benchFunc(b.measure)}
+	r := &experiment.Runner{
+		Spec: s, Block: 16, Now: func() time.Duration { now += time.Second; return now },
+		Measure: func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) { return b.measure(c), ctx.Err() },
+	}
 	res, err := r.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -72,12 +75,6 @@ func result(t *testing.T, factor float64, seed uint64) *experiment.Result {
 	res.Name, res.Version, res.Created = "run-test", "test", time.Date(2026, 11, 21, 14, 23, 0, 0, time.UTC)
 	res.Target = &fleet.Facts{Model: "m<script>", Block: 16, Prefill: 1, Decode: 1, Engines: []string{"sim"}}
 	return res
-}
-
-type benchFunc func(plan.Cell) *experiment.Measure
-
-func (f benchFunc) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
-	return f(c), ctx.Err()
 }
 
 func TestText(t *testing.T) {
@@ -206,7 +203,7 @@ func TestPoorResults(t *testing.T) {
 	one.Groups = []experiment.GroupResult{{Group: full.Groups[0].Group, Points: full.Groups[0].Points[:1]}}
 	for _, r := range []*experiment.Result{empty, &one} {
 		var b bytes.Buffer
-		if err := errors.Join(Text(&b, r, TextOptions{}), HTML(&b, r), Plot(&b, r), CSV(&b, r.Cells)); err != nil {
+		if err := errors.Join(Text(&b, r, TextOptions{}), HTML(&b, r), plot(&b, r), CSV(&b, r.Cells)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -252,7 +249,7 @@ func TestFolder(t *testing.T) {
 	if err := f.Finish(r); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{ResultFile, planFile, cellsFile, requestsFile, htmlFile, plotFile} {
+	for _, name := range []string{resultFile, planFile, cellsFile, requestsFile, htmlFile, plotFile} {
 		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}

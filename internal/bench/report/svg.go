@@ -20,13 +20,10 @@ const (
 )
 
 // svg is a drawing under way.
-type svg struct {
-	b    strings.Builder
-	w, h float64
-}
+type svg struct{ b strings.Builder }
 
 func newSVG(w, h float64, title string) *svg {
-	s := &svg{w: w, h: h}
+	s := &svg{}
 	fmt.Fprintf(&s.b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" role="img" aria-label="%s" font-family="system-ui,sans-serif" font-size="12">`, w, h, html.EscapeString(title))
 	fmt.Fprintf(&s.b, `<title>%s</title>`, html.EscapeString(title))
 	return s

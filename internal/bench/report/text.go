@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,12 +40,12 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	if !r.Valid {
 		head = "RESULT (no recommendation)"
 	}
-	hang(b, head+"  ", r.Sentence, o.Width)
+	list(b, o.Width, head, r.Sentence)
 	printable.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
 	for i := range r.Groups {
 		group(b, r, &r.Groups[i], o)
 	}
-	if g := widest(r); g != nil {
+	if g := r.Headline(); g != nil {
 		forest(b, g, o.Width)
 	}
 	crossings(b, r, o.Width)
@@ -62,15 +63,15 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 		}
 		_ = table.List(b, "    ", 0, rows) // to be copied: not folded
 	}
-	for _, c := range Cautions(r, o.Live) {
-		hang(b, "  CAUTION    ", c, o.Width)
+	for _, c := range cautions(r, o.Live) {
+		list(b, o.Width, "  CAUTION  ", c)
 	}
 	gates(b, r, o.Width)
 	if r.Partial != "" {
-		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), orFolder(o.Folder))
+		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), cmp.Or(o.Folder, "FOLDER"))
 	}
 	if o.Folder != "" {
-		hang(b, "  FILES      ", o.Folder+"/ report.html result.json cells.csv requests.jsonl.zst plot.svg plan.yaml", o.Width)
+		list(b, o.Width, "  FILES    ", o.Folder+"/ report.html result.json cells.csv requests.jsonl.zst plot.svg plan.yaml")
 		if r.Recommend != nil {
 			printable.Fprintf(b, "  NEXT       dynctl bench apply %s   shows the difference and sets the threshold of a running router\n", o.Folder)
 		}
@@ -79,47 +80,20 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	return err
 }
 
-func orFolder(s string) string {
-	if s == "" {
-		return "FOLDER"
-	}
-	return s
-}
-
-// Cautions are the run's and those of the load that was live before it.
-func Cautions(r *experiment.Result, live int) []string {
+// cautions are the run's and those of the load that was live before it.
+func cautions(r *experiment.Result, live int) []string {
 	out := append([]string{}, r.Cautions...)
 	most := 0
 	for _, l := range r.Spec.Loads {
 		most = max(most, l.Concurrency)
 	}
 	if live > most && most > 0 {
-		out = append(out, fmt.Sprintf("live load (%d running) is above the highest level tested (%d): add --concurrency %d", live, most, pow2(live)))
+		out = append(out, fmt.Sprintf("live load (%d running) is above the highest level tested (%d): add --concurrency %d", live, most, 1<<bits.Len(uint(live-1))))
 	}
 	if live > 0 {
 		out = append(out, fmt.Sprintf("%d other requests were running: their tokens are in the engines' counters", live))
 	}
 	return out
-}
-
-func pow2(n int) int {
-	p := 1
-	for p < n {
-		p *= 2
-	}
-	return p
-}
-
-// widest is the group whose plot is shown: the one of the headline.
-func widest(r *experiment.Result) *experiment.GroupResult {
-	var best *experiment.GroupResult
-	for i := range r.Groups {
-		g := &r.Groups[i]
-		if best == nil || g.Group.Cached < best.Group.Cached || g.Group.Cached == best.Group.Cached && g.Group.Load.Concurrency+int(g.Group.Load.Rate) > best.Group.Load.Concurrency+int(best.Group.Load.Rate) {
-			best = g
-		}
-	}
-	return best
 }
 
 func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, o TextOptions) {
@@ -188,10 +162,8 @@ func percent(p *float64) string {
 func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 	most := 0.05
 	for i := range g.Points {
-		for _, v := range []*float64{g.Points[i].Diff.Value} {
-			if v != nil {
-				most = math.Max(most, math.Abs(*v))
-			}
+		if v := g.Points[i].Diff.Value; v != nil {
+			most = math.Max(most, math.Abs(*v))
 		}
 	}
 	most = math.Min(most, 0.6)
@@ -300,25 +272,9 @@ func short(c *experiment.Crossing) string {
 	return "none: " + c.Sentence
 }
 
-// hang writes a text after a head, its further lines below its first one.
-func hang(b *strings.Builder, head, text string, width int) {
-	room, at := max(width-len(head), 30), 0
-	b.WriteString(head)
-	for i, word := range strings.Fields(text) {
-		word = printable.Line(word)
-		switch {
-		case i == 0:
-		case at+1+len(word) > room:
-			printable.Fprintf(b, "\n%*s", len(head), "")
-			at = 0
-		default:
-			b.WriteByte(' ')
-			at++
-		}
-		b.WriteString(word)
-		at += len(word)
-	}
-	b.WriteByte('\n')
+// list writes a text after a head, its further lines below its first one.
+func list(b *strings.Builder, width int, head, text string) {
+	_ = table.List(b, "", width, [][]string{{head, text}}) // a strings.Builder takes everything
 }
 
 func gates(b *strings.Builder, r *experiment.Result, width int) {
@@ -354,10 +310,7 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 // on, so that the widths stand before the rows are known: no table can be made of them.
 func CellLine(c *experiment.CellResult) string {
 	m := c.Measure
-	t := m.TTFT
-	if c.Cell.Load.Rate > 0 {
-		t = m.TTFTIntended
-	}
+	t := c.TTFT()
 	name := string(c.Cell.Arm)
 	if c.Cell.Phase == "aa" {
 		name = "a/a"

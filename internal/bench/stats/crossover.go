@@ -106,7 +106,7 @@ func Cross(points []Point, o CrossOptions) Crossover {
 	m := newModel(ps)
 	var f fitter
 	blocks := f.fit(m.x, m.mean, m.weight)
-	c.Fit = Isotonic(m.x, m.mean, m.weight)
+	c.Fit = values(blocks, len(ps))
 	for i := range ps {
 		df := m.df[i]
 		h := StudentQuantile(0.5+o.Level/2, df) * math.Sqrt(m.variance[i]/m.n[i])

@@ -14,7 +14,7 @@ import (
 
 func TestIsotonic(t *testing.T) {
 	x := []float64{1, 2, 3, 4, 5}
-	got := Isotonic(x, []float64{1, 3, 2, 4, 3.5}, []float64{1, 1, 1, 1, 1})
+	got := values(new(fitter).fit(x, []float64{1, 3, 2, 4, 3.5}, []float64{1, 1, 1, 1, 1}), len(x))
 	if diff := cmp.Diff([]float64{1, 2.5, 2.5, 3.75, 3.75}, got, cmpopts.EquateApprox(0, 1e-12)); diff != "" {
 		t.Error(diff)
 	}
@@ -31,7 +31,7 @@ func TestIsotonicProperties(t *testing.T) {
 			y = append(y, rapid.Float64Range(-5, 5).Draw(t, "y"))
 			w = append(w, rapid.Float64Range(0.1, 5).Draw(t, "w"))
 		}
-		fit := Isotonic(x, y, w)
+		fit := values(new(fitter).fit(x, y, w), len(x))
 		loss := func(f []float64) float64 {
 			var s float64
 			for i := range f {

@@ -101,17 +101,11 @@ func MeanInterval(xs []float64, level float64) Interval {
 	return Interval{Value: m, Low: m - h, High: m + h, N: len(xs)}
 }
 
-// A Trend is a straight line through points, with an interval for its rise
-// over the whole range of x.
-type Trend struct {
-	Rise Interval
-}
-
-// Line fits a straight line by least squares and gives the rise between the
+// Line fits a straight line by least squares and gives its rise between the
 // smallest and the largest x. With fewer than three points, or all at one x,
 // the interval is infinite around 0.
-func Line(x, y []float64, level float64) Trend {
-	open := Trend{Rise: Interval{Low: math.Inf(-1), High: math.Inf(1), N: len(x)}}
+func Line(x, y []float64, level float64) Interval {
+	open := Interval{Low: math.Inf(-1), High: math.Inf(1), N: len(x)}
 	if len(x) < 3 || len(x) != len(y) {
 		return open
 	}
@@ -133,7 +127,7 @@ func Line(x, y []float64, level float64) Trend {
 	n := float64(len(x))
 	span := slices.Max(x) - slices.Min(x)
 	h := StudentQuantile(0.5+level/2, n-2) * math.Sqrt(rss/(n-2)/sxx)
-	return Trend{Rise: Interval{Value: slope * span, Low: (slope - h) * span, High: (slope + h) * span, N: len(x)}}
+	return Interval{Value: slope * span, Low: (slope - h) * span, High: (slope + h) * span, N: len(x)}
 }
 
 // StudentQuantile is the p-quantile of Student's t with df degrees of freedom.

@@ -72,12 +72,12 @@ func TestMeanIntervalCovers(t *testing.T) {
 
 func TestLine(t *testing.T) {
 	x, y := []float64{0, 1, 2, 3, 4}, []float64{1, 3.1, 4.9, 7.05, 8.95}
-	r := Line(x, y, 0.95).Rise
+	r := Line(x, y, 0.95)
 	near(t, "rise", r.Value, 8, 0.1)
 	if r.Excludes(8) || !r.Excludes(7) {
 		t.Errorf("interval %v", r)
 	}
-	if Line(x[:2], y[:2], 0.95).Rise.Excludes(1e6) || Line([]float64{1, 1, 1}, y[:3], 0.95).Rise.Excludes(1e6) {
+	if Line(x[:2], y[:2], 0.95).Excludes(1e6) || Line([]float64{1, 1, 1}, y[:3], 0.95).Excludes(1e6) {
 		t.Error("no line can be known")
 	}
 }

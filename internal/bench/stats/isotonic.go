@@ -26,14 +26,11 @@ func (f *fitter) fit(x, y, w []float64) []isoBlock {
 	return b
 }
 
-// Isotonic is the weighted non-decreasing fit of y over ascending x: one value
-// for each point.
-func Isotonic(x, y, w []float64) []float64 {
-	var f fitter
-	blocks := f.fit(x, y, w)
-	out := make([]float64, len(x))
+// values are those of a fit's n points, one for each.
+func values(blocks []isoBlock, n int) []float64 {
+	out := make([]float64, n)
 	for i, b := range blocks {
-		end := len(x)
+		end := n
 		if i+1 < len(blocks) {
 			end = blocks[i+1].first
 		}

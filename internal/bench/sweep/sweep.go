@@ -23,8 +23,8 @@ import (
 	"github.com/dynctl/dynctl/internal/table"
 )
 
-// Schema is the version of the JSON form.
-const Schema = "dynctl.bench-sweep/v1"
+// schema is the version of the JSON form.
+const schema = "dynctl.bench-sweep/v1"
 
 // Options are what is swept.
 type Options struct {
@@ -91,7 +91,7 @@ type Result struct {
 
 // Run measures every cell.
 func Run(ctx context.Context, o Options) (*Result, error) {
-	res := &Result{Schema: Schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
+	res := &Result{Schema: schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
 	thresholds := o.Thresholds
 	if len(thresholds) == 0 {
 		thresholds = []int{-1}
@@ -109,8 +109,21 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	total := len(steps) * o.Repeats
 	start := time.Now()
 	spec := plan.Spec{Requests: o.Requests}
-	set := -2
 	limit := len(steps)
+	var at step
+	set := -2 // the threshold that the router has
+	runner := &experiment.Runner{
+		Now: func() time.Duration { return time.Since(start) }, Stop: o.Stop, Enter: o.Enter,
+		Measure: func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
+			if at.threshold >= 0 && at.threshold != set {
+				if err := o.SetThreshold(ctx, at.threshold); err != nil {
+					return nil, err
+				}
+				set = at.threshold
+			}
+			return o.Measure(ctx, c)
+		},
+	}
 	var cause error
 measure:
 	for r := range o.Repeats {
@@ -119,63 +132,34 @@ measure:
 			slices.Reverse(order)
 		}
 		for i, s := range order {
-			one, done := ctx, func() {}
-			if o.Enter != nil {
-				one, done = o.Enter(ctx)
-			}
-			if o.Stop != nil && o.Stop() {
-				done()
-				res.Partial = "stopped by hand"
-				break measure
-			}
-			if s.threshold >= 0 && s.threshold != set {
-				if cause = o.SetThreshold(ctx, s.threshold); cause != nil {
-					done()
-					break measure
-				}
-				set = s.threshold
-			}
+			at = s
 			c := spec.NewCell("sweep", s.load, 0, 0, 0, o.Arm, r)
 			c.Threshold = max(s.threshold, 0)
 			c.ID = fmt.Sprintf("sweep/%s/t%d/r%d", s.load.Key(), s.threshold, r)
-			cell := experiment.CellResult{Cell: c, Start: time.Since(start)}
-			for try := 0; ; try++ {
-				m, err := o.Measure(one, c)
-				var void *experiment.VoidError
-				if err != nil && errors.As(err, &void) && try < 3 {
-					cell.Voids = append(cell.Voids, void.Reason)
-					c.ID = fmt.Sprintf("%s#%d", cell.Cell.ID, try+1)
-					continue
-				}
-				if one.Err() != nil && ctx.Err() == nil {
-					break // skipped
-				}
-				if err != nil {
-					done()
-					cause = err
-					break measure
-				}
-				cell.Measure = m
-				break
-			}
-			done()
-			if cell.Measure == nil {
+			cell, err := runner.Cell(ctx, c)
+			switch {
+			case errors.Is(err, experiment.ErrSkipped):
 				res.Skipped++
 				total--
 				if o.OnSkip != nil {
-					o.OnSkip(cell.Cell)
+					o.OnSkip(c)
 				}
 				continue
+			case errors.Is(err, experiment.ErrStopped):
+				res.Partial = "stopped by hand"
+				break measure
+			case err != nil:
+				cause = err
+				break measure
 			}
-			cell.End = time.Since(start)
-			res.Cells = append(res.Cells, cell)
+			res.Cells = append(res.Cells, *cell)
 			if o.OnCell != nil {
-				o.OnCell(cell, len(res.Cells), total)
+				o.OnCell(*cell, len(res.Cells), total)
 			}
-			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && saturated(&cell) && i+1 < limit {
+			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && saturated(cell) && i+1 < limit {
 				limit = i + 1
 				total = limit * o.Repeats
-				res.Stopped = fmt.Sprintf("the climb ended at %s: the target does not keep up (%s)", s.load, why(&cell))
+				res.Stopped = fmt.Sprintf("the climb ended at %s: the target does not keep up (%s)", s.load, why(cell))
 				break
 			}
 		}
@@ -224,11 +208,11 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 	for _, k := range keys {
 		list := by[k]
 		r := Row{Load: k.load, Threshold: k.threshold, Repeats: len(list)}
-		over := func(f func(*experiment.Measure) float64) stats.Interval {
+		over := func(f func(*experiment.CellResult) float64) stats.Interval {
 			var xs []float64
 			for _, c := range list {
 				if c.Measure.Requests > 0 {
-					xs = append(xs, f(c.Measure))
+					xs = append(xs, f(c))
 				}
 			}
 			i := stats.MeanInterval(xs, level)
@@ -240,31 +224,14 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 			}
 			return i
 		}
-		tail := func(p99, most float64) float64 {
-			if p99 > 0 {
-				return p99
-			}
-			return most
-		}
-		open := k.load.Rate > 0
-		r.TTFTP50 = over(func(m *experiment.Measure) float64 {
-			if open {
-				return m.TTFTIntended.P50
-			}
-			return m.TTFT.P50
-		})
-		r.TTFTP99 = over(func(m *experiment.Measure) float64 {
-			if open {
-				return tail(m.TTFTIntended.P99, m.TTFTIntended.Max)
-			}
-			return tail(m.TTFT.P99, m.TTFT.Max)
-		})
-		r.TPOTP50 = over(func(m *experiment.Measure) float64 { return m.TPOT.P50 })
-		r.ITLP50 = over(func(m *experiment.Measure) float64 { return m.ITL.P50 })
-		r.ITLTail = over(func(m *experiment.Measure) float64 { return tail(m.ITL.P99, m.ITL.Max) })
-		r.Rate = over(func(m *experiment.Measure) float64 { return m.RequestsPerSecond })
-		r.Tokens = over(func(m *experiment.Measure) float64 { return m.TokensPerSecond })
-		r.Good = over(func(m *experiment.Measure) float64 { return m.GoodPerSecond })
+		r.TTFTP50 = over(func(c *experiment.CellResult) float64 { return c.TTFT().P50 })
+		r.TTFTP99 = over(func(c *experiment.CellResult) float64 { return c.TTFT().Tail() })
+		r.TPOTP50 = over(func(c *experiment.CellResult) float64 { return c.Measure.TPOT.P50 })
+		r.ITLP50 = over(func(c *experiment.CellResult) float64 { return c.Measure.ITL.P50 })
+		r.ITLTail = over(func(c *experiment.CellResult) float64 { return c.Measure.ITL.Tail() })
+		r.Rate = over(func(c *experiment.CellResult) float64 { return c.Measure.RequestsPerSecond })
+		r.Tokens = over(func(c *experiment.CellResult) float64 { return c.Measure.TokensPerSecond })
+		r.Good = over(func(c *experiment.CellResult) float64 { return c.Measure.GoodPerSecond })
 		good, late := 0, 0
 		var hits []float64
 		for _, c := range list {
@@ -345,16 +312,16 @@ func Text(w io.Writer, r *Result) error {
 	if r.Partial != "" {
 		printable.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
 	}
-	if best := Best(r); best != "" {
-		printable.Fprintf(b, "  best     %s\n", best)
+	if text := best(r); text != "" {
+		printable.Fprintf(b, "  best     %s\n", text)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// Best names the row with the most goodput (or, without a target, the lowest
+// best names the row with the most goodput (or, without a target, the lowest
 // ttft p50 of a threshold sweep); empty when there is nothing to choose.
-func Best(r *Result) string {
+func best(r *Result) string {
 	if len(r.Rows) < 2 {
 		return ""
 	}

@@ -54,7 +54,7 @@ func TestThresholdsAreSetOnce(t *testing.T) {
 	if err != nil || !slices.Equal(sets, []int{512, 1024, 512}) {
 		t.Errorf("%v %v", sets, err)
 	}
-	if best := Best(r); !strings.Contains(best, "threshold 512") {
+	if best := best(r); !strings.Contains(best, "threshold 512") {
 		t.Error(best)
 	}
 }

@@ -17,8 +17,8 @@ type TraceOptions struct {
 	// Limit is the most requests; 0 means DefaultTraceLimit.
 	Limit int
 	// MaxLen is the longest prompt with its answer in tokens; longer requests
-	// are left out and counted. MaxOSL cuts answers; 0 is no bound.
-	MaxLen, MaxOSL int
+	// are left out and counted. 0 is no bound.
+	MaxLen int
 }
 
 // DefaultTraceLimit bounds what is read of a trace.
@@ -27,8 +27,7 @@ const DefaultTraceLimit = 1 << 20
 // TraceInfo says what was read.
 type TraceInfo struct {
 	Format           string
-	Requests         int
-	TooLong, Cut     int
+	TooLong          int
 	MeanISL, MeanOSL float64
 	Span             time.Duration
 }
@@ -55,16 +54,9 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 		}
 		q := rec.Request
 		it := Item{At: rec.Time, ISL: q.ISL, OSL: max(q.OSL, 1), Block: q.BlockSize, Blocks: slices.Clone([]uint64(q.Blocks))}
-		cut := o.MaxOSL > 0 && it.OSL > o.MaxOSL
-		if cut {
-			it.OSL = o.MaxOSL
-		}
 		if o.MaxLen > 0 && it.ISL+it.OSL > o.MaxLen {
 			info.TooLong++
 			continue
-		}
-		if cut {
-			info.Cut++
 		}
 		if items = append(items, it); len(items) >= o.Limit {
 			break
@@ -83,6 +75,6 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 		info.MeanISL += float64(items[i].ISL) / float64(len(items))
 		info.MeanOSL += float64(items[i].OSL) / float64(len(items))
 	}
-	info.Requests, info.Span = len(items), items[len(items)-1].At
+	info.Span = items[len(items)-1].At
 	return items, info, nil
 }

@@ -178,15 +178,15 @@ func TestTrace(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	items, info, err := ReadTrace(file, nil, TraceOptions{Scale: 0.5, MaxLen: 4096, MaxOSL: 8})
+	items, info, err := ReadTrace(file, nil, TraceOptions{Scale: 0.5, MaxLen: 4096})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(items) != 2 || info.TooLong != 1 || info.Cut != 1 {
-		t.Fatalf("%d items, want 2; %d too long and %d cut, want one each", len(items), info.TooLong, info.Cut)
+	if len(items) != 2 || info.TooLong != 1 {
+		t.Fatalf("%d items, want 2; %d too long, want 1", len(items), info.TooLong)
 	}
-	if items[0].At != 0 || items[1].At != time.Second || items[1].OSL != 8 {
-		t.Fatalf("at %v and %v, want 0 s and 1 s; %d tokens in the second, want 8", items[0].At, items[1].At, items[1].OSL)
+	if items[0].At != 0 || items[1].At != time.Second || items[1].OSL != 9 {
+		t.Fatalf("at %v and %v, want 0 s and 1 s; %d tokens in the second, want 9", items[0].At, items[1].At, items[1].OSL)
 	}
 	src := &Trace{Series: Series{Pool: DefaultPool(), Name: "n", Salt: "s"}, Items: items}
 	a, _ := fill(t, src, 0)

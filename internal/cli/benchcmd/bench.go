@@ -352,7 +352,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	if facts.Prefill == 0 {
 		return cli.WithCode(cli.ExitUsage, fmt.Errorf("%s has no usable prefill worker for model %s: there is nothing to compare", t.What, facts.Model))
 	}
-	limits := plan.Limits{MaxModelLen: facts.MaxModelLen, KVTokens: facts.KVTokens, Block: facts.Block, HasPrefill: true}
+	limits := plan.Limits{MaxModelLen: facts.MaxModelLen, KVTokens: facts.KVTokens}
 	if err := spec.Validate(limits); err != nil {
 		return cli.WithCode(cli.ExitUsage, err)
 	}
@@ -414,7 +414,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		if name == "" {
 			name = "run-" + time.Now().Format("20060102-150405")
 		}
-		run = &plan.Run{Spec: *spec, Target: planTarget(&f.target)}
+		run = &plan.Run{Spec: *spec, Target: f.target.Target}
 		run.Target.Model, run.Target.Fingerprint = facts.Model, facts.Fingerprint()
 		if folder, err = report.CreateFolder(name, run); err != nil {
 			return err
@@ -423,7 +423,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	b.OnResult = folder.Request
 	start := time.Now()
 	r := &experiment.Runner{
-		Spec: *spec, Block: facts.Block, Bench: b, Now: func() time.Duration { return time.Since(start) }, Done: done,
+		Spec: *spec, Block: facts.Block, Measure: b.Measure, Now: func() time.Duration { return time.Since(start) }, Done: done,
 		OnCell: folder.Cell, OnEvent: p.event, Stop: control.stopped, Enter: control.enter,
 	}
 	if err := p.listen(cmd.InOrStdin(), control); err != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/bench/plan"
-	"github.com/dynctl/dynctl/internal/cli"
 )
 
 // planFlags are the flags of dynctl bench that a plan holds, with what each of
@@ -54,7 +53,7 @@ func (f *benchFlags) checkResume(cmd *cobra.Command, run *plan.Run) error {
 	if err != nil {
 		return err
 	}
-	given := plan.Run{Spec: *typed, Target: planTarget(&f.target)}
+	given := plan.Run{Spec: *typed, Target: f.target.Target}
 	var errs []error
 	for name, of := range planFlags {
 		if is, want := of(&given), of(run); cmd.Flags().Changed(name) && !reflect.DeepEqual(is, want) {
@@ -65,20 +64,6 @@ func (f *benchFlags) checkResume(cmd *cobra.Command, run *plan.Run) error {
 		errs = append(errs, fmt.Errorf("--out contradicts --resume, which writes into %s: leave it out", f.resume))
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	setTarget(&f.target, &run.Target)
+	f.target.Target = run.Target
 	return errors.Join(errs...)
-}
-
-// planTarget is the target for a plan file, without its fingerprint.
-func planTarget(f *cli.TargetFlags) plan.Target {
-	return plan.Target{
-		Router: f.Router, Data: f.Data, Sim: f.Sim, Prefill: f.Prefill, Decode: f.Decode, Worker: f.Worker,
-		Connector: f.Connector, Model: f.Model,
-	}
-}
-
-// setTarget sets the flags to the target of a plan file.
-func setTarget(f *cli.TargetFlags, t *plan.Target) {
-	f.Router, f.Data, f.Sim, f.Prefill, f.Decode, f.Worker = t.Router, t.Data, t.Sim, t.Prefill, t.Decode, t.Worker
-	f.Connector, f.Model = t.Connector, t.Model
 }

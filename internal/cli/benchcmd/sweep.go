@@ -2,10 +2,8 @@ package benchcmd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -152,7 +150,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 		name = "sweep-" + start.Format("20060102-150405")
 	}
 	res.Name, res.Version, res.Created, res.Workload, res.Target, res.SLO = filepath.Base(name), cli.BuildVersion().Version, start, what, facts, slo
-	if err := saveSweep(name, res); err != nil {
+	if err := report.WriteSweep(name, res); err != nil {
 		return errors.Join(runErr, err)
 	}
 	if output == "json" {
@@ -167,27 +165,6 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 		return cli.WithCode(cli.ExitInterrupted, errors.New("ended early: partial results are in "+name))
 	}
 	return lostFleet(runErr)
-}
-
-func saveSweep(dir string, res *sweep.Result) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return fmt.Errorf("run folder: %w", err)
-	}
-	raw, err := json.MarshalIndent(res, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, report.ResultFile), append(raw, '\n'), 0o644); err != nil {
-		return err
-	}
-	c, err := os.Create(filepath.Join(dir, "cells.csv"))
-	if err != nil {
-		return err
-	}
-	return errors.Join(report.CSV(c, res.Cells), c.Close())
 }
 
 // thresholdOf is the setting of the threshold that the router has now.

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -38,9 +39,7 @@ a check failed, 4 when the router cannot be reached.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if f.Router == "" && f.Sim == "" && len(f.Prefill)+len(f.Decode)+len(f.Worker) == 0 {
-				if f.Router = os.Getenv("DYNCTL_ROUTER"); f.Router == "" {
-					f.Router = cli.DefaultRouter
-				}
+				f.Router = cmp.Or(os.Getenv("DYNCTL_ROUTER"), cli.DefaultRouter)
 			}
 			t, err := f.Open(cmd.Context(), cmd.ErrOrStderr(), "")
 			if err != nil {

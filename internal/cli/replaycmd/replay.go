@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
@@ -373,8 +372,7 @@ type bar struct {
 }
 
 func newBar(out io.Writer, size int64, quiet bool) *bar {
-	f, ok := out.(*os.File)
-	if quiet || !ok || !isatty.IsTerminal(f.Fd()) {
+	if quiet || !cli.IsTerminal(out) {
 		return &bar{}
 	}
 	return &bar{out: out, size: size}

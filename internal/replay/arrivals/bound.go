@@ -2,8 +2,6 @@ package arrivals
 
 import (
 	"container/list"
-	"errors"
-	"io"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
@@ -13,21 +11,11 @@ import (
 // by all requests and filled at their arrival, would have: no fleet of that
 // size can have more but by luck. 0 blocks means without limit.
 func Bound(src Source, blockSize, blocks int) (float64, error) {
-	next, done, err := src()
-	if err != nil {
-		return 0, err
-	}
-	defer done()
 	c := lru{limit: blocks, at: map[uint64]*list.Element{}}
-	var q Request
 	var tokens []uint32
 	var locals, seqs []uint64
 	hits, total := uint64(0), uint64(0)
-	for {
-		err := next(&q)
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for q, err := range src {
 		if err != nil {
 			return 0, err
 		}

@@ -2,6 +2,7 @@ package arrivals
 
 import (
 	"bytes"
+	"iter"
 	"reflect"
 	"slices"
 	"strings"
@@ -133,16 +134,13 @@ func TestGeneratedSessions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, done, err := src()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer done()
+		next, stop := iter.Pull2(src)
+		defer stop()
 		turns, named := map[string]int{}, 0
 		for i := range all {
-			var q Request
-			if err := next(&q); err != nil {
-				t.Fatal(err)
+			q, err, ok := next()
+			if err != nil || !ok {
+				t.Fatal("the trace ends early: ", err)
 			}
 			if q.Session != all[i].Session || q.SessionKey != all[i].SessionKey {
 				t.Fatalf("%s: request %d is read as of session %q, and was made for %q", shape, i, q.Session, all[i].Session)

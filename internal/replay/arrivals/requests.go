@@ -4,8 +4,10 @@ package arrivals
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"time"
 
@@ -26,23 +28,18 @@ type Request struct {
 	SessionKey uint64
 }
 
-// Source gives the requests of a trace in the order of their arrival; io.EOF
-// ends it. A Source can be opened again and again, so that a trace need not fit
-// into memory.
-type Source func() (next func(*Request) error, done func(), err error)
+// Source gives the requests of a trace in the order of their arrival; an error ends
+// it. It can be read again and again, so that a trace need not fit into memory.
+type Source = iter.Seq2[*Request, error]
 
 // FromSlice is a Source of requests in memory.
 func FromSlice(all []Request) Source {
-	return func() (func(*Request) error, func(), error) {
-		i := 0
-		return func(q *Request) error {
-			if i >= len(all) {
-				return io.EOF
+	return func(yield func(*Request, error) bool) {
+		for _, q := range all {
+			if !yield(&q, nil) {
+				return
 			}
-			*q = all[i]
-			i++
-			return nil
-		}, func() {}, nil
+		}
 	}
 }
 
@@ -61,7 +58,7 @@ func FromTrace(open func() (*trace.Reader, error)) (Source, error) {
 		}
 		switch rec.Kind {
 		case trace.KindRequest:
-			return func() (func(*Request) error, func(), error) { return stream(open) }, nil
+			return stream(open), nil
 		case trace.KindDecision:
 			all, err := joined(open)
 			return FromSlice(all), err
@@ -71,25 +68,32 @@ func FromTrace(open func() (*trace.Reader, error)) (Source, error) {
 	return nil, fmt.Errorf("%s: no requests and no decisions in the trace", r.Name())
 }
 
-func stream(open func() (*trace.Reader, error)) (func(*Request) error, func(), error) {
-	r, err := open()
-	if err != nil {
-		return nil, nil, err
-	}
-	n := 0
-	return func(q *Request) error {
-		var rec trace.Record
-		for {
-			if err := r.Next(&rec); err != nil {
-				return err
-			}
-			if rec.Kind == trace.KindRequest {
-				*q = Request{At: rec.Time, Request: *rec.Request, Number: n, SessionKey: selector.HashSession(rec.Request.Session)}
+func stream(open func() (*trace.Reader, error)) Source {
+	return func(yield func(*Request, error) bool) {
+		r, err := open()
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer r.Close()
+		for n := 0; ; {
+			var rec trace.Record
+			err := r.Next(&rec)
+			switch {
+			case errors.Is(err, io.EOF):
+				return
+			case err != nil:
+				yield(nil, err)
+				return
+			case rec.Kind == trace.KindRequest:
+				q := Request{At: rec.Time, Request: *rec.Request, Number: n, SessionKey: selector.HashSession(rec.Request.Session)}
 				n++
-				return nil
+				if !yield(&q, nil) {
+					return
+				}
 			}
 		}
-	}, r.Close, nil
+	}
 }
 
 // maxJoined bounds the requests of a recording that are kept in memory.

@@ -2,8 +2,6 @@ package arrivals
 
 import (
 	"cmp"
-	"errors"
-	"io"
 	"math"
 	"slices"
 	"time"
@@ -80,7 +78,6 @@ type statBlock struct {
 	uses     uint64
 	depth    int
 	children int
-	parent   uint64
 	last     time.Duration
 }
 
@@ -89,24 +86,14 @@ const maxBuckets = 240
 
 // Describe reads all requests of a source.
 func Describe(src Source) (*Stat, error) {
-	next, done, err := src()
-	if err != nil {
-		return nil, err
-	}
-	defer done()
 	s := &Stat{RateBucket: time.Second}
 	isl, osl, gaps := hdrhistogram.New(1, 1<<28, 3), hdrhistogram.New(1, 1<<28, 3), hdrhistogram.New(1, 1e10, 3)
 	blocks := map[uint64]*statBlock{}
 	mixed := false
 	var path []uint64
-	var q Request
 	var first, last time.Duration
 	var tokens, saved uint64
-	for {
-		err := next(&q)
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for q, err := range src {
 		if err != nil {
 			return nil, err
 		}
@@ -137,7 +124,6 @@ func Describe(src Source) (*Stat, error) {
 				known = false
 				b = &statBlock{depth: i + 1}
 				if i > 0 {
-					b.parent = path[i-1]
 					blocks[path[i-1]].children++
 				} else {
 					s.Roots++

@@ -8,7 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"iter"
 	"math/rand/v2"
 	"net/url"
 	"strconv"
@@ -90,11 +90,8 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 		return nil, nil, err
 	}
 	defer r.close()
-	next, done, err := src()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer done()
+	next, stop := iter.Pull2(src)
+	defer stop()
 	r.next = next
 	if err := r.arrive(); err != nil {
 		return nil, nil, err
@@ -143,7 +140,7 @@ type run struct {
 	// stands for that of a recording.
 	models map[string][]*workers.Worker
 
-	next  func(*arrivals.Request) error
+	next  func() (*arrivals.Request, error, bool)
 	ended bool
 	base  time.Duration
 	based bool
@@ -353,17 +350,17 @@ const (
 
 // arrive has the next request of the source arrive at its time.
 func (r *run) arrive() error {
-	q := new(arrivals.Request)
+	var q *arrivals.Request
 	for {
-		err := r.next(q)
-		if errors.Is(err, io.EOF) {
+		next, err, ok := r.next()
+		if !ok {
 			r.ended = true
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if q.ISL > 0 && q.At >= r.s.From && (r.s.To == 0 || q.At < r.s.To) {
+		if q = next; q.ISL > 0 && q.At >= r.s.From && (r.s.To == 0 || q.At < r.s.To) {
 			break
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -134,10 +135,9 @@ func TestFiguresAfterAGap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.close()
-	r.next, _, err = arrivals.FromSlice(all)()
-	if err != nil {
-		t.Fatal(err)
-	}
+	next, stop := iter.Pull2(arrivals.FromSlice(all))
+	defer stop()
+	r.next = next
 	if err := r.arrive(); err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,6 @@ type rankPoint struct {
 // Builder makes the views of one router out of successive samples. It is not
 // safe for concurrent use.
 type Builder struct {
-	url    string
 	router Router
 	last   time.Time // of the newest answer, by this machine's clock
 	points []point
@@ -79,8 +78,7 @@ func NewBuilder(url string) *Builder {
 	r := Router{URL: url, Link: Waiting}
 	unknown(&r)
 	return &Builder{
-		url: url, router: r,
-		order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries(),
+		router: r, order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries(),
 	}
 }
 
@@ -492,23 +490,11 @@ func (p *Decisions) Parse(list []json.RawMessage) []Decision {
 
 // ParseDecision reads a receipt, whole or brief.
 func ParseDecision(raw json.RawMessage) (Decision, bool) {
-	var r receipt.Receipt
-	if json.Unmarshal(raw, &r) != nil || r.ID == "" {
+	r := new(receipt.Receipt)
+	if json.Unmarshal(raw, r) != nil || r.ID == "" {
 		return Decision{}, false
 	}
-	d := Decision{
-		receipt: raw, ID: r.ID, Request: r.RequestID, At: r.Time, Live: r.Live, Model: r.Model, Path: r.Path, Reason: r.Reason, ReasonText: r.ReasonText,
-		ISL: r.Inputs.ISL, EffISL: r.EffISL, Predicted: r.Predicted.CachedTokens, Decode: r.Decode.Chosen, Prefill: r.Prefill.Chosen, Margin: Unknown,
-		TTFT: known(r.Outcome.TTFTMS), E2E: known(r.Outcome.E2EMS),
-		Status: r.Outcome.Status, Error: r.Outcome.Error, Recompute: r.Outcome.SilentRecompute, Cancelled: r.Outcome.Cancelled,
-	}
-	if r.Decode.RunnerUp != "" {
-		d.Margin = Num(r.Decode.MarginBlocks)
-	}
-	if r.Path == "local" {
-		d.Prefill = ""
-	}
-	return d, true
+	return Decision{r, raw}, true
 }
 
 func known(v float64) Num {

@@ -400,20 +400,18 @@ func TestNum(t *testing.T) {
 	}
 }
 
-type fakeRow map[string]string
-
-func (r fakeRow) Field(k string) (string, bool) { v, ok := r[k]; return v, ok }
-func (r fakeRow) FullText() string              { return r["text"] }
-
 func TestFilter(t *testing.T) {
-	row := fakeRow{"text": "decode-0/dp1 STALE", "role": "decode", "kv": "91.4", "wait": ""}
-	keys := []string{"role", "kv", "wait", "text"}
+	row := map[string]string{"text": "decode-0/dp1 STALE", "role": "decode", "kv": "91.4", "wait": ""}
+	kind := Kind[map[string]string]{text: func(r map[string]string) string { return r["text"] }}
+	for _, key := range []string{"role", "kv", "wait", "text"} {
+		kind.fields = append(kind.fields, field[map[string]string]{key, func(r map[string]string) string { return r[key] }})
+	}
 	for text, want := range map[string]bool{
 		"": true, "stale": true, "STALE": true, "nope": false, "!nope": true, "!stale": false, "role:dec": true, "role=dec": false, "role=decode": true, "!role:decode": false,
 		"kv>90": true, "kv>91.4": false, "kv>=91.4": true, "kv<92": true, "kv<=91.3": false, "kv>90%": true, "wait>0": false, "!wait>0": true, "stale kv>95": false, "stale kv>90": true,
 		`re:dp[12]\s`: true, "re:^dp": false, "!": false,
 	} {
-		f, err := ParseFilter(text, keys)
+		f, err := kind.Parse(text)
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
 			continue
@@ -423,7 +421,7 @@ func TestFilter(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"nosuch:1", "kv>x", "kv>", "re:(", "re:[z-a]"} {
-		if _, err := ParseFilter(text, keys); err == nil {
+		if _, err := kind.Parse(text); err == nil {
 			t.Errorf("%q was taken", text)
 		}
 	}
@@ -434,7 +432,7 @@ func FuzzParseFilter(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		p, err := ParseFilter(s, RankKeys)
+		p, err := RankFilter.Parse(s)
 		if err == nil {
 			p.Match(&Rank{Rank: admin.Rank{Label: "a/dp0"}})
 		}
@@ -470,7 +468,7 @@ func TestDecisionsParse(t *testing.T) {
 			t.Fatalf("turn %d: %d decisions, want %d", turn, len(got), len(want))
 		}
 		for i := range want {
-			if got[i].ID != want[i].ID || got[i].Status != want[i].Status || !got[i].At.Equal(want[i].At) {
+			if got[i].ID != want[i].ID || got[i].Outcome.Status != want[i].Outcome.Status || !got[i].Time.Equal(want[i].Time) {
 				t.Errorf("turn %d, row %d: %+v, want %+v", turn, i, got[i], want[i])
 			}
 		}

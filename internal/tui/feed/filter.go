@@ -18,39 +18,44 @@ import (
 //	re:EXPR     the row's text matches the regular expression
 //	key:value   the field contains the value; key=value: it equals it
 //	key>n key>=n key<n key<=n   the field is a number beyond it
-type Filter struct {
+type Filter[R any] struct {
 	Text  string // as it was written
-	terms []term
+	terms []term[R]
 }
 
-type term struct {
+type term[R any] struct {
 	not    bool
-	key    string
-	op     string // "" text, "re", ":", "=", ">", ">=", "<", "<="
+	of     func(R) string // the field, or the row's text
+	op     string         // "" text, "re", ":", "=", ">", ">=", "<", "<="
 	value  string
 	number float64
 	re     *regexp.Regexp
 }
 
-// Row gives a filter the fields of one row. ok is false for a field that rows
-// of its kind do not have; an unknown figure is "".
-type Row interface {
-	Field(key string) (value string, ok bool)
-	FullText() string
+// Kind is what filters know of one kind of rows.
+type Kind[R any] struct {
+	text   func(R) string
+	fields []field[R] // in the order of messages
 }
 
-// ParseFilter reads a filter; keys are the fields that rows have.
-func ParseFilter(text string, keys []string) (Filter, error) {
-	f := Filter{Text: strings.TrimSpace(text)}
+// field is a field of rows; an unknown figure is "".
+type field[R any] struct {
+	key string
+	of  func(R) string
+}
+
+// Parse reads a filter.
+func (k *Kind[R]) Parse(text string) (Filter[R], error) {
+	f := Filter[R]{Text: strings.TrimSpace(text)}
 	for _, word := range strings.Fields(text) {
-		t := term{}
+		t := term[R]{of: k.text}
 		if rest, ok := strings.CutPrefix(word, "!"); ok && rest != "" {
 			t.not, word = true, rest
 		}
 		if expr, ok := strings.CutPrefix(word, "re:"); ok {
 			re, err := regexp.Compile("(?i)" + expr)
 			if err != nil {
-				return Filter{}, fmt.Errorf("filter %q: %w", word, err)
+				return Filter[R]{}, fmt.Errorf("filter %q: %w", word, err)
 			}
 			t.op, t.re = "re", re
 			f.terms = append(f.terms, t)
@@ -62,19 +67,21 @@ func ParseFilter(text string, keys []string) (Filter, error) {
 			f.terms = append(f.terms, t)
 			continue
 		}
-		t.key = strings.ToLower(word[:i])
+		key := strings.ToLower(word[:i])
 		t.op = word[i : i+1]
 		t.value = strings.ToLower(word[i+1:])
 		if (t.op == "<" || t.op == ">") && strings.HasPrefix(t.value, "=") {
 			t.op, t.value = t.op+"=", t.value[1:]
 		}
-		if !slices.Contains(keys, t.key) {
-			return Filter{}, fmt.Errorf("filter: there is no field %q here; fields are %s", t.key, strings.Join(keys, ", "))
+		at := slices.IndexFunc(k.fields, func(x field[R]) bool { return x.key == key })
+		if at < 0 {
+			return Filter[R]{}, fmt.Errorf("filter: there is no field %q here; fields are %s", key, k.names())
 		}
+		t.of = k.fields[at].of
 		if t.op[0] == '<' || t.op[0] == '>' {
 			n, err := strconv.ParseFloat(strings.TrimSuffix(t.value, "%"), 64)
 			if err != nil {
-				return Filter{}, fmt.Errorf("filter: %q needs a number after %s", word, t.op)
+				return Filter[R]{}, fmt.Errorf("filter: %q needs a number after %s", word, t.op)
 			}
 			t.number = n
 		}
@@ -83,33 +90,33 @@ func ParseFilter(text string, keys []string) (Filter, error) {
 	return f, nil
 }
 
+func (k *Kind[R]) names() string {
+	names := make([]string, len(k.fields))
+	for i := range k.fields {
+		names[i] = k.fields[i].key
+	}
+	return strings.Join(names, ", ")
+}
+
 // Empty reports whether the filter picks all.
-func (f *Filter) Empty() bool { return len(f.terms) == 0 }
+func (f *Filter[R]) Empty() bool { return len(f.terms) == 0 }
 
 // Match reports whether the filter picks the row.
-func (f *Filter) Match(r Row) bool {
+func (f *Filter[R]) Match(row R) bool {
 	for i := range f.terms {
-		if f.terms[i].match(r) == f.terms[i].not {
+		if t := &f.terms[i]; t.match(t.of(row)) == t.not {
 			return false
 		}
 	}
 	return true
 }
 
-func (t *term) match(r Row) bool {
+func (t *term[R]) match(v string) bool {
 	switch t.op {
-	case "":
-		return strings.Contains(strings.ToLower(r.FullText()), t.value)
-	case "re":
-		return t.re.MatchString(r.FullText())
-	}
-	v, ok := r.Field(t.key)
-	if !ok {
-		return false
-	}
-	switch t.op {
-	case ":":
+	case "", ":":
 		return strings.Contains(strings.ToLower(v), t.value)
+	case "re":
+		return t.re.MatchString(v)
 	case "=":
 		return strings.EqualFold(v, t.value)
 	}
@@ -128,28 +135,6 @@ func (t *term) match(r Row) bool {
 	return n <= t.number
 }
 
-// fields are what filters know of one kind of rows, in the order of messages.
-type fields[R any] []struct {
-	key string
-	of  func(R) string
-}
-
-func (f fields[R]) keys() (keys []string) {
-	for _, x := range f {
-		keys = append(keys, x.key)
-	}
-	return keys
-}
-
-func (f fields[R]) of(row R, key string) (string, bool) {
-	for _, x := range f {
-		if x.key == key {
-			return x.of(row), true
-		}
-	}
-	return "", false
-}
-
 func number(v float64) string {
 	if math.IsNaN(v) {
 		return ""
@@ -157,7 +142,10 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-var rankFields = fields[*Rank]{
+// RankFilter picks ranks; kv and hit are in percent.
+var RankFilter = Kind[*Rank]{func(k *Rank) string {
+	return k.Label + " " + k.Role + " " + k.Status + " " + k.Model + " " + k.Reason + " " + k.Feed.State
+}, []field[*Rank]{
 	{"rank", func(k *Rank) string { return k.Label }},
 	{"worker", func(k *Rank) string { return k.Worker }},
 	{"role", func(k *Rank) string { return k.Role }},
@@ -176,74 +164,44 @@ var rankFields = fields[*Rank]{
 	{"prefill", func(k *Rank) string { return strconv.FormatInt(k.PrefillTokens, 10) }},
 	{"blocks", func(k *Rank) string { return strconv.FormatInt(k.IndexBlocks, 10) }},
 	{"gaps", func(k *Rank) string { return strconv.FormatUint(k.Feed.Gaps, 10) }},
-}
+}}
 
-// RankKeys are the fields of ranks.
-var RankKeys = rankFields.keys()
-
-// Field implements Row; kv and hit are in percent.
-func (k *Rank) Field(key string) (string, bool) { return rankFields.of(k, key) }
-
-// FullText implements Row.
-func (k *Rank) FullText() string {
-	return k.Label + " " + k.Role + " " + k.Status + " " + k.Model + " " + k.Reason + " " + k.Feed.State
-}
-
-var decisionFields = fields[*Decision]{
+// DecisionFilter picks decisions; ttft and e2e are in milliseconds.
+var DecisionFilter = Kind[*Decision]{func(d *Decision) string {
+	return d.ID + " " + d.RequestID + " " + d.Path + " " + d.ReasonText + " " + d.Decode.Chosen + " " + d.PrefillRank() + " " + d.Model + " " + d.Outcome.Error
+}, []field[*Decision]{
 	{"id", func(d *Decision) string { return d.ID }},
-	{"request", func(d *Decision) string { return d.Request }},
+	{"request", func(d *Decision) string { return d.RequestID }},
 	{"path", func(d *Decision) string { return d.Path }},
 	{"reason", func(d *Decision) string { return d.Reason }},
 	{"model", func(d *Decision) string { return d.Model }},
-	{"decode", func(d *Decision) string { return d.Decode }},
-	{"prefill", func(d *Decision) string { return d.Prefill }},
-	{"worker", func(d *Decision) string { return d.Decode + " " + d.Prefill }},
-	{"isl", func(d *Decision) string { return strconv.Itoa(d.ISL) }},
+	{"decode", func(d *Decision) string { return d.Decode.Chosen }},
+	{"prefill", func(d *Decision) string { return d.PrefillRank() }},
+	{"worker", func(d *Decision) string { return d.Decode.Chosen + " " + d.PrefillRank() }},
+	{"isl", func(d *Decision) string { return strconv.Itoa(d.Inputs.ISL) }},
 	{"eff", func(d *Decision) string { return strconv.Itoa(d.EffISL) }},
-	{"cached", func(d *Decision) string { return strconv.Itoa(d.Predicted) }},
-	{"ttft", func(d *Decision) string { return number(d.TTFT.F()) }},
-	{"e2e", func(d *Decision) string { return number(d.E2E.F()) }},
+	{"cached", func(d *Decision) string { return strconv.Itoa(d.Predicted.CachedTokens) }},
+	{"ttft", func(d *Decision) string { return number(d.TTFT().F()) }},
+	{"e2e", func(d *Decision) string { return number(d.E2E().F()) }},
 	{"status", func(d *Decision) string {
 		if d.Live {
 			return ""
 		}
-		return strconv.Itoa(d.Status)
+		return strconv.Itoa(d.Outcome.Status)
 	}},
 	{"live", func(d *Decision) string { return strconv.FormatBool(d.Live) }},
-	{"margin", func(d *Decision) string { return number(d.Margin.F()) }},
-	{"error", func(d *Decision) string { return d.Error }},
-}
+	{"margin", func(d *Decision) string { return number(d.Margin().F()) }},
+	{"error", func(d *Decision) string { return d.Outcome.Error }},
+}}
 
-// DecisionKeys are the fields of decisions.
-var DecisionKeys = decisionFields.keys()
-
-// Field implements Row; ttft and e2e are in milliseconds.
-func (d *Decision) Field(key string) (string, bool) { return decisionFields.of(d, key) }
-
-// FullText implements Row.
-func (d *Decision) FullText() string {
-	return d.ID + " " + d.Request + " " + d.Path + " " + d.ReasonText + " " + d.Decode + " " + d.Prefill + " " + d.Model + " " + d.Error
-}
-
-// EventRow is an event as a Row.
-type EventRow struct{ *admin.Event }
-
-var eventFields = fields[EventRow]{
-	{"kind", func(e EventRow) string { return e.Kind }},
-	{"severity", func(e EventRow) string { return string(e.Severity) }},
-	{"worker", func(e EventRow) string { return e.Worker }},
-	{"rank", func(e EventRow) string { return e.Rank }},
-	{"text", func(e EventRow) string { return e.Text }},
-	{"seq", func(e EventRow) string { return strconv.FormatUint(e.Seq, 10) }},
-}
-
-// EventKeys are the fields of events.
-var EventKeys = eventFields.keys()
-
-// Field implements Row.
-func (e EventRow) Field(key string) (string, bool) { return eventFields.of(e, key) }
-
-// FullText implements Row.
-func (e EventRow) FullText() string {
+// EventFilter picks events.
+var EventFilter = Kind[*admin.Event]{func(e *admin.Event) string {
 	return string(e.Severity) + " " + e.Kind + " " + e.Worker + " " + e.Rank + " " + e.Text
-}
+}, []field[*admin.Event]{
+	{"kind", func(e *admin.Event) string { return e.Kind }},
+	{"severity", func(e *admin.Event) string { return string(e.Severity) }},
+	{"worker", func(e *admin.Event) string { return e.Worker }},
+	{"rank", func(e *admin.Event) string { return e.Rank }},
+	{"text", func(e *admin.Event) string { return e.Text }},
+	{"seq", func(e *admin.Event) string { return strconv.FormatUint(e.Seq, 10) }},
+}}

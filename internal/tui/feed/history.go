@@ -14,15 +14,12 @@ type Metric int
 // The metrics of a rank; of the router, the first ones mean its totals.
 const (
 	KV      Metric = iota // used share of the KV cache
-	Running               // requests running; of the router: in flight
-	WaitingRequests
-	Hit  // prefix hit share
-	Flow // prompt tokens per second; of the router: requests per second
-	metrics
+	running               // requests running; of the router: in flight
+	waitingRequests
+	Hit     // prefix hit share
+	Flow    // prompt tokens per second; of the router: requests per second
+	Metrics // how many there are
 )
-
-// Metrics lists the metrics in the order of the key that turns them.
-func Metrics() []Metric { return []Metric{KV, Running, WaitingRequests, Hit, Flow} }
 
 var metricNames = [...]string{"kv", "run", "wait", "hit", "in t/s"}
 
@@ -32,7 +29,7 @@ func (m Metric) String() string { return metricNames[m] }
 // Series keeps the newest samples of every metric. It is not safe for
 // concurrent use.
 type Series struct {
-	ring [metrics][]float32
+	ring [Metrics][]float32
 	at   int
 	out  []float64
 }
@@ -41,7 +38,7 @@ type Series struct {
 func NewSeries() *Series { return &Series{} }
 
 // add appends a sample of all metrics.
-func (s *Series) add(v [metrics]float64) {
+func (s *Series) add(v [Metrics]float64) {
 	for m := range s.ring {
 		if len(s.ring[m]) < seriesLen {
 			s.ring[m] = append(s.ring[m], float32(v[m]))
@@ -83,7 +80,7 @@ func (b *Builder) record() {
 			s = NewSeries()
 			b.history[k.Label] = s
 		}
-		s.add([metrics]float64{k.KVUsage().F(), k.Running().F(), k.Waiting().F(), k.HitShare.F(), k.PromptRate.F()})
+		s.add([Metrics]float64{k.KVUsage().F(), k.Running().F(), k.Waiting().F(), k.HitShare.F(), k.PromptRate.F()})
 		if k.KVUsage().Known() {
 			used += k.KVUsage().F()
 			n++
@@ -94,5 +91,5 @@ func (b *Builder) record() {
 	if n > 0 {
 		mean = used / float64(n)
 	}
-	b.total.add([metrics]float64{mean, Reported(r, r.Traffic.Inflight).F(), Reported(r, r.Traffic.Queued).F(), r.HitShare.F(), r.RequestRate.F()})
+	b.total.add([Metrics]float64{mean, Reported(r, r.Traffic.Inflight).F(), Reported(r, r.Traffic.Queued).F(), r.HitShare.F(), r.RequestRate.F()})
 }

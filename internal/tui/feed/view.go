@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
 
 // Schema names the JSON form of View.
@@ -201,15 +202,12 @@ type Derived struct {
 	CPU Num `json:"cpu_cores"`
 }
 
-// Quantiles are those of a sample, Unknown without one.
-type Quantiles struct{ P50, P90, P99 Num }
-
-// QuantilesOf reads quantiles of the admin API.
-func QuantilesOf(q *admin.Quantiles) Quantiles {
+// Quantiles are those of the admin API, NaN where it has none.
+func Quantiles(q *admin.Quantiles) admin.Quantiles {
 	if q == nil {
-		return Quantiles{Unknown, Unknown, Unknown}
+		return admin.Quantiles{P50: math.NaN(), P90: math.NaN(), P99: math.NaN()}
 	}
-	return Quantiles{Num(q.P50), Num(q.P90), Num(q.P99)}
+	return *q
 }
 
 // Severity orders attention and ranks; it is a word in JSON.
@@ -319,29 +317,22 @@ type RankDerived struct {
 	Pressure float64 `json:"pressure"`
 }
 
-// Running is how many requests the engine runs.
-func (k *Rank) Running() Num {
+// engine has the figures of the rank's engine, none where it reports none.
+func (k *Rank) engine() admin.EngineLoad {
 	if k.Engine == nil {
-		return Unknown
+		return admin.EngineLoad{}
 	}
-	return Figure(k.Engine.Running)
+	return *k.Engine
 }
+
+// Running is how many requests the engine runs.
+func (k *Rank) Running() Num { return Figure(k.engine().Running) }
 
 // Waiting is how many requests wait in the engine.
-func (k *Rank) Waiting() Num {
-	if k.Engine == nil {
-		return Unknown
-	}
-	return Figure(k.Engine.Waiting)
-}
+func (k *Rank) Waiting() Num { return Figure(k.engine().Waiting) }
 
 // KVUsage is the used share of the engine's KV cache.
-func (k *Rank) KVUsage() Num {
-	if k.Engine == nil {
-		return Unknown
-	}
-	return Figure(k.Engine.KVUsage)
-}
+func (k *Rank) KVUsage() Num { return Figure(k.engine().KVUsage) }
 
 // Room is the most that IndexBlocks can truly be, 0 when unknown. A recording has the
 // capacity only.
@@ -397,34 +388,36 @@ func (k *Rank) Caches() string {
 	return strings.Join(parts, "; ")
 }
 
-// Decision is what lists show of a receipt. Its JSON form is the receipt, as the admin API
-// gave it.
+// Decision is a receipt, in JSON as the admin API gave it.
 type Decision struct {
-	receipt    json.RawMessage
-	ID         string
-	Request    string
-	At         time.Time
-	Live       bool
-	Model      string
-	Path       string
-	Reason     string
-	ReasonText string
-	ISL        int
-	EffISL     int
-	Predicted  int
-	Decode     string
-	Prefill    string
-	Margin     Num
-	TTFT       Num
-	E2E        Num
-	Status     int
-	Error      string
-	Recompute  bool
-	Cancelled  bool
+	*receipt.Receipt
+	raw json.RawMessage
 }
 
+// PrefillRank is the rank that computes the prompt for another, "" for none.
+func (d *Decision) PrefillRank() string {
+	if d.Path == "local" {
+		return ""
+	}
+	return d.Prefill.Chosen
+}
+
+// Margin is by how many blocks the decode rank beats the runner-up.
+func (d *Decision) Margin() Num {
+	if d.Decode.RunnerUp == "" {
+		return Unknown
+	}
+	return Num(d.Decode.MarginBlocks)
+}
+
+// TTFT is the time to the first token in ms.
+func (d *Decision) TTFT() Num { return known(d.Outcome.TTFTMS) }
+
+// E2E is the time to the last token in ms.
+func (d *Decision) E2E() Num { return known(d.Outcome.E2EMS) }
+
 // MarshalJSON writes the receipt.
-func (d Decision) MarshalJSON() ([]byte, error) { return d.receipt.MarshalJSON() }
+func (d Decision) MarshalJSON() ([]byte, error) { return d.raw.MarshalJSON() }
 
 // UnmarshalJSON reads a receipt.
 func (d *Decision) UnmarshalJSON(raw []byte) error {

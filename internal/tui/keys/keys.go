@@ -2,15 +2,18 @@
 // screen and of the hints in the last line.
 package keys
 
-import "github.com/charmbracelet/bubbles/key"
+import (
+	"strings"
+
+	"github.com/charmbracelet/bubbles/key"
+)
 
 // Action is what a key does.
 type Action int
 
 // The actions.
 const (
-	None Action = iota
-	Quit
+	Quit Action = iota + 1 // 0 is none
 	Help
 	Warnings
 	Describe
@@ -64,17 +67,6 @@ const (
 	Redraw
 	NextRouter
 	Follow
-	PlayPause
-	RecordBack
-	RecordForward
-	SeekBack
-	SeekForward
-	SeekFarBack
-	SeekFarForward
-	SeekStart
-	SeekEnd
-	PlayFaster
-	PlaySlower
 )
 
 // Entry is one action with its keys.
@@ -82,19 +74,17 @@ type Entry struct {
 	Action  Action
 	Group   string
 	Binding key.Binding
+	// Do and To are what a key asks of a recording that is watched, see admin.Client.Replay.
+	Do, To string
 }
 
 func bind(a Action, group, help string, keys ...string) Entry {
-	shown := keys[0]
-	for _, k := range keys[1:] {
-		shown += " " + k
-	}
-	return Entry{a, group, key.NewBinding(key.WithKeys(keys...), key.WithHelp(shown, help))}
+	shown := strings.ReplaceAll(strings.Join(keys, " "), "  ", " space") // the key " " by its name
+	return Entry{Action: a, Group: group, Binding: key.NewBinding(key.WithKeys(keys...), key.WithHelp(shown, help))}
 }
 
 // Entries lists every key, in the order of the help screen.
 func Entries() []Entry {
-	space := key.NewBinding(key.WithKeys("p", " "), key.WithHelp("p space", "pause: data stands still, keys work"))
 	return []Entry{
 		bind(View1, "VIEWS", "overview", "1"),
 		bind(View2, "VIEWS", "workers and ranks", "2"),
@@ -128,7 +118,7 @@ func Entries() []Entry {
 		bind(Heat, "TABLE", "strip of heat: active, KV, ITL, hits, off", "x"),
 		bind(FoldAll, "TABLE", "fold all workers or none; h l one of them", "v"),
 		bind(Idle, "TABLE", "hide what is idle", "H"),
-		{Pause, "TIME", space},
+		bind(Pause, "TIME", "pause: data stands still, keys work", "p", " "),
 		bind(StepBack, "TIME", "one step back in history", "["),
 		bind(StepForward, "TIME", "one step forward", "]"),
 		bind(Faster, "TIME", "ask twice as often", "+", "="),
@@ -155,31 +145,35 @@ func Entries() []Entry {
 
 // Recording lists the keys that do something else while a recording is watched.
 func Recording() []Entry {
-	play := key.NewBinding(key.WithKeys("p", " "), key.WithHelp("p space", "pause or play"))
+	ask := func(do, to, help string, keys ...string) Entry {
+		e := bind(0, "RECORDING", help, keys...)
+		e.Do, e.To = do, to
+		return e
+	}
 	return []Entry{
-		{PlayPause, "RECORDING", play},
-		bind(SeekBack, "RECORDING", "10 s back", "left"),
-		bind(SeekForward, "RECORDING", "10 s on", "right"),
-		bind(SeekFarBack, "RECORDING", "a minute back", "shift+left"),
-		bind(SeekFarForward, "RECORDING", "a minute on", "shift+right"),
-		bind(SeekStart, "RECORDING", "to the beginning", "home"),
-		bind(SeekEnd, "RECORDING", "to the end", "end"),
-		bind(PlayFaster, "RECORDING", "twice as fast", "+", "="),
-		bind(PlaySlower, "RECORDING", "half as fast", "-", "_"),
-		bind(RecordBack, "RECORDING", "one record back", "["),
-		bind(RecordForward, "RECORDING", "one record on", "]"),
+		ask("toggle", "", "pause or play", "p", " "),
+		ask("seek", "-10s", "10 s back", "left"),
+		ask("seek", "+10s", "10 s on", "right"),
+		ask("seek", "-1m", "a minute back", "shift+left"),
+		ask("seek", "+1m", "a minute on", "shift+right"),
+		ask("seek", "0s", "to the beginning", "home"),
+		ask("seek", "end", "to the end", "end"),
+		ask("faster", "", "twice as fast", "+", "="),
+		ask("slower", "", "half as fast", "-", "_"),
+		ask("back", "", "one record back", "["),
+		ask("step", "", "one record on", "]"),
 	}
 }
 
-// Map finds the action of a key.
-type Map map[string]Action
+// Map finds the entry of a key.
+type Map map[string]Entry
 
 // NewMap is the map of entries.
 func NewMap(entries []Entry) Map {
 	m := Map{}
 	for _, e := range entries {
 		for _, k := range e.Binding.Keys() {
-			m[k] = e.Action
+			m[k] = e
 		}
 	}
 	return m

@@ -89,3 +89,34 @@ func (l *cursor) Click(line, n int, keyAt func(int) string) {
 		l.Set(i, n, keyAt)
 	}
 }
+
+// Scroll is the first line of a text that is on the page.
+type Scroll int
+
+// Move moves it on a page of h lines; ok is false when the action is no move.
+func (s *Scroll) Move(a keys.Action, h int) (ok bool) {
+	switch a {
+	case keys.Down:
+		*s++
+	case keys.Up:
+		*s--
+	case keys.HalfDown:
+		*s += Scroll(h / 2)
+	case keys.HalfUp:
+		*s -= Scroll(h / 2)
+	case keys.Top:
+		*s = 0
+	case keys.Bottom:
+		*s = 1 << 20 // cut by From
+	default:
+		return false
+	}
+	*s = max(*s, 0)
+	return true
+}
+
+// From is the first of n lines where h of them are shown.
+func (s *Scroll) From(n, h int) int {
+	*s = max(0, min(*s, Scroll(n-h)))
+	return int(*s)
+}

@@ -18,14 +18,14 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Decisions is the view of routing decisions: a live list, and the full
+// decisions is the view of routing decisions: a live list, and the full
 // explanation of the one under the cursor.
-type Decisions struct {
+type decisions struct {
 	cursor cursor
-	filter feed.Filter
+	filter feed.Filter[*feed.Decision]
 	follow bool
 	full   bool // the explanation has the page for itself
-	scroll int
+	scroll Scroll
 	shift  int
 
 	router int
@@ -42,45 +42,27 @@ type Decisions struct {
 
 const maxReceipts = 64
 
-// NewDecisions is the view of decisions.
-func NewDecisions() *Decisions {
-	return &Decisions{follow: true, receipts: map[string]*receipt.Receipt{}}
+// newDecisions is the view of a router's decisions.
+func newDecisions(router int) *decisions {
+	return &decisions{follow: true, router: router, receipts: map[string]*receipt.Receipt{}}
 }
 
-// Name implements Page.
-func (d *Decisions) Name() string { return "Decisions" }
+func (d *decisions) Name() string { return "Decisions" }
 
-// Keys implements Page.
-func (d *Decisions) Keys() []string {
+func (d *decisions) Keys() []string {
 	if d.full {
 		return []string{"esc list", "j/k scroll", "h/l sideways", "n/N other decision", "y copy id", "? help", "q quit"}
 	}
 	return []string{"j/k move", "enter explain", "f follow", "/ filter", "y copy id", "p pause", "[ ] history", "? help", "q quit"}
 }
 
-// Act implements Page.
-func (d *Decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (d *decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	rows := d.Rows(c)
 	if d.full {
+		if d.scroll.Move(a, c.H) {
+			return nil, true
+		}
 		switch a {
-		case keys.Down:
-			d.scroll++
-			return nil, true
-		case keys.Up:
-			d.scroll = max(0, d.scroll-1)
-			return nil, true
-		case keys.HalfDown:
-			d.scroll += c.H / 2
-			return nil, true
-		case keys.HalfUp:
-			d.scroll = max(0, d.scroll-c.H/2)
-			return nil, true
-		case keys.Top:
-			d.scroll = 0
-			return nil, true
-		case keys.Bottom:
-			d.scroll = 1 << 20 // cut when drawn
-			return nil, true
 		case keys.Enter, keys.Back:
 			d.full, d.scroll, d.shift = false, 0, 0
 			return nil, true
@@ -112,12 +94,14 @@ func (d *Decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	return d.ask(c), true
 }
 
-func (d *Decisions) keyAt(i int) string { return d.rows[i].ID }
+func (d *decisions) keyAt(i int) string { return d.rows[i].ID }
 
 // Tick asks for the newest decisions.
-func (d *Decisions) Tick(c *Ctx) tea.Cmd {
+func (d *decisions) Tick(c *Ctx) tea.Cmd {
 	if d.router != c.Sel {
-		*d = Decisions{follow: true, filter: d.filter, router: c.Sel, receipts: map[string]*receipt.Receipt{}}
+		filter := d.filter
+		*d = *newDecisions(c.Sel)
+		d.filter = filter
 	}
 	if c.Frozen || c.Load.Decisions == nil {
 		return nil
@@ -126,7 +110,7 @@ func (d *Decisions) Tick(c *Ctx) tea.Cmd {
 }
 
 // ask asks for the receipt under the cursor, if it is not there or not final.
-func (d *Decisions) ask(c *Ctx) tea.Cmd {
+func (d *decisions) ask(c *Ctx) tea.Cmd {
 	rows := d.Rows(c)
 	if d.cursor.At >= len(rows) || c.Load.Decision == nil {
 		return nil
@@ -140,8 +124,7 @@ func (d *Decisions) ask(c *Ctx) tea.Cmd {
 	return c.Load.Decision(row.ID)
 }
 
-// Take implements Page.
-func (d *Decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
+func (d *decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 	switch m := msg.(type) {
 	case DecisionsMsg:
 		if m.Router != d.router || m.Filter != d.filter.Text {
@@ -182,7 +165,7 @@ func (d *Decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 }
 
 // Rows are the decisions that the filter leaves, newest first.
-func (d *Decisions) Rows(c *Ctx) []*feed.Decision {
+func (d *decisions) Rows(c *Ctx) []*feed.Decision {
 	all := d.all
 	if all == nil || c.Frozen || d.router != c.Sel {
 		all = c.R.Decisions
@@ -197,12 +180,10 @@ func (d *Decisions) Rows(c *Ctx) []*feed.Decision {
 	return d.rows
 }
 
-// Filter implements Page.
-func (d *Decisions) Filter() string { return d.filter.Text }
+func (d *decisions) Filter() string { return d.filter.Text }
 
-// SetFilter implements Page.
-func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
-	f, err := feed.ParseFilter(text, feed.DecisionKeys)
+func (d *decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
+	f, err := feed.DecisionFilter.Parse(text)
 	if err != nil {
 		return nil, err
 	}
@@ -214,19 +195,16 @@ func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	return c.Load.Decisions(f.Text), nil
 }
 
-// Order implements Page.
-func (d *Decisions) Order() string {
+func (d *decisions) Order(*Ctx) string {
 	if d.follow {
 		return "follow on"
 	}
 	return "follow off"
 }
 
-// SetOrder implements Page.
-func (d *Decisions) SetOrder(string) bool { return false }
+func (d *decisions) SetOrder(string) bool { return false }
 
-// Focus implements Page.
-func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
+func (d *decisions) Focus(c *Ctx, name string) tea.Cmd {
 	if name == "" {
 		return nil
 	}
@@ -235,34 +213,30 @@ func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
 	return d.ask(c)
 }
 
-// Row implements Page.
-func (d *Decisions) Row(c *Ctx) (string, string) {
+func (d *decisions) Row(c *Ctx) (string, string) {
 	rows := d.Rows(c)
 	if d.cursor.At >= len(rows) {
 		return "", ""
 	}
 	x := rows[d.cursor.At]
-	return x.ID, fmt.Sprintf("%s %s request=%s path=%s (%s) isl=%d eff_isl=%d cached=%d decode=%s prefill=%s status=%d", x.At.UTC().Format("2006-01-02T15:04:05.000Z"), x.ID,
-		x.Request, x.Path, x.ReasonText, x.ISL, x.EffISL, x.Predicted, x.Decode, x.Prefill, x.Status)
+	return x.ID, fmt.Sprintf("%s %s request=%s path=%s (%s) isl=%d eff_isl=%d cached=%d decode=%s prefill=%s status=%d", x.Time.UTC().Format("2006-01-02T15:04:05.000Z"), x.ID,
+		x.RequestID, x.Path, x.ReasonText, x.Inputs.ISL, x.EffISL, x.Predicted.CachedTokens, x.Decode.Chosen, x.PrefillRank(), x.Outcome.Status)
 }
 
-// Click implements Page.
-func (d *Decisions) Click(c *Ctx, _, line int) {
+func (d *decisions) Click(c *Ctx, _, line int) {
 	if !d.full {
 		d.cursor.Click(line, len(d.Rows(c)), d.keyAt)
 		d.follow = false
 	}
 }
 
-// Draw implements Page.
-func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
+func (d *decisions) Draw(c *Ctx, p *widget.Painter) {
 	rows := d.Rows(c)
 	if !d.full {
 		before := p.Len()
 		h := max(4, c.H*2/5) - 1
 		from, to := d.cursor.Window(len(rows), before+1, h-1)
-		visible := rows[from:to]
-		drawDecisions(c, p, nil, visible, h, d.cursor.At-from)
+		drawDecisions(p, rows[from:to], h, d.cursor.At-from)
 		if len(rows) == 0 {
 			text := "no decision fits the filter (esc clears it)"
 			switch {
@@ -291,24 +265,14 @@ func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
 	d.explain(c, p, row)
 }
 
-// drawDecisions writes a header and rows into h lines; list or rows is given.
-func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed.Decision, h, selected int) {
+// drawDecisions writes a header and rows into h lines.
+func drawDecisions(p *widget.Painter, rows []*feed.Decision, h, selected int) {
 	wide := p.W >= 110
-	n := len(rows)
-	if list != nil {
-		n = len(list)
-	}
-	n = min(n, h-1)
-	at := func(i int) *feed.Decision {
-		if list != nil {
-			return &list[i]
-		}
-		return rows[i]
-	}
+	rows = rows[:min(len(rows), h-1)]
 	// The names of ranks get what they need, within reason.
 	rank := 8
-	for i := range n {
-		rank = max(rank, 1+widget.Width(at(i).Decode), 1+widget.Width(at(i).Prefill))
+	for _, d := range rows {
+		rank = max(rank, 1+widget.Width(d.Decode.Chosen), 1+widget.Width(d.PrefillRank()))
 	}
 	rank = min(rank, max(14, p.W/6))
 	clock, layout, request := 9, "15:04:05", 0
@@ -335,28 +299,26 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 	p.Put(theme.Title, " ")
 	p.Put(theme.Title, "OUTCOME / WHY")
 	p.End()
-	for i := range n {
-		d := at(i)
+	for i, d := range rows {
 		st, word := outcome(d)
 		sev := map[theme.Style]feed.Severity{theme.Bad: feed.Error, theme.Warn: feed.Warn}[st]
 		p.Select(i == selected)
 		mark(p, i == selected, sev)
-		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)
+		p.Cell(theme.Dim, d.Time.Local().Format(layout), clock)
 		if wide {
-			id := cmp.Or(d.Request, d.ID)
+			id := cmp.Or(d.RequestID, d.ID)
 			p.Cell(theme.Plain, p.Cut(id, request-1), request)
 		}
-		p.Right(theme.Plain, strconv.Itoa(d.ISL), 6)
-		cached := strconv.Itoa(d.Predicted)
-		p.Right(theme.Plain, cached, 7)
+		p.Right(theme.Plain, strconv.Itoa(d.Inputs.ISL), 6)
+		p.Right(theme.Plain, strconv.Itoa(d.Predicted.CachedTokens), 7)
 		p.Right(theme.Plain, strconv.Itoa(d.EffISL), 6)
 		p.Put(theme.Plain, "  ")
-		p.Cell(theme.Plain, orDash(d.Path), 7)
-		p.Cell(theme.Plain, p.Cut(orDash(d.Decode), rank-1), rank)
-		p.Cell(theme.Plain, p.Cut(orDash(d.Prefill), rank-1), rank)
+		p.Cell(theme.Plain, cmp.Or(d.Path, "-"), 7)
+		p.Cell(theme.Plain, p.Cut(cmp.Or(d.Decode.Chosen, "-"), rank-1), rank)
+		p.Cell(theme.Plain, p.Cut(cmp.Or(d.PrefillRank(), "-"), rank-1), rank)
 		if wide {
-			p.Right(theme.Plain, widget.Rate(d.Margin.F()), 6)
-			p.Right(theme.Plain, widget.Millis(d.TTFT.F()), 6)
+			p.Right(theme.Plain, widget.Rate(d.Margin().F()), 6)
+			p.Right(theme.Plain, widget.Millis(d.TTFT().F()), 6)
 		}
 		p.Put(theme.Plain, " ")
 		p.Put(st, word)
@@ -368,24 +330,24 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 // outcome is how a request ended, in a word or two.
 func outcome(d *feed.Decision) (theme.Style, string) {
 	switch {
-	case d.Recompute:
+	case d.Outcome.SilentRecompute:
 		return theme.Bad, "RECOMPUTED"
 	case d.Live:
 		return theme.Plain, "running"
-	case d.Cancelled:
+	case d.Outcome.Cancelled:
 		return theme.Plain, "client left"
-	case d.Status >= 500:
-		return theme.Bad, "HTTP " + strconv.Itoa(d.Status)
-	case d.Status >= 400:
-		return theme.Warn, "HTTP " + strconv.Itoa(d.Status)
-	case d.Error != "":
+	case d.Outcome.Status >= 500:
+		return theme.Bad, "HTTP " + strconv.Itoa(d.Outcome.Status)
+	case d.Outcome.Status >= 400:
+		return theme.Warn, "HTTP " + strconv.Itoa(d.Outcome.Status)
+	case d.Outcome.Error != "":
 		return theme.Bad, "cut"
 	}
 	return theme.Good, "ok"
 }
 
 // explain draws the receipt of a row, or says why there is none yet.
-func (d *Decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
+func (d *decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
 	r := d.receipts[row.ID]
 	if r == nil {
 		text := "  loading the receipt"
@@ -400,10 +362,10 @@ func (d *Decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
 	}
 	lines := explainLines(r, p)
 	h := c.H - p.Len()
-	d.scroll = max(0, min(d.scroll, len(lines)-h))
-	more := len(lines) - d.scroll - h
-	for i := d.scroll; i < len(lines) && i < d.scroll+h; i++ {
-		if i == d.scroll+h-1 && more > 0 {
+	from := d.scroll.From(len(lines), h)
+	more := len(lines) - from - h
+	for i := from; i < len(lines) && i < from+h; i++ {
+		if i == from+h-1 && more > 0 {
 			text := "  %d more lines: enter gives the explanation the whole page"
 			if d.full {
 				text = "  %d more lines (j scrolls)"

@@ -91,10 +91,8 @@ var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 func TestTiersOfRanks(t *testing.T) {
 	r := &feed.Router{Ranks: []feed.Rank{{Rank: admin.Rank{Label: "decode-1/dp0"}}, {Rank: admin.Rank{Label: "decode-2/dp0"}}}}
 	draw := func() []string {
-		var table RankTable
-		table.Plain()
 		p := widget.NewPainter(theme.New("dark", termenv.Ascii, true), 80)
-		table.Draw(r, p, 10)
+		PlainRanks(r, p)
 		return strings.Split(escapes.ReplaceAllString(strings.Join(p.Lines(), "\n"), ""), "\n")
 	}
 	if head := draw()[0]; strings.Contains(head, "CPU") || !strings.Contains(head, "HIT%") {

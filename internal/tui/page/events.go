@@ -17,27 +17,23 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Events is the view of the router's event log, newest first.
-type Events struct {
+// events is the view of the router's event log, newest first.
+type events struct {
+	still
 	cursor cursor
-	filter feed.Filter
+	filter feed.Filter[*admin.Event]
 	faults bool
 	rows   []*admin.Event
 }
 
-// NewEvents is the view of events.
-func NewEvents() *Events { return &Events{} }
+func (e *events) Name() string { return "Events" }
 
-// Name implements Page.
-func (e *Events) Name() string { return "Events" }
-
-// Keys implements Page.
-func (e *Events) Keys() []string {
+func (e *events) Keys() []string {
 	return []string{"j/k move", "enter all of it", "/ filter", "F faults only", "f follow", "y copy", "p pause", "? help", "q quit"}
 }
 
 // Rows are the events that the filter leaves, newest first.
-func (e *Events) Rows(c *Ctx) []*admin.Event {
+func (e *events) Rows(c *Ctx) []*admin.Event {
 	list := c.Events
 	if c.Frozen {
 		list = c.R.Events
@@ -45,7 +41,7 @@ func (e *Events) Rows(c *Ctx) []*admin.Event {
 	e.rows = e.rows[:0]
 	for i := len(list) - 1; i >= 0; i-- {
 		x := &list[i]
-		if e.faults && x.Severity == "info" || !e.filter.Match(feed.EventRow{Event: x}) {
+		if e.faults && x.Severity == "info" || !e.filter.Match(x) {
 			continue
 		}
 		e.rows = append(e.rows, x)
@@ -54,10 +50,9 @@ func (e *Events) Rows(c *Ctx) []*admin.Event {
 	return e.rows
 }
 
-func (e *Events) keyAt(i int) string { return fmt.Sprint(e.rows[i].Seq) }
+func (e *events) keyAt(i int) string { return fmt.Sprint(e.rows[i].Seq) }
 
-// Act implements Page.
-func (e *Events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (e *events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	rows := e.Rows(c)
 	switch a {
 	case keys.Faults:
@@ -81,7 +76,7 @@ func (e *Events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 func eventText(x *admin.Event) []string {
 	out := []string{
 		"time      " + x.At.UTC().Format("2006-01-02 15:04:05.000 UTC"), "kind      " + x.Kind, "severity  " + string(x.Severity),
-		"worker    " + orDash(x.Worker), "rank      " + orDash(x.Rank), "text      " + x.Text,
+		"worker    " + cmp.Or(x.Worker, "-"), "rank      " + cmp.Or(x.Rank, "-"), "text      " + x.Text,
 	}
 	if len(x.Fields) > 0 {
 		raw, err := json.Marshal(x.Fields)
@@ -92,26 +87,17 @@ func eventText(x *admin.Event) []string {
 	return out
 }
 
-// Tick implements Page.
-func (e *Events) Tick(*Ctx) tea.Cmd { return nil }
+func (e *events) Filter() string { return e.filter.Text }
 
-// Take implements Page.
-func (e *Events) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
-
-// Filter implements Page.
-func (e *Events) Filter() string { return e.filter.Text }
-
-// SetFilter implements Page.
-func (e *Events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
-	f, err := feed.ParseFilter(text, feed.EventKeys)
+func (e *events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
+	f, err := feed.EventFilter.Parse(text)
 	if err == nil {
 		e.filter = f
 	}
 	return nil, err
 }
 
-// Order implements Page.
-func (e *Events) Order() string {
+func (e *events) Order(*Ctx) string {
 	s := "follow off"
 	if e.cursor.Key == "" {
 		s = "follow on"
@@ -122,27 +108,22 @@ func (e *Events) Order() string {
 	return s
 }
 
-// SetOrder implements Page.
-func (e *Events) SetOrder(string) bool { return false }
+func (e *events) SetOrder(string) bool { return false }
 
-// Focus implements Page.
-func (e *Events) Focus(*Ctx, string) tea.Cmd { return nil }
+func (e *events) Focus(*Ctx, string) tea.Cmd { return nil }
 
-// Row implements Page.
-func (e *Events) Row(c *Ctx) (string, string) {
+func (e *events) Row(c *Ctx) (string, string) {
 	rows := e.Rows(c)
 	if e.cursor.At >= len(rows) {
 		return "", ""
 	}
 	x := rows[e.cursor.At]
-	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), string(x.Severity), orDash(x.Rank + x.Worker), x.Kind, x.Text}, " ")
+	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), string(x.Severity), cmp.Or(x.Rank+x.Worker, "-"), x.Kind, x.Text}, " ")
 }
 
-// Click implements Page.
-func (e *Events) Click(c *Ctx, _, line int) { e.cursor.Click(line, len(e.Rows(c)), e.keyAt) }
+func (e *events) Click(c *Ctx, _, line int) { e.cursor.Click(line, len(e.Rows(c)), e.keyAt) }
 
-// Draw implements Page.
-func (e *Events) Draw(c *Ctx, p *widget.Painter) {
+func (e *events) Draw(c *Ctx, p *widget.Painter) {
 	rows := e.Rows(c)
 	who := 18
 	if c.W < 100 {

@@ -39,10 +39,7 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 	for _, k := range rows {
 		roles[k.Role] = append(roles[k.Role], k)
 	}
-	apart := true
-	if heatLines(roles, p.W, true) > h {
-		apart = false // cells first, blanks between workers where there is room
-	}
+	apart := heatLines(roles, p.W) <= h // blanks between workers, where there is room
 	for _, role := range []string{"prefill", "decode", "aggregated"} {
 		list := roles[role]
 		if len(list) == 0 || p.Len() >= end {
@@ -148,7 +145,7 @@ func cells(list []*feed.Rank, apart bool) int {
 }
 
 // Height is how many lines the table would like to have, title and summary included.
-func (t *RankTable) Height(r *feed.Router, w int) int {
+func (t *rankTable) Height(r *feed.Router, w int) int {
 	rows := t.Rows(r)
 	if t.heat == 0 {
 		return len(rows) + 2
@@ -157,13 +154,13 @@ func (t *RankTable) Height(r *feed.Router, w int) int {
 	for _, k := range rows {
 		roles[k.Role] = append(roles[k.Role], k)
 	}
-	return heatLines(roles, w, true) + 1
+	return heatLines(roles, w) + 1
 }
 
-// heatLines is how many lines the strip has, or one more.
-func heatLines(roles map[string][]*feed.Rank, w int, apart bool) (n int) {
+// heatLines is how many lines the strip has with blanks between workers, or one more.
+func heatLines(roles map[string][]*feed.Rank, w int) (n int) {
 	for _, list := range roles {
-		n += 2 + cells(list, apart)/max(1, w-heatName-2)
+		n += 2 + cells(list, true)/max(1, w-heatName-2)
 	}
 	return n
 }

@@ -16,25 +16,16 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Overview is the first view: traffic, routing, ranks, attention, decisions.
-type Overview struct {
-	table *RankTable
-	dark  *theme.Theme
-}
+// overview is the first view: traffic, routing, ranks, attention, decisions.
+type overview struct{ rankPage }
 
-// NewOverview is the overview over a table of ranks.
-func NewOverview(t *RankTable) *Overview { return &Overview{table: t} }
+func (o *overview) Name() string { return "Overview" }
 
-// Name implements Page.
-func (o *Overview) Name() string { return "Overview" }
-
-// Keys implements Page.
-func (o *Overview) Keys() []string {
+func (o *overview) Keys() []string {
 	return []string{"1-5 view", "j/k move", "enter rank", "/ filter", "s sort", "! warnings", "p pause", "? help", "q quit"}
 }
 
-// Act implements Page.
-func (o *Overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (o *overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	if a == keys.Enter {
 		if k := o.table.Current(c.R); k != nil {
 			return open(1, k.Label), true
@@ -44,58 +35,13 @@ func (o *Overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	return nil, o.table.Act(c.R, a)
 }
 
-// Tick implements Page.
-func (o *Overview) Tick(*Ctx) tea.Cmd { return nil }
-
-// Take implements Page.
-func (o *Overview) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
-
-// Filter implements Page.
-func (o *Overview) Filter() string { return o.table.filter.Text }
-
-// SetFilter implements Page.
-func (o *Overview) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
-	return nil, o.table.SetFilter(text)
-}
-
-// Order implements Page.
-func (o *Overview) Order() string {
-	if o.dark == nil {
-		return orders[o.table.order].name
-	}
-	return o.table.Order(o.dark)
-}
-
-// SetOrder implements Page.
-func (o *Overview) SetOrder(name string) bool { return o.table.SetOrder(name) }
-
-// Focus implements Page.
-func (o *Overview) Focus(c *Ctx, name string) tea.Cmd {
+func (o *overview) Focus(c *Ctx, name string) tea.Cmd {
 	o.table.cursor.Key, o.table.dirty = name, true
 	o.table.Rows(c.R)
 	return nil
 }
 
-// Row implements Page.
-func (o *Overview) Row(c *Ctx) (string, string) { return o.table.row(c) }
-
-func (t *RankTable) row(c *Ctx) (string, string) {
-	k := t.Current(c.R)
-	if k == nil {
-		return "", ""
-	}
-	return k.Label, fmt.Sprintf("%s %s %s run=%s wait=%s kv=%s%% hit=%s%% active=%d index=%d events=%s", k.Label, k.Role, k.Status,
-		widget.Count(k.Running().F()), widget.Count(k.Waiting().F()), widget.Percent(k.KVUsage().F()), widget.Percent(k.HitShare.F()), k.ActiveRequests, k.IndexBlocks, k.Feed.State)
-}
-
-// Click implements Page.
-func (o *Overview) Click(c *Ctx, x, line int) {
-	o.table.clickAt(c.R, x, line)
-}
-
-// Draw implements Page.
-func (o *Overview) Draw(c *Ctx, p *widget.Painter) {
-	o.dark = c.Th
+func (o *overview) Draw(c *Ctx, p *widget.Painter) {
 	if len(c.View.Routers) > 1 {
 		drawFleet(c, p)
 	}
@@ -139,7 +85,11 @@ func (o *Overview) Draw(c *Ctx, p *widget.Painter) {
 	}
 	if decisions > 0 {
 		p.Rule("Last decisions")
-		drawDecisions(c, p, c.R.Decisions, nil, c.H-p.Len(), -1)
+		newest := make([]*feed.Decision, len(c.R.Decisions))
+		for i := range newest {
+			newest[i] = &c.R.Decisions[i]
+		}
+		drawDecisions(p, newest, c.H-p.Len(), -1)
 	}
 }
 
@@ -181,7 +131,7 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		t := &r.Derived
 		for _, s := range []string{
 			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), widget.Count(inflight(r)), widget.Count(queued(r)),
-			widget.Percent(hitShare(t)), widget.Millis(feed.QuantilesOf(r.Traffic.TTFT).P99.F()), widget.Millis(feed.QuantilesOf(r.Traffic.ITL).P99.F()), strconv.Itoa(alerts),
+			widget.Percent(hitShare(t)), widget.Millis(feed.Quantiles(r.Traffic.TTFT).P99), widget.Millis(feed.Quantiles(r.Traffic.ITL).P99), strconv.Itoa(alerts),
 		} {
 			p.Put(theme.Plain, " ")
 			p.Right(theme.Plain, s, 6)
@@ -223,9 +173,9 @@ func trafficBox(c *Ctx, p *widget.Painter) {
 	in.Spark(theme.Bar, c.Series("", feed.Flow), in.W-in.X()-1)
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %s  queued %s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
-	ttft, itl := feed.QuantilesOf(c.R.Traffic.TTFT), feed.QuantilesOf(c.R.Traffic.ITL)
-	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(ttft.P50.F()), widget.Millis(ttft.P90.F()), widget.Millis(ttft.P99.F())))
-	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(itl.P50.F()), widget.Millis(itl.P90.F()), widget.Millis(itl.P99.F())))
+	ttft, itl := feed.Quantiles(c.R.Traffic.TTFT), feed.Quantiles(c.R.Traffic.ITL)
+	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(ttft.P50), widget.Millis(ttft.P90), widget.Millis(ttft.P99)))
+	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(itl.P50), widget.Millis(itl.P90), widget.Millis(itl.P99)))
 	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s refused %s/s left %s/s retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.RecentRetries))))
 	p.Box("Traffic, last "+window(c.R.RateWindow), in)
 }
@@ -252,17 +202,10 @@ func routingBox(c *Ctx, p *widget.Painter) {
 	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
-	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", orDash(r.Policy), orDash(r.Rule())))
+	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", cmp.Or(r.Policy, "-"), cmp.Or(r.Rule(), "-")))
 	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(feed.Reported(r, x.Blocks).F()), widget.Count(feed.Reported(r, x.Nodes).F()), widget.Rate(t.StoredRate.F()), widget.Rate(t.RemovedRate.F())))
-	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.QuantilesOf(r.Traffic.Overhead).P99.F()/1000)))
+	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.Quantiles(r.Traffic.Overhead).P99/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // hitShare is what the engines' answers say; clients that do not ask for usage
@@ -289,7 +232,7 @@ func queued(r *feed.Router) float64 { return feed.Reported(r, r.Traffic.Queued).
 func trafficLines(c *Ctx, p *widget.Painter) {
 	t := &c.R.Derived
 	p.Put(theme.Bold, " req/s "+widget.Rate(t.RequestRate.F()))
-	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.QuantilesOf(c.R.Traffic.TTFT).P99.F()), widget.Millis(feed.QuantilesOf(c.R.Traffic.ITL).P99.F()), widget.Rate(t.FailedRate.F())))
+	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.Quantiles(c.R.Traffic.TTFT).P99), widget.Millis(feed.Quantiles(c.R.Traffic.ITL).P99), widget.Rate(t.FailedRate.F())))
 	p.End()
 	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
 	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(t.RecentGaps.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))

@@ -98,7 +98,7 @@ type Page interface {
 	Filter() string
 	SetFilter(c *Ctx, text string) (tea.Cmd, error)
 	// Order is the present order in a word, with a sign when it is reversed.
-	Order() string
+	Order(c *Ctx) string
 	SetOrder(name string) bool
 	// Focus puts the cursor on something by its name.
 	Focus(c *Ctx, name string) tea.Cmd
@@ -108,6 +108,22 @@ type Page interface {
 	// sorts by a title.
 	Click(c *Ctx, x, line int)
 }
+
+// All makes the views, in the order of their tabs.
+func All() []Page {
+	ranks := &rankTable{}
+	return []Page{
+		&overview{rankPage{table: ranks}}, &workers{rankPage: rankPage{table: ranks}}, &radix{tree: newTree(), mask: true, expand: map[string]int{}},
+		newDecisions(0), &events{},
+	}
+}
+
+// still is a page that asks the router nothing.
+type still struct{}
+
+func (still) Tick(*Ctx) tea.Cmd { return nil }
+
+func (still) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
 
 // Wrap breaks text into lines of at most w columns; the lines after the first
 // one begin with indent.

@@ -15,8 +15,8 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Radix is the view of the radix index: a path-compressed tree that loads what is opened.
-type Radix struct {
+// radix is the view of the radix index: a path-compressed tree that loads what is opened.
+type radix struct {
 	cursor  cursor
 	tree    *tree
 	rows    []radixRow
@@ -36,21 +36,13 @@ const byHits = "hits"
 
 var treeOrders = []string{"blocks", byHits, "ranks"}
 
-// NewRadix makes the view, with nothing loaded.
-func NewRadix() *Radix {
-	return &Radix{tree: newTree(), mask: true, expand: map[string]int{}}
-}
+func (x *radix) Name() string { return "Radix" }
 
-// Name implements Page.
-func (x *Radix) Name() string { return "Radix" }
-
-// Keys implements Page.
-func (x *Radix) Keys() []string {
+func (x *radix) Keys() []string {
 	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "/ hash rank:", "? help"}
 }
 
-// Act implements Page.
-func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (x *radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	var cur *radixRow
 	if x.cursor.At < len(x.rows) {
 		cur = &x.rows[x.cursor.At]
@@ -150,15 +142,15 @@ func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	return nil, x.cursor.Move(a, len(x.rows), x.keyAt)
 }
 
-func (x *Radix) keyAt(i int) string { return x.rows[i].key() }
+func (x *radix) keyAt(i int) string { return x.rows[i].key() }
 
 // refresh makes the rows again and finds the cursor's.
-func (x *Radix) refresh() {
+func (x *radix) refresh() {
 	x.rows = x.tree.rows(x.rows)
 	x.cursor.Sync(len(x.rows), x.keyAt)
 }
 
-func (x *Radix) zoomTo(c *Ctx, k *node) tea.Cmd {
+func (x *radix) zoomTo(c *Ctx, k *node) tea.Cmd {
 	if k == nil {
 		return nil
 	}
@@ -176,18 +168,18 @@ func (x *Radix) zoomTo(c *Ctx, k *node) tea.Cmd {
 	return nil
 }
 
-func (x *Radix) openNode(c *Ctx, k *node) tea.Cmd {
+func (x *radix) openNode(c *Ctx, k *node) tea.Cmd {
 	k.open = true
 	return x.ask(c, k)
 }
 
-func (x *Radix) more(c *Ctx, k *node) tea.Cmd {
+func (x *radix) more(c *Ctx, k *node) tea.Cmd {
 	k.limit = min(maxLimit, k.limit*4)
 	return x.ask(c, k)
 }
 
 // ask asks for the children of a node.
-func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
+func (x *radix) ask(c *Ctx, k *node) tea.Cmd {
 	if k.asking || c.Load.Children == nil || c.Frozen {
 		return nil
 	}
@@ -203,7 +195,7 @@ func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
 }
 
 // opened opens the next of several levels.
-func (x *Radix) opened(c *Ctx, k *node) tea.Cmd {
+func (x *radix) opened(c *Ctx, k *node) tea.Cmd {
 	levels := x.expand[k.n.ID]
 	delete(x.expand, k.n.ID)
 	if levels < 2 {
@@ -223,7 +215,7 @@ func (x *Radix) opened(c *Ctx, k *node) tea.Cmd {
 }
 
 // reload forgets all and asks for the root again.
-func (x *Radix) reload(c *Ctx) tea.Cmd {
+func (x *radix) reload(c *Ctx) tea.Cmd {
 	seen := x.tree.seen
 	x.tree = newTree()
 	x.tree.seen = seen
@@ -234,7 +226,7 @@ func (x *Radix) reload(c *Ctx) tea.Cmd {
 }
 
 // Tick asks again for what is on the screen, a few nodes at a time.
-func (x *Radix) Tick(c *Ctx) tea.Cmd {
+func (x *radix) Tick(c *Ctx) tea.Cmd {
 	if x.router != c.Sel {
 		x.router = c.Sel
 		x.tree = newTree() // ids are the router's own
@@ -251,8 +243,7 @@ func (x *Radix) Tick(c *Ctx) tea.Cmd {
 	return tea.Batch(cmds...)
 }
 
-// Take implements Page.
-func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
+func (x *radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 	m, ok := msg.(ChildrenMsg)
 	if ok && x.flat && m.Router == x.router && m.Query.Node != "" && m.Query.Node == x.holders && m.Err == nil && m.Answer.Node != nil {
 		return x.showHolders(c, &node{n: *m.Answer.Node})
@@ -278,7 +269,7 @@ func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 }
 
 // showHolders asks for a text with every rank that holds a run, by worker.
-func (x *Radix) showHolders(c *Ctx, k *node) tea.Cmd {
+func (x *radix) showHolders(c *Ctx, k *node) tea.Cmd {
 	x.holders = ""
 	n := &k.n
 	end := n.DepthBlocks + n.LengthBlocks
@@ -307,12 +298,11 @@ func (x *Radix) showHolders(c *Ctx, k *node) tea.Cmd {
 	return func() tea.Msg { return ShowMsg{Title: "holders of run " + n.Local, Lines: lines} }
 }
 
-// Filter implements Page.
-func (x *Radix) Filter() string { return x.text }
+func (x *radix) Filter() string { return x.text }
 
 // SetFilter takes "HASH", "rank:LABEL" and "depth>N"; the last two are
 // answered by the router.
-func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
+func (x *radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	hash, rank, depth := "", "", 0
 	for _, w := range strings.Fields(text) {
 		switch {
@@ -353,16 +343,14 @@ func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	return nil, nil
 }
 
-// Order implements Page.
-func (x *Radix) Order() string {
+func (x *radix) Order(*Ctx) string {
 	if x.flat {
 		return byHits
 	}
 	return treeOrders[x.sort]
 }
 
-// SetOrder implements Page.
-func (x *Radix) SetOrder(name string) bool {
+func (x *radix) SetOrder(name string) bool {
 	i := slices.Index(treeOrders, name)
 	if i >= 0 {
 		x.sort, x.flat = i, false
@@ -371,14 +359,12 @@ func (x *Radix) SetOrder(name string) bool {
 	return i >= 0
 }
 
-// Focus implements Page.
-func (x *Radix) Focus(c *Ctx, name string) tea.Cmd {
+func (x *radix) Focus(c *Ctx, name string) tea.Cmd {
 	cmd, _ := x.SetFilter(c, name)
 	return cmd
 }
 
-// Row implements Page.
-func (x *Radix) Row(*Ctx) (string, string) {
+func (x *radix) Row(*Ctx) (string, string) {
 	if x.cursor.At >= len(x.rows) || x.rows[x.cursor.At].more > 0 {
 		return "", ""
 	}
@@ -386,5 +372,4 @@ func (x *Radix) Row(*Ctx) (string, string) {
 	return n.Local, fmt.Sprintf("%s id=%s depth=%d length=%d subtree=%d children=%d ranks=%d hits=%d on=%s", n.Local, n.ID, n.DepthBlocks, n.LengthBlocks, n.Blocks, n.Children, n.Ranks, n.Hits, strings.Join(n.RankLabels, ","))
 }
 
-// Click implements Page.
-func (x *Radix) Click(_ *Ctx, _, line int) { x.cursor.Click(line, len(x.rows), x.keyAt) }
+func (x *radix) Click(_ *Ctx, _, line int) { x.cursor.Click(line, len(x.rows), x.keyAt) }

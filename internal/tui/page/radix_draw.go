@@ -12,77 +12,24 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Draw implements Page.
-func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
+func (x *radix) Draw(c *Ctx, p *widget.Painter) {
 	r, ix := c.R, &c.R.Index
 	block := max(r.BlockSizeTokens, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
 	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(feed.Reported(r, ix.Blocks).F()), widget.Count(feed.Reported(r, ix.Nodes).F()), widget.Bytes(feed.Reported(r, ix.Bytes).F()),
 		widget.Rate(r.LookupRate.F()), widget.Rate(r.StoredRate.F()), widget.Rate(r.RemovedRate.F())))
 	p.End()
-	ranks := maskOrder(c.R)
-	mask := len(ranks)
-	name := min(46, max(24, c.W-84-mask))
-	// Prefix, tokens, subtree, bar, share, hits, ranks always; the rest with room.
-	fixed := 2 + name + 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
-	room := c.W - fixed
-	bar := 0
-	if room >= 11 {
-		bar = 10
-		room -= 11
-	}
-	showMask := x.mask && mask > 0 && mask <= 64 && room >= mask+1
-	if showMask {
-		room -= mask + 1
-	}
-	showKids := room >= 7
-	if showKids {
-		room -= 7
-	}
-	show := columnsOf{kids: showKids, mask: showMask, saved: room >= 9}
-	if show.saved {
-		room -= 9
-	}
-	if show.age = room >= 7; show.age {
-		room -= 7
-	}
-	show.lost = show.age && room >= 9
-
+	name := min(46, max(24, c.W-84-len(c.R.Ranks)))
+	columns := x.columns(c, c.W-2-name)
 	p.Put(theme.Title, "  ")
 	p.Cell(theme.Title, "PREFIX", name)
-	p.Put(theme.Title, " ")
-	p.Right(theme.Title, "TOKENS", 7)
-	p.Put(theme.Title, " ")
-	p.Right(theme.Title, "SUBTREE", 7)
-	if bar > 0 {
+	for _, col := range columns {
 		p.Put(theme.Title, " ")
-		p.Cell(theme.Title, "", bar)
-	}
-	p.Put(theme.Title, " ")
-	p.Right(theme.Title, "%PAR", 5)
-	p.Put(theme.Title, " ")
-	p.Right(theme.Title, "HITS/s", 7)
-	p.Put(theme.Title, " ")
-	p.Right(theme.Title, "RK", 3)
-	if showKids {
-		p.Put(theme.Title, " ")
-		p.Right(theme.Title, "RUNS", 6)
-	}
-	if show.saved {
-		p.Put(theme.Title, " ")
-		p.Right(theme.Title, "HIT t/s", 8)
-	}
-	if show.age {
-		p.Put(theme.Title, " ")
-		p.Right(theme.Title, "AGE", 6)
-	}
-	if show.lost {
-		p.Put(theme.Title, " ")
-		p.Right(theme.Title, "EVICT/s", 8)
-	}
-	if showMask {
-		p.Put(theme.Title, " ")
-		p.Cell(theme.Title, maskTitle(ranks), mask)
+		if col.draw != nil {
+			p.Cell(theme.Title, col.title, col.w)
+		} else {
+			p.Right(theme.Title, col.title, col.w)
+		}
 	}
 	p.End()
 
@@ -93,7 +40,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	h := c.H - p.Len() - detail
 	from, to := x.cursor.Window(len(x.rows), p.Len(), h)
 	for i := from; i < to; i++ {
-		x.drawRow(p, i, name, bar, block, show, ranks, ix.Blocks)
+		x.drawRow(p, i, name, block, columns)
 	}
 	if len(x.rows) == 0 {
 		text := "loading"
@@ -118,7 +65,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 }
 
 // crumbs is the way from the root to the zoom.
-func (x *Radix) crumbs() string {
+func (x *radix) crumbs() string {
 	if x.flat {
 		return "most used runs"
 	}
@@ -134,12 +81,82 @@ func (x *Radix) crumbs() string {
 	return s
 }
 
-// columnsOf says which columns there is room for.
-type columnsOf struct {
-	kids, saved, age, lost, mask bool
+// treeColumn is a column behind the prefix.
+type treeColumn struct {
+	title string
+	w     int
+	cell  func(r *radixRow) string             // aligned right
+	draw  func(p *widget.Painter, r *radixRow) // in the place of cell
 }
 
-func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
+// columns are those that there is room for: tokens, subtree, share, hits and ranks always.
+func (x *radix) columns(c *Ctx, room int) []treeColumn {
+	room -= 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
+	fits := func(w int) bool {
+		if room < w+1 {
+			return false
+		}
+		room -= w + 1
+		return true
+	}
+	ranks, block, all := maskOrder(c.R), max(c.R.BlockSizeTokens, 1), c.R.Index.Blocks
+	bar := fits(10)
+	mask := x.mask && len(ranks) > 0 && len(ranks) <= 64 && fits(len(ranks))
+	list := []treeColumn{
+		{title: "TOKENS", w: 7, cell: func(r *radixRow) string { return widget.Count(float64(r.k.n.LengthBlocks * block)) }},
+		{title: "SUBTREE", w: 7, cell: func(r *radixRow) string { return atLeast(widget.Count(float64(r.k.n.Blocks)), r.k.n.Exact) }},
+	}
+	if bar {
+		list = append(list, treeColumn{w: 10, draw: func(p *widget.Painter, r *radixRow) { p.Bar(theme.Bar, r.part(all), 10) }})
+	}
+	list = append(list,
+		treeColumn{title: "%PAR", w: 5, cell: func(r *radixRow) string { return widget.Percent(r.part(all)) }},
+		treeColumn{title: "HITS/s", w: 7, cell: func(r *radixRow) string { return atLeast(widget.Rate(r.k.rate), r.k.n.HitsExact) }},
+		treeColumn{title: "RK", w: 3, cell: func(r *radixRow) string { return strconv.Itoa(r.k.n.Ranks) }},
+	)
+	if fits(6) {
+		list = append(list, treeColumn{title: "RUNS", w: 6, cell: func(r *radixRow) string {
+			return atLeast(widget.Count(float64(r.k.n.Children)), r.k.n.Exact || r.k.n.Children == 0)
+		}})
+	}
+	if fits(8) {
+		list = append(list, treeColumn{title: "HIT t/s", w: 8, cell: func(r *radixRow) string {
+			return atLeast(widget.Count(r.k.rate*float64(r.k.n.LengthBlocks*block)), r.k.n.HitsExact)
+		}})
+	}
+	if fits(6) {
+		list = append(list, treeColumn{title: "AGE", w: 6, cell: func(r *radixRow) string { return r.k.age() }})
+		if fits(8) {
+			list = append(list, treeColumn{title: "EVICT/s", w: 8, cell: func(r *radixRow) string { return atLeast(widget.Rate(r.k.lost), false) }})
+		}
+	}
+	if mask {
+		list = append(list, treeColumn{title: maskTitle(ranks), w: len(ranks), draw: func(p *widget.Painter, r *radixRow) {
+			for _, label := range ranks {
+				if slices.Contains(r.k.n.RankLabels, label) {
+					p.Put(theme.Plain, p.Th.Held)
+				} else {
+					p.Put(theme.Plain, p.Th.NotHeld)
+				}
+			}
+		}})
+	}
+	return list
+}
+
+// part is the share of the run's subtree in that of its parent, or in the whole index.
+func (r *radixRow) part(all int64) float64 {
+	whole := float64(all)
+	if r.k.parent != nil && r.k.parent.parent != nil {
+		whole = float64(r.k.parent.n.Blocks)
+	}
+	if whole <= 0 {
+		return math.NaN()
+	}
+	return math.Min(1, float64(r.k.n.Blocks)/whole)
+}
+
+func (x *radix) drawRow(p *widget.Painter, i, name, block int, columns []treeColumn) {
 	r := x.rows[i]
 	g := &p.Th.Glyphs
 	p.Select(i == x.cursor.At)
@@ -180,55 +197,13 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columns
 		p.Put(theme.Plain, p.FitWords(strings.Join(more, " "), room))
 	}
 	p.To(end)
-	p.Put(theme.Plain, " ")
-	p.Right(theme.Plain, widget.Count(float64(n.LengthBlocks*block)), 7)
-	p.Put(theme.Plain, " ")
-	p.Right(theme.Plain, atLeast(widget.Count(float64(n.Blocks)), n.Exact), 7)
-	whole := float64(all)
-	if r.k.parent != nil && r.k.parent.parent != nil {
-		whole = float64(r.k.parent.n.Blocks)
-	}
-	part := math.NaN()
-	if whole > 0 {
-		part = math.Min(1, float64(n.Blocks)/whole)
-	}
-	if bar > 0 {
+	for _, col := range columns {
 		p.Put(theme.Plain, " ")
-		p.Bar(theme.Bar, part, bar)
-	}
-	p.Put(theme.Plain, " ")
-	p.Right(theme.Plain, widget.Percent(part), 5)
-	p.Put(theme.Plain, " ")
-	p.Right(theme.Plain, atLeast(widget.Rate(r.k.rate), n.HitsExact), 7)
-	p.Put(theme.Plain, " ")
-	p.Right(theme.Plain, strconv.Itoa(n.Ranks), 3)
-	if show.kids {
-		p.Put(theme.Plain, " ")
-		p.Right(theme.Plain, atLeast(widget.Count(float64(n.Children)), n.Exact || n.Children == 0), 6)
-	}
-	if show.saved {
-		p.Put(theme.Plain, " ")
-		p.Right(theme.Plain, atLeast(widget.Count(r.k.rate*float64(n.LengthBlocks*block)), n.HitsExact), 8)
-	}
-	if show.age {
-		p.Put(theme.Plain, " ")
-		p.Right(theme.Plain, r.k.age(), 6)
-	}
-	if show.lost {
-		p.Put(theme.Plain, " ")
-		p.Right(theme.Plain, atLeast(widget.Rate(r.k.lost), false), 8)
-	}
-	if show.mask {
-		p.Put(theme.Plain, " ")
-		var b strings.Builder
-		for _, label := range ranks {
-			if slices.Contains(n.RankLabels, label) {
-				b.WriteString(g.Held)
-			} else {
-				b.WriteString(g.NotHeld)
-			}
+		if col.draw != nil {
+			col.draw(p, &r)
+		} else {
+			p.Right(theme.Plain, col.cell(&r), col.w)
 		}
-		p.Put(theme.Plain, b.String())
 	}
 	p.End()
 }
@@ -282,11 +257,11 @@ func maskTitle(ranks []string) string {
 }
 
 // drawDetail shows all of the run under the cursor.
-func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
+func (x *radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	r := x.rows[x.cursor.At]
 	if r.more > 0 {
 		p.Rule("not loaded")
-		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, x.Order()))
+		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, x.Order(c)))
 		return
 	}
 	n := &r.k.n

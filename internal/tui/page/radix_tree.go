@@ -227,9 +227,7 @@ func (k *node) path() []*node {
 	for ; k.parent != nil; k = k.parent {
 		out = append(out, k)
 	}
-	for i, j := 0, len(out)-1; i < j; i, j = i+1, j-1 {
-		out[i], out[j] = out[j], out[i]
-	}
+	slices.Reverse(out)
 	return out
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	tea "github.com/charmbracelet/bubbletea"
+
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
@@ -13,11 +15,55 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// RankTable is the table of ranks that the overview and the workers page
+// rankPage is what the views with the table of ranks have in common.
+type rankPage struct {
+	still
+	table *rankTable
+}
+
+func (o *rankPage) Filter() string { return o.table.filter.Text }
+
+func (o *rankPage) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
+	f, err := feed.RankFilter.Parse(text)
+	if err == nil {
+		o.table.filter, o.table.dirty = f, true
+	}
+	return nil, err
+}
+
+func (o *rankPage) Order(c *Ctx) string {
+	t := o.table
+	s := orders[t.order].name
+	if t.reverse {
+		s += " " + c.Th.Up
+	}
+	if t.faults {
+		s += " faults"
+	}
+	if t.noIdle {
+		s += " busy"
+	}
+	return s
+}
+
+func (o *rankPage) SetOrder(name string) bool { return o.table.sortBy(name) }
+
+func (o *rankPage) Row(c *Ctx) (string, string) {
+	k := o.table.Current(c.R)
+	if k == nil {
+		return "", ""
+	}
+	return k.Label, fmt.Sprintf("%s %s %s run=%s wait=%s kv=%s%% hit=%s%% active=%d index=%d events=%s", k.Label, k.Role, k.Status,
+		widget.Count(k.Running().F()), widget.Count(k.Waiting().F()), widget.Percent(k.KVUsage().F()), widget.Percent(k.HitShare.F()), k.ActiveRequests, k.IndexBlocks, k.Feed.State)
+}
+
+func (o *rankPage) Click(c *Ctx, x, line int) { o.table.clickAt(c.R, x, line) }
+
+// rankTable is the table of ranks that the overview and the workers page
 // share: one cursor, one filter, one order.
-type RankTable struct {
+type rankTable struct {
 	cursor  cursor
-	filter  feed.Filter
+	filter  feed.Filter[*feed.Rank]
 	order   int // in orders
 	reverse bool
 	faults  bool
@@ -46,7 +92,7 @@ type headAt struct {
 
 // clickAt moves to a row, or sorts by the title that was clicked; a second click
 // turns the order round.
-func (t *RankTable) clickAt(r *feed.Router, x, line int) {
+func (t *rankTable) clickAt(r *feed.Router, x, line int) {
 	if line != t.cursor.first-1 {
 		t.cursor.Click(line, len(t.Rows(r)), t.keyAt)
 		return
@@ -58,7 +104,7 @@ func (t *RankTable) clickAt(r *feed.Router, x, line int) {
 		if orders[t.order].name == h.order {
 			t.reverse, t.dirty = !t.reverse, true
 		} else {
-			t.SetOrder(h.order)
+			t.sortBy(h.order)
 		}
 	}
 }
@@ -167,7 +213,7 @@ var columns = []column{
 	moveColumn("WAIT TO MOVE", func(m *feed.Moves) feed.Num { return m.Waiting }),
 	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.FeedAge.F()) })},
 	{title: "DECBLK", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
-	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(known(k.CapacityBlock)) })},
+	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Known(k.CapacityBlock) })},
 	{title: "XFER t/s", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(k.ExternalHit.F()) })},
 	{title: "GAPS", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Gaps)) })},
 	{title: "LOST", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Lost)) })},
@@ -181,14 +227,6 @@ func kvStyle(k *feed.Rank) theme.Style {
 		return theme.Warn
 	}
 	return theme.Plain
-}
-
-// known is a count of which 0 means unknown.
-func known(n int64) float64 {
-	if n == 0 {
-		return math.NaN()
-	}
-	return float64(n)
 }
 
 func signed(n feed.Num) string {
@@ -230,10 +268,15 @@ func Orders() []string {
 	return out
 }
 
+// orderOf is the place of a name in orders, -1 for none.
+func orderOf(name string) int {
+	return slices.IndexFunc(orders, func(o order) bool { return o.name == name })
+}
+
 // SortRanks orders ranks by a name of Orders, "worst" leaving them as they
 // are. It reports whether there is such an order.
 func SortRanks(ranks []*feed.Rank, name string, reverse bool) bool {
-	i := slices.IndexFunc(orders, func(o order) bool { return o.name == name })
+	i := orderOf(name)
 	if i < 0 {
 		return false
 	}
@@ -262,7 +305,7 @@ func SortRanks(ranks []*feed.Rank, name string, reverse bool) bool {
 
 // Rows are the ranks that the filter leaves, or a worker for those that are folded, in
 // order.
-func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
+func (t *rankTable) Rows(r *feed.Router) []*feed.Rank {
 	if t.from == r && !t.dirty {
 		return t.rows
 	}
@@ -282,11 +325,11 @@ func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
 }
 
 // folded reports whether a worker's ranks are one row.
-func (t *RankTable) folded(worker string) bool { return t.folds != t.unlike[worker] }
+func (t *rankTable) folded(worker string) bool { return t.folds != t.unlike[worker] }
 
 // fold puts one row in the place of a folded worker's first rank. A worker of one rank
 // is that rank.
-func (t *RankTable) fold(r *feed.Router) []*feed.Rank {
+func (t *rankTable) fold(r *feed.Router) []*feed.Rank {
 	rows := t.rows[:0]
 	if !t.folds && len(t.unlike) == 0 {
 		return append(rows, t.ranks...)
@@ -313,7 +356,7 @@ func (t *RankTable) fold(r *feed.Router) []*feed.Rank {
 }
 
 // setFold folds or unfolds the worker under the cursor, which stays with it.
-func (t *RankTable) setFold(r *feed.Router, on bool) {
+func (t *rankTable) setFold(r *feed.Router, on bool) {
 	k := t.Current(r)
 	if k == nil || t.folded(k.Worker) == on {
 		return
@@ -323,7 +366,7 @@ func (t *RankTable) setFold(r *feed.Router, on bool) {
 }
 
 // toggle folds a worker, or unfolds it.
-func (t *RankTable) toggle(worker string) {
+func (t *rankTable) toggle(worker string) {
 	if t.unlike[worker] {
 		delete(t.unlike, worker)
 		return
@@ -335,14 +378,14 @@ func (t *RankTable) toggle(worker string) {
 }
 
 // foldAll folds every worker, or where all are folded none.
-func (t *RankTable) foldAll(r *feed.Router) {
+func (t *rankTable) foldAll(r *feed.Router) {
 	k := t.Current(r)
 	t.folds, t.unlike = !t.folds || len(t.unlike) > 0, nil
 	t.keep(r, k)
 }
 
 // keep leaves the cursor with a row's worker after it was folded or unfolded.
-func (t *RankTable) keep(r *feed.Router, k *feed.Rank) {
+func (t *rankTable) keep(r *feed.Router, k *feed.Rank) {
 	t.dirty = true
 	if k == nil || t.cursor.Key == "" {
 		return
@@ -357,7 +400,7 @@ func (t *RankTable) keep(r *feed.Router, k *feed.Rank) {
 }
 
 // reveal puts the cursor on a rank, whose worker is unfolded.
-func (t *RankTable) reveal(r *feed.Router, label string) {
+func (t *rankTable) reveal(r *feed.Router, label string) {
 	i := slices.IndexFunc(r.Ranks, func(k feed.Rank) bool { return k.Label == label })
 	if t.cursor.Key, t.dirty = label, true; i >= 0 {
 		if w := r.Ranks[i].Worker; t.folded(w) {
@@ -378,10 +421,10 @@ func name(k *feed.Rank) string {
 	return fmt.Sprintf("%s (%d)", k.Label, k.Folded)
 }
 
-func (t *RankTable) keyAt(i int) string { return t.rows[i].Label }
+func (t *rankTable) keyAt(i int) string { return t.rows[i].Label }
 
 // Current is the rank under the cursor; nil when there is none.
-func (t *RankTable) Current(r *feed.Router) *feed.Rank {
+func (t *rankTable) Current(r *feed.Router) *feed.Rank {
 	rows := t.Rows(r)
 	if t.cursor.At >= len(rows) {
 		return nil
@@ -390,7 +433,7 @@ func (t *RankTable) Current(r *feed.Router) *feed.Rank {
 }
 
 // Act does what a key asks for, and reports whether it knew it.
-func (t *RankTable) Act(r *feed.Router, a keys.Action) bool {
+func (t *rankTable) Act(r *feed.Router, a keys.Action) bool {
 	rows := t.Rows(r)
 	switch a {
 	case keys.Sort:
@@ -417,46 +460,23 @@ func (t *RankTable) Act(r *feed.Router, a keys.Action) bool {
 	return true
 }
 
-// Plain makes the table one for a file: it has no cursor.
-func (t *RankTable) Plain() { t.plain = true }
-
-// SetFilter takes a filter over.
-func (t *RankTable) SetFilter(text string) error {
-	f, err := feed.ParseFilter(text, feed.RankKeys)
-	if err != nil {
-		return err
-	}
-	t.filter, t.dirty = f, true
-	return nil
+// PlainRanks draws all ranks, in the order that they have, without a cursor.
+func PlainRanks(r *feed.Router, p *widget.Painter) {
+	t := rankTable{plain: true}
+	t.Draw(r, p, len(r.Ranks)+1)
 }
 
-// SetOrder takes an order of Orders over.
-func (t *RankTable) SetOrder(name string) bool {
-	i := slices.IndexFunc(orders, func(o order) bool { return o.name == name })
-	if i < 0 {
-		return false
+// sortBy takes an order of Orders over, and reports whether there is such an order.
+func (t *rankTable) sortBy(name string) bool {
+	i := orderOf(name)
+	if i >= 0 {
+		t.order, t.reverse, t.dirty = i, false, true
 	}
-	t.order, t.reverse, t.dirty = i, false, true
-	return true
-}
-
-// Order names the order.
-func (t *RankTable) Order(th *theme.Theme) string {
-	s := orders[t.order].name
-	if t.reverse {
-		s += " " + th.Up
-	}
-	if t.faults {
-		s += " faults"
-	}
-	if t.noIdle {
-		s += " busy"
-	}
-	return s
+	return i >= 0
 }
 
 // Draw writes the header and the visible rows into h lines.
-func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
+func (t *rankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 	rows := t.Rows(r)
 	if t.heat > 0 && len(rows) > 0 {
 		t.heads, t.cursor.first, t.cursor.rows = t.heads[:0], 0, 0 // nothing to click

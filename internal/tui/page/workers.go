@@ -16,30 +16,23 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// Workers is the view of workers and their ranks: history graphs, and the
+// workers is the view of workers and their ranks: history graphs, and the
 // router's view beside the engine's own.
-type Workers struct {
-	table  *RankTable
+type workers struct {
+	rankPage
 	metric feed.Metric
-	th     *theme.Theme
 }
 
-// NewWorkers is the workers page over a table of ranks.
-func NewWorkers(t *RankTable) *Workers { return &Workers{table: t} }
+func (w *workers) Name() string { return "Workers" }
 
-// Name implements Page.
-func (w *Workers) Name() string { return "Workers" }
-
-// Keys implements Page.
-func (w *Workers) Keys() []string {
+func (w *workers) Keys() []string {
 	return []string{"j/k rank", "h/l fold", "m metric", "enter its decisions", "/ filter", "s sort", "z wide", "[ ] history", "? help", "q quit"}
 }
 
-// Act implements Page.
-func (w *Workers) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+func (w *workers) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	switch a {
 	case keys.Metric:
-		w.metric = (w.metric + 1) % feed.Metric(len(feed.Metrics()))
+		w.metric = (w.metric + 1) % feed.Metrics
 		return nil, true
 	case keys.Enter:
 		if k := w.table.Current(c.R); k != nil {
@@ -57,50 +50,14 @@ type FilterMsg struct {
 	Filter string
 }
 
-// Tick implements Page.
-func (w *Workers) Tick(*Ctx) tea.Cmd { return nil }
-
-// Take implements Page.
-func (w *Workers) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
-
-// Filter implements Page.
-func (w *Workers) Filter() string { return w.table.filter.Text }
-
-// SetFilter implements Page.
-func (w *Workers) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
-	return nil, w.table.SetFilter(text)
-}
-
-// Order implements Page.
-func (w *Workers) Order() string {
-	if w.th == nil {
-		return orders[w.table.order].name
-	}
-	return w.table.Order(w.th)
-}
-
-// SetOrder implements Page.
-func (w *Workers) SetOrder(name string) bool { return w.table.SetOrder(name) }
-
-// Focus implements Page.
-func (w *Workers) Focus(c *Ctx, name string) tea.Cmd {
+func (w *workers) Focus(c *Ctx, name string) tea.Cmd {
 	if name != "" {
 		w.table.reveal(c.R, name)
 	}
 	return nil
 }
 
-// Row implements Page.
-func (w *Workers) Row(c *Ctx) (string, string) { return w.table.row(c) }
-
-// Click implements Page.
-func (w *Workers) Click(c *Ctx, x, line int) {
-	w.table.clickAt(c.R, x, line)
-}
-
-// Draw implements Page.
-func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
-	w.th = c.Th
+func (w *workers) Draw(c *Ctx, p *widget.Painter) {
 	rows := len(w.table.Rows(c.R)) + 1
 	detail := 17
 	if c.H < 30 {
@@ -131,7 +88,7 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	} else if c.W >= 110 {
 		l, r := p.Sub((c.W+1)/2), p.Sub(c.W/2)
 		graphOf(l, values(w.metric), w.metric, graph)
-		next := (w.metric + 1) % feed.Metric(len(feed.Metrics()))
+		next := (w.metric + 1) % feed.Metrics
 		graphOf(r, values(next), next, graph)
 		p.Beside(l, r)
 	} else {
@@ -149,7 +106,7 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 
 // describe draws the worker's facts in two lines, and if there are any, in one line each
 // what caches the rank has beside that of its device, and its streams that went on elsewhere.
-func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
+func (w *workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	for i := range c.R.WorkerList {
 		o := &c.R.WorkerList[i]
 		if o.Name != k.Worker {
@@ -161,7 +118,7 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 			connector = "  KV over " + o.Connector
 		}
 		p.Line(theme.Plain, p.Cut(fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSizeTokens,
-			widget.Count(known(int64(o.KVBlocks))), connector, strings.Join(o.Models, ","), o.Source), c.W))
+			widget.Known(o.KVBlocks), connector, strings.Join(o.Models, ","), o.Source), c.W))
 	}
 	p.Put(theme.Plain, "  ")
 	p.Put(severityStyle(k.Severity), k.Status)
@@ -173,7 +130,7 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	if k.Feed.LastSeq != nil {
 		seq = strconv.FormatUint(*k.Feed.LastSeq, 10)
 	}
-	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.FeedFor.F()),
+	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", cmp.Or(k.Feed.State, "-"), widget.Seconds(k.FeedFor.F()),
 		widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
 	for _, line := range []string{k.Caches(), Moved(k)} {
@@ -258,7 +215,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 	out := []string{
 		row("", "ROUTER", "ENGINE", "DIFF", ""),
 		row("requests", strconv.Itoa(k.ActiveRequests), requests, signed(k.RequestDiff), words),
-		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.CapacityBlock))+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
+		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Known(k.CapacityBlock)+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
 	}
 	room, index := words2("the index never holds more than the engine has room for", "of the room"), float64(k.IndexBlocks)
 	free := "-"
@@ -276,7 +233,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 		trust = "no events: guessed from what was sent"
 	}
 	out = append(out,
-		row("blocks indexed", widget.Count(index), widget.Count(known(k.Room())), free, room),
+		row("blocks indexed", widget.Count(index), widget.Known(k.Room()), free, room),
 		row("prefix hit now/life", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", "", fmt.Sprintf("engine's counters, %s old", widget.Seconds(k.LoadAge.F()))))
 	if tall {
 		out = append(out, row("cache view", trust, "", "", ""))

@@ -46,25 +46,25 @@ type Theme struct {
 type Glyphs struct {
 	H, V                                 string // lines
 	TopLeft, TopRight, BotLeft, BotRight string
-	Branch, Pipe                         string // of a tree
+	Pipe                                 string // of a tree
 	Ellipsis, Cursor, Open, Closed, Leaf string
-	Held, NotHeld, Up, Down, Dot, Arrow  string
+	Held, NotHeld, Up, Down              string
 	spark, bar                           []string
 	empty                                string
 	graph                                []string
 }
 
 var unicodeGlyphs = Glyphs{
-	H: "─", V: "│", TopLeft: "┌", TopRight: "┐", BotLeft: "└", BotRight: "┘", Branch: "├ ", Pipe: "│ ",
-	Ellipsis: "…", Cursor: "▶", Open: "▾", Closed: "▸", Leaf: "·", Held: "■", NotHeld: "·", Up: "▲", Down: "▼", Dot: "•", Arrow: "→",
+	H: "─", V: "│", TopLeft: "┌", TopRight: "┐", BotLeft: "└", BotRight: "┘", Pipe: "│ ",
+	Ellipsis: "…", Cursor: "▶", Open: "▾", Closed: "▸", Leaf: "·", Held: "■", NotHeld: "·", Up: "▲", Down: "▼",
 	spark: []string{" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"},
 	bar:   []string{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"}, empty: "░",
 	graph: []string{" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"},
 }
 
 var asciiGlyphs = Glyphs{
-	H: "-", V: "|", TopLeft: "+", TopRight: "+", BotLeft: "+", BotRight: "+", Branch: "+ ", Pipe: "| ",
-	Ellipsis: "~", Cursor: ">", Open: "v", Closed: ">", Leaf: "-", Held: "#", NotHeld: ".", Up: "^", Down: "v", Dot: "*", Arrow: "->",
+	H: "-", V: "|", TopLeft: "+", TopRight: "+", BotLeft: "+", BotRight: "+", Pipe: "| ",
+	Ellipsis: "~", Cursor: ">", Open: "v", Closed: ">", Leaf: "-", Held: "#", NotHeld: ".", Up: "^", Down: "v",
 	spark: []string{" ", ".", ":", "-", "=", "+", "*", "#", "#"},
 	bar:   []string{"", "#"}, empty: ".",
 	graph: []string{" ", ".", "-", "+", "#"},

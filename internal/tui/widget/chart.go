@@ -11,7 +11,7 @@ import (
 // drawn as dashes: not known is not empty.
 func (p *Painter) Bar(st theme.Style, share float64, w int) {
 	if math.IsNaN(share) {
-		p.Repeat(theme.Dim, "-", w)
+		p.dim("-", w)
 		return
 	}
 	share = min(max(share, 0), 1)
@@ -30,7 +30,7 @@ func (p *Painter) Bar(st theme.Style, share float64, w int) {
 		full++
 	}
 	p.Put(st, b.String())
-	p.Repeat(theme.Dim, p.Th.Empty(), w-full)
+	p.dim(p.Th.Empty(), w-full)
 }
 
 // Spark writes the last w values as a sparkline from 0 to their maximum, the

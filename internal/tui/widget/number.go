@@ -30,6 +30,14 @@ func Count(v float64) string {
 	return sign + three(v/1000) + "P"
 }
 
+// Known is Count of a number of which 0 means unknown.
+func Known[N int | int64](n N) string {
+	if n == 0 {
+		return Unknown
+	}
+	return Count(float64(n))
+}
+
 // Whole is a number with all its digits.
 func Whole(v float64) string {
 	if math.IsNaN(v) || math.IsInf(v, 0) {

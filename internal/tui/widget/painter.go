@@ -200,13 +200,9 @@ func (p *Painter) To(x int) {
 	p.x = max(p.x, x)
 }
 
-// Repeat writes n copies of a glyph of one column.
-func (p *Painter) Repeat(st theme.Style, glyph string, n int) {
-	n = min(n, p.W-p.x)
-	if n <= 0 {
-		return
-	}
-	p.Put(st, strings.Repeat(glyph, n))
+// dim writes n copies of a glyph of one column.
+func (p *Painter) dim(glyph string, n int) {
+	p.Put(theme.Dim, strings.Repeat(glyph, max(0, min(n, p.W-p.x))))
 }
 
 // End finishes the line.
@@ -235,13 +231,6 @@ func (p *Painter) Line(st theme.Style, s string) {
 	p.End()
 }
 
-// Blank writes n empty lines.
-func (p *Painter) Blank(n int) {
-	for range n {
-		p.End()
-	}
-}
-
 // Fill adds empty lines up to n lines, and cuts what is beyond.
 func (p *Painter) Fill(n int) {
 	for len(p.lines) < n {
@@ -254,13 +243,13 @@ func (p *Painter) Fill(n int) {
 
 // Rule writes a title on a line across the width.
 func (p *Painter) Rule(title string) {
-	p.Repeat(theme.Dim, p.Th.H, 2)
+	p.dim(p.Th.H, 2)
 	if title != "" {
 		p.Put(theme.Plain, " ")
 		p.Put(theme.Title, title)
 		p.Put(theme.Plain, " ")
 	}
-	p.Repeat(theme.Dim, p.Th.H, p.W-p.x)
+	p.dim(p.Th.H, p.W-p.x)
 	p.End()
 }
 
@@ -293,7 +282,7 @@ func (p *Painter) Box(title string, inner *Painter) {
 	g := &p.Th.Glyphs
 	p.Put(theme.Dim, g.TopLeft+g.H)
 	p.Put(theme.Title, " "+title+" ")
-	p.Repeat(theme.Dim, g.H, p.W-p.x-1)
+	p.dim(g.H, p.W-p.x-1)
 	p.Put(theme.Dim, g.TopRight)
 	p.End()
 	for i, l := range inner.lines {
@@ -306,7 +295,7 @@ func (p *Painter) Box(title string, inner *Painter) {
 		p.End()
 	}
 	p.Put(theme.Dim, g.BotLeft)
-	p.Repeat(theme.Dim, g.H, p.W-2)
+	p.dim(g.H, p.W-2)
 	p.Put(theme.Dim, g.BotRight)
 	p.End()
 }

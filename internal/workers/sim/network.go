@@ -166,27 +166,13 @@ func (p *process) receiver() error {
 	if g.Connector != workers.ConnectorLMCache || g.Role == workers.Prefill {
 		return nil
 	}
-	s, err := sockets.Serve(p.ctx, p.e.ports.recv, func(q sockets.Request) (a sockets.Response) {
-		switch q.Op {
-		case sockets.OpHello:
-			a.EngineID, a.TPSize, a.BlockSize = receiverID, 1, g.BlockSize
-		case sockets.OpPut:
-			if len(q.Seqs) != len(q.Contents) {
-				a.Error = "as many names as blocks are needed"
-				break
-			}
-			p.store.Save(q.Seqs, q.Contents)
-		default:
-			a.Error = "unknown operation " + q.Op
+	return p.receive(receiverID, sockets.OpPut, func(q sockets.Request, a *sockets.Response) {
+		if len(q.Seqs) != len(q.Contents) {
+			a.Error = "as many names as blocks are needed"
+			return
 		}
-		return a
+		p.store.Save(q.Seqs, q.Contents)
 	})
-	if err != nil {
-		return err
-	}
-	p.recv = s
-	p.e.ports.recv = s.Addr().String()
-	return nil
 }
 
 // receiverID is the engine id that every LMCache receiver answers to; links to

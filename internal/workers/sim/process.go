@@ -301,17 +301,24 @@ func (p *process) sideChannel(i int) error {
 
 // offers serves the host's memory of the only rank to other engines.
 func (p *process) offers() error {
+	return p.receive(tierID, sockets.OpTake, func(q sockets.Request, a *sockets.Response) {
+		p.ranks[0].Do(func(core *engine.Rank, now engine.Time) {
+			var err error
+			if a.Contents, err = core.TakeOffer(now, q.RequestID, q.Seqs); err != nil {
+				a.Error = err.Error()
+			}
+		})
+	})
+}
+
+// receive opens the port on which other engines reach this one's memory by an operation.
+func (p *process) receive(id, op string, do func(q sockets.Request, a *sockets.Response)) error {
 	s, err := sockets.Serve(p.ctx, p.e.ports.recv, func(q sockets.Request) (a sockets.Response) {
 		switch q.Op {
 		case sockets.OpHello:
-			a.EngineID, a.TPSize, a.BlockSize = tierID, 1, p.e.group.BlockSize
-		case sockets.OpTake:
-			p.ranks[0].Do(func(core *engine.Rank, now engine.Time) {
-				var err error
-				if a.Contents, err = core.TakeOffer(now, q.RequestID, q.Seqs); err != nil {
-					a.Error = err.Error()
-				}
-			})
+			a.EngineID, a.TPSize, a.BlockSize = id, 1, p.e.group.BlockSize
+		case op:
+			do(q, &a)
 		default:
 			a.Error = "unknown operation " + q.Op
 		}

@@ -392,9 +392,6 @@ func (r *Rank) Sleep(now Time, on bool) {
 	r.start()
 }
 
-// Idle reports whether the rank has no request.
-func (r *Rank) Idle() bool { return len(r.reqs) == 0 }
-
 // exit ends the simulated process: nothing happens on the rank any more.
 func (r *Rank) exit(reason string) {
 	if r.dead {
@@ -405,9 +402,6 @@ func (r *Rank) exit(reason string) {
 		r.cfg.Exit(r.now, reason)
 	}
 }
-
-// Dead reports whether the engine has exited.
-func (r *Rank) Dead() bool { return r.dead }
 
 // remove takes a request out of the queues.
 func (r *Rank) remove(p *request) {

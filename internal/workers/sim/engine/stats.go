@@ -26,15 +26,6 @@ func (h *Histogram) Observe(v float64) {
 	h.Sum += v
 }
 
-// Count is the number of values.
-func (h *Histogram) Count() uint64 {
-	var n uint64
-	for _, c := range h.Counts {
-		n += c
-	}
-	return n
-}
-
 // Stats is what a rank has counted since its start. Tokens unless said.
 type Stats struct {
 	// Running, Waiting and Deferred are requests at the moment; Deferred ones

@@ -389,9 +389,6 @@ func (r *Rank) lease(id string, n *pin) {
 	})
 }
 
-// Pinned is the number of requests whose blocks wait for a remote decode.
-func (r *Rank) Pinned() int { return len(r.pinned) }
-
 // Read returns the contents of blocks for a remote decode, whoever they
 // belong to by now: like NIXL it asks for no proof. Only numbers outside the
 // cache are an error.

@@ -219,13 +219,6 @@ func (l *Links) Call(ctx context.Context, t Target, q Request) (Response, error)
 	return k.exchange(ctx, t.EngineID, q)
 }
 
-// Known reports whether a link to the engine id was made before.
-func (l *Links) Known(engineID string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.links[engineID] != nil
-}
-
 // Close closes all links.
 func (l *Links) Close() {
 	l.mu.Lock()
