@@ -41,6 +41,9 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	}
 	hang(b, head+"  ", r.Sentence, o.Width)
 	printable.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
+	for _, line := range r.Simulated {
+		hang(b, "        ", line, o.Width)
+	}
 	for i := range r.Groups {
 		group(b, r, &r.Groups[i], o)
 	}

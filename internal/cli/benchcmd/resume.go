@@ -64,6 +64,9 @@ func (f *benchFlags) checkResume(cmd *cobra.Command, run *plan.Run) error {
 	if cmd.Flags().Changed("out") {
 		errs = append(errs, fmt.Errorf("--out contradicts --resume, which writes into %s: leave it out", f.resume))
 	}
+	if cmd.Flags().Changed("profile") {
+		errs = append(errs, fmt.Errorf("--profile contradicts --resume, which takes the fleet from the plan of %s: leave it out", f.resume))
+	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	setTarget(&f.target, &run.Target)
 	return errors.Join(errs...)
@@ -80,5 +83,5 @@ func planTarget(f *cli.TargetFlags) plan.Target {
 // setTarget sets the flags to the target of a plan file.
 func setTarget(f *cli.TargetFlags, t *plan.Target) {
 	f.Router, f.Data, f.Sim, f.Prefill, f.Decode, f.Worker = t.Router, t.Data, t.Sim, t.Prefill, t.Decode, t.Worker
-	f.Connector, f.Model = t.Connector, t.Model
+	f.Connector, f.Model, f.Profile = t.Connector, t.Model, ""
 }
