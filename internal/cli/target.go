@@ -26,6 +26,8 @@ import (
 type TargetFlags struct {
 	plan.Target
 	Access AccessFlags
+	// Profile is that of the parts of Sim that name none; Open makes it part of Sim.
+	Profile string
 	// Verbose shows the log of a router in this process.
 	Verbose bool
 }
@@ -35,8 +37,10 @@ type TargetFlags struct {
 type Target struct {
 	*fleet.Target
 	// What it is in a few words.
-	What  string
-	close func() error
+	What string
+	// Simulated names the simulated fleet and its profiles, a line each; empty for real engines.
+	Simulated []string
+	close     func() error
 }
 
 // Close ends what runs in this process for it.
@@ -48,6 +52,9 @@ func (f *TargetFlags) Open(ctx context.Context, stderr io.Writer, defaultSim str
 	engines := len(f.Prefill)+len(f.Decode)+len(f.Worker) > 0
 	if engines && f.Sim != "" || f.Router != "" && (engines || f.Sim != "") {
 		return nil, WithCode(ExitUsage, errors.New("give only one of --router, --sim and engines (--prefill, --decode, --worker)"))
+	}
+	if f.Profile != "" && (f.Router != "" || engines) {
+		return nil, WithCode(ExitUsage, errors.New("--profile is for simulated engines: leave it out, or name a fleet with --sim"))
 	}
 	if f.Router != "" {
 		c, err := f.Access.Client(f.Router)
@@ -76,6 +83,9 @@ func (f *TargetFlags) Open(ctx context.Context, stderr io.Writer, defaultSim str
 	}
 	if f.Sim == "" && !engines {
 		return nil, WithCode(ExitUsage, errors.New("name a target: --router URL, --prefill URL --decode URL, or --sim FLEET"))
+	}
+	if f.Profile != "" {
+		f.Sim, f.Profile = sim.WithProfile(f.Sim, f.Profile), ""
 	}
 	return f.embed(ctx, stderr)
 }
@@ -111,12 +121,14 @@ func (f *TargetFlags) embed(ctx context.Context, stderr io.Writer) (t *Target, e
 	what := fmt.Sprintf("engines %s", strings.Join(append(append(append([]string{}, f.Prefill...), f.Decode...), f.Worker...), " "))
 	var specs []workers.Spec
 	var trust *tls.Config
+	var simulated []string
 	if f.Sim != "" {
 		what = "simulated engines " + f.Sim
 		parsed, err := sim.ParseFleet(f.Sim)
 		if err != nil {
 			return nil, WithCode(ExitUsage, fmt.Errorf("--sim %s: %w", f.Sim, err))
 		}
+		simulated = append([]string{what}, parsed.Notes()...)
 		engines, err := sim.Start(life, parsed)
 		if err != nil {
 			return nil, err
@@ -157,7 +169,7 @@ func (f *TargetFlags) embed(ctx context.Context, stderr io.Writer) (t *Target, e
 	if err := engineReady(ctx, c, len(specs)+len(f.Prefill)+len(f.Decode)+len(f.Worker)); err != nil {
 		return nil, err
 	}
-	return &Target{Target: ft, What: what, close: closeAll}, nil
+	return &Target{Target: ft, What: what, Simulated: simulated, close: closeAll}, nil
 }
 
 // engineReady waits until every engine was learned and is usable.

@@ -260,7 +260,7 @@ func Review(res *Result) *Result {
 		cells: res.Cells, warmup: res.Warmup, voided: res.Voided, skipped: res.Skipped,
 	}
 	out := r.analyse(res.Partial)
-	out.Name, out.Version, out.Created, out.Command, out.Target, out.Hardware = res.Name, res.Version, res.Created, res.Command, res.Target, res.Hardware
+	out.Name, out.Version, out.Created, out.Command, out.Target, out.Hardware, out.Simulated = res.Name, res.Version, res.Created, res.Command, res.Target, res.Hardware, res.Simulated
 	return out
 }
 

@@ -246,8 +246,10 @@ type Result struct {
 	Valid   bool   `json:"valid"`
 	Partial string `json:"partial,omitempty"`
 
-	Target    *fleet.Facts    `json:"target,omitempty"`
-	Hardware  string          `json:"hardware,omitempty"`
+	Target   *fleet.Facts `json:"target,omitempty"`
+	Hardware string       `json:"hardware,omitempty"`
+	// Simulated names the simulated fleet and its profiles; empty for real engines.
+	Simulated []string        `json:"simulated,omitempty"`
 	Spec      plan.Spec       `json:"spec"`
 	Warmup    Warmup          `json:"warmup"`
 	AA        Bounds          `json:"aa_ttft_p50_diff"`

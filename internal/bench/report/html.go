@@ -85,6 +85,7 @@ func HTML(w io.Writer, r *experiment.Result) error {
 	if t := r.Target; t != nil {
 		facts = append(facts, fmt.Sprintf("model %s, block %d, %d prefill and %d decode workers (%d ranks), engines: %s", t.Model, t.Block, t.Prefill, t.Decode+t.Aggregated, t.DecodeRanks, strings.Join(t.Engines, ", ")))
 	}
+	facts = append(facts, r.Simulated...)
 	if r.Hardware != "" {
 		facts = append(facts, r.Hardware)
 	}

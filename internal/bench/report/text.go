@@ -42,6 +42,9 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	}
 	list(b, o.Width, head, r.Sentence)
 	printable.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
+	for _, line := range r.Simulated {
+		_ = table.List(b, "        ", o.Width, [][]string{{line}})
+	}
 	for i := range r.Groups {
 		group(b, r, &r.Groups[i], o)
 	}

@@ -74,19 +74,21 @@ type Row struct {
 
 // Result is a whole sweep.
 type Result struct {
-	Schema   string                  `json:"schema"`
-	Name     string                  `json:"name"`
-	Version  string                  `json:"dynctl_version"`
-	Created  time.Time               `json:"created"`
-	Workload string                  `json:"workload"`
-	Target   *fleet.Facts            `json:"target,omitempty"`
-	Level    float64                 `json:"level"`
-	SLO      plan.SLO                `json:"slo"`
-	Partial  string                  `json:"partial,omitempty"`
-	Stopped  string                  `json:"stopped,omitempty"`
-	Skipped  int                     `json:"skipped_cells,omitempty"`
-	Rows     []Row                   `json:"rows"`
-	Cells    []experiment.CellResult `json:"cells"`
+	Schema   string       `json:"schema"`
+	Name     string       `json:"name"`
+	Version  string       `json:"dynctl_version"`
+	Created  time.Time    `json:"created"`
+	Workload string       `json:"workload"`
+	Target   *fleet.Facts `json:"target,omitempty"`
+	// Simulated names the simulated fleet and its profiles; empty for real engines.
+	Simulated []string                `json:"simulated,omitempty"`
+	Level     float64                 `json:"level"`
+	SLO       plan.SLO                `json:"slo"`
+	Partial   string                  `json:"partial,omitempty"`
+	Stopped   string                  `json:"stopped,omitempty"`
+	Skipped   int                     `json:"skipped_cells,omitempty"`
+	Rows      []Row                   `json:"rows"`
+	Cells     []experiment.CellResult `json:"cells"`
 }
 
 // Run measures every cell.
@@ -263,7 +265,11 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 func Text(w io.Writer, r *Result) error {
 	b := &strings.Builder{}
 	printable.Fprintf(b, "SWEEP  %s\n", r.Workload)
-	printable.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n\n", r.Level*100)
+	printable.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n", r.Level*100)
+	for _, line := range r.Simulated {
+		printable.Fprintf(b, "       %s\n", line)
+	}
+	b.WriteByte('\n')
 	name := "LOAD"
 	for _, row := range r.Rows {
 		if row.Threshold > 0 {

@@ -118,6 +118,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringArrayVar(&t.Decode, "decode", nil, "engine that decodes, `URL[,key=value,...]` (repeatable)")
 	fl.StringArrayVar(&t.Worker, "worker", nil, "engine that does both, `URL[,key=value,...]` (repeatable)")
 	fl.StringVar(&t.Sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default "+simulated+" when no target is named)")
+	fl.StringVar(&t.Profile, "profile", "", "timing of simulated engines whose part of --sim names none: a model of a real GPU, see dynctl sim --help")
 	fl.StringVar(&t.Connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settings.Lookup("routing.connector").Values, "|"))
 	fl.StringVar(&t.Model, "model", "", "model; not needed when there is only one")
 	fl.BoolVar(&t.Verbose, "verbose", false, "show the log of the router in this process")
@@ -440,7 +441,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	} else {
 		p.say("caution the router does not say what it has learned: %v", err)
 	}
-	res.Name, res.Version, res.Created, res.Target, res.Hardware, res.Command = filepath.Base(folder.Path), cli.BuildVersion().Version, start, facts, f.hardware(), append([]string{"dynctl"}, os.Args[1:]...)
+	res.Name, res.Version, res.Created, res.Target, res.Hardware, res.Simulated, res.Command = filepath.Base(folder.Path), cli.BuildVersion().Version, start, facts, f.hardware(), t.Simulated, append([]string{"dynctl"}, os.Args[1:]...)
 	if runErr != nil && res.Partial == "" {
 		res.Partial = runErr.Error()
 	}

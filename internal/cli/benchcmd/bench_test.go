@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,6 +39,7 @@ func TestBenchUsage(t *testing.T) {
 		{"bench --sweep --isl N(1,", "--isl"},
 		{"bench --router http://127.0.0.1:1 --sim 1p1d", "only one of"},
 		{"bench --sim 1x", "--sim"},
+		{"bench --router http://127.0.0.1:1 --profile cpu", "--profile is for simulated engines"},
 		{"bench --sim 1a --isl 64 --osl 1", "no usable prefill worker"},
 		{"bench --sim 1p1d:max_model_len=512 --isl 256:4096:x2", "lower the end of --isl to 480"},
 		{"bench --resume /no/such/run", "not the folder of a run"},
@@ -94,7 +96,7 @@ func TestBenchFromEndToEnd(t *testing.T) {
 		t.Skip("runs a whole experiment in real time")
 	}
 	dir := filepath.Join(t.TempDir(), "run")
-	base := []string{"bench", "--sim", "1p1d:profile=cpu,speed=4", "--isl", "64,256", "--osl", "4", "--concurrency", "1", "--repeat", "3", "--requests", "3", "--no-refine"}
+	base := []string{"bench", "--sim", "1p1d:speed=4", "--profile", "cpu", "--isl", "64,256", "--osl", "4", "--concurrency", "1", "--repeat", "3", "--requests", "3", "--no-refine"}
 	code, stdout, stderr := typed(append(base, "--dry-run")...)
 	if code != cli.ExitOK || !strings.HasPrefix(stdout, "plan    2 isl") || !strings.Contains(stdout, "= 12 cells + 6 A/A") {
 		t.Fatalf("dry run: code %d %s %s", code, stdout, stderr)
@@ -108,6 +110,9 @@ func TestBenchFromEndToEnd(t *testing.T) {
 	r, err := report.ReadResult(dir)
 	if err != nil || len(r.Cells) < 18 || r.Valid != (code == cli.ExitOK) {
 		t.Fatal(err, len(r.Cells))
+	}
+	if want := "simulated engines 1p1d:profile=cpu,speed=4"; !slices.Contains(r.Simulated, want) || !strings.Contains(stdout, want) {
+		t.Errorf("the result is of %q, want %q", r.Simulated, want)
 	}
 	for _, g := range r.Gates {
 		for _, must := range []string{"cache", "errors", "lengths", "path", "transfer"} {
@@ -253,6 +258,7 @@ func TestResumeKeepsPlanAndTarget(t *testing.T) {
 		{"--concurrency 1,2", "--concurrency contradicts"},
 		{"--rate 3", "--rate contradicts"},
 		{"--out other", "--out contradicts"},
+		{"--profile cpu", "--profile contradicts"},
 		{"--sweep", "a sweep is not resumed"},
 	} {
 		if code, _, stderr := resume(strings.Fields(c.args)...); code != cli.ExitUsage || !strings.Contains(stderr, c.say) {

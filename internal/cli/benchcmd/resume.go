@@ -63,7 +63,10 @@ func (f *benchFlags) checkResume(cmd *cobra.Command, run *plan.Run) error {
 	if cmd.Flags().Changed("out") {
 		errs = append(errs, fmt.Errorf("--out contradicts --resume, which writes into %s: leave it out", f.resume))
 	}
+	if cmd.Flags().Changed("profile") {
+		errs = append(errs, fmt.Errorf("--profile contradicts --resume, which takes the fleet from the plan of %s: leave it out", f.resume))
+	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	f.target.Target = run.Target
+	f.target.Target, f.target.Profile = run.Target, ""
 	return errors.Join(errs...)
 }

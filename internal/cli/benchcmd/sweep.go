@@ -149,7 +149,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	if name == "" {
 		name = "sweep-" + start.Format("20060102-150405")
 	}
-	res.Name, res.Version, res.Created, res.Workload, res.Target, res.SLO = filepath.Base(name), cli.BuildVersion().Version, start, what, facts, slo
+	res.Name, res.Version, res.Created, res.Workload, res.Target, res.Simulated, res.SLO = filepath.Base(name), cli.BuildVersion().Version, start, what, facts, t.Simulated, slo
 	if err := report.WriteSweep(name, res); err != nil {
 		return errors.Join(runErr, err)
 	}

@@ -96,6 +96,9 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		if err != nil {
 			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--sim %s: %w", l.Config.Sim, err))
 		}
+		for _, note := range fleet.Notes() {
+			log.Warn(note)
+		}
 		engines, err := sim.Start(ctx, fleet)
 		if err != nil {
 			return err

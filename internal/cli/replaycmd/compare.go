@@ -78,12 +78,7 @@ const simulatedDefaults = "block=64,kv_blocks=16384,max_model_len=1048576,max_ba
 
 // parseFleet reads a fleet with defaults for simulations.
 func (c *compareFlags) parseFleet() (sim.Fleet, error) {
-	var parts []string
-	for part := range strings.SplitSeq(c.fleet, "+") {
-		counts, options, _ := strings.Cut(part, ":")
-		parts = append(parts, strings.TrimSuffix(counts+":"+simulatedDefaults+","+options, ","))
-	}
-	f, err := sim.ParseFleet(strings.Join(parts, "+"))
+	f, err := sim.ParseFleet(sim.WithOptions(c.fleet, simulatedDefaults))
 	if err != nil {
 		return f, cli.WithCode(cli.ExitUsage, fmt.Errorf("--fleet %s: %w", c.fleet, err))
 	}
@@ -278,6 +273,9 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 		results[i] = rows[i].result
 	}
 	if !f.trace.quiet {
+		for _, note := range rows[0].setup.Fleet.Notes() { // all rows have the same profiles
+			fmt.Fprintln(cmd.ErrOrStderr(), "note:", note)
+		}
 		for _, r := range results {
 			if r.Gaps > 0 { // those of the others differ little
 				fmt.Fprintf(cmd.ErrOrStderr(), "note: skipped %s of more than an hour without requests, the longest (%s) before request %d; figures per second include them (--from and --to cut the trace)\n",

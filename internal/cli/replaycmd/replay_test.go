@@ -114,6 +114,13 @@ func TestChangesAreNamedAsSettings(t *testing.T) {
 	}
 }
 
+// TestSimulationsNameTheModel: the times of a simulated GPU are called those of a model.
+func TestSimulationsNameTheModel(t *testing.T) {
+	if _, _, stderr := typed("replay", realRecording, "--fleet", "1p1d:profile=h100-70b-fp8-tp4"); !strings.Contains(stderr, "note: profile h100-70b-fp8-tp4") {
+		t.Errorf("%q", stderr)
+	}
+}
+
 // TestSimulationsDecideAsTheRouter: what no flag of compare says is as in the
 // router, with changes and without.
 func TestSimulationsDecideAsTheRouter(t *testing.T) {

@@ -34,9 +34,10 @@ type demo struct {
 	g    *errgroup.Group
 }
 
-// startDemo starts engines, router and load; Close ends them.
-func startDemo(ctx context.Context) (*demo, error) {
-	rig, err := loopback.Start(ctx, loopback.Options{Fleet: demoFleet, Configure: func(c *settings.Config) {
+// startDemo starts engines, router and load; Close ends them. profile is the engines'
+// timing, empty for the default.
+func startDemo(ctx context.Context, profile string) (*demo, error) {
+	rig, err := loopback.Start(ctx, loopback.Options{Fleet: sim.WithProfile(demoFleet, profile), Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = time.Second, 500*time.Millisecond
 		c.Routing.Threshold.Tokens = 1024
 	}})

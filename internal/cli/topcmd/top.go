@@ -30,6 +30,7 @@ type topFlags struct {
 	access                     cli.AccessFlags
 	context                    string
 	output, color, theme, view string
+	profile                    string
 	once, ascii, demo, reverse bool
 	watch, rate, timeout       time.Duration
 	count                      int
@@ -79,6 +80,7 @@ answers.`,
 	fl.StringVar(&f.color, "color", "auto", "auto|always|never; auto obeys NO_COLOR and the terminal")
 	fl.StringVar(&f.theme, "theme", theme.Names()[0], "colours: dark|light|mono")
 	fl.BoolVar(&f.demo, "demo", false, "show a router with simulated engines under load, all in this process")
+	fl.StringVar(&f.profile, "profile", "", "timing of the engines of --demo: a model of a real GPU, see dynctl sim --help")
 	cli.OutputFlag(cmd, &f.output, "table", "json", "jsonl")
 	for flag, values := range map[string][]string{"view": topViews, "color": {"auto", "always", "never"}, "theme": theme.Names()} {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
@@ -120,6 +122,8 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		return usage("--count needs --watch and a number above 0")
 	case f.rate < 100*time.Millisecond || f.rate > time.Minute:
 		return usage("--rate %s: not between 100ms and 1m", f.rate)
+	case f.profile != "" && !f.demo:
+		return usage("--profile is for the engines of --demo: leave it out")
 	case f.timeout <= 0:
 		return usage("--timeout %s: must be above 0", f.timeout)
 	}
@@ -137,12 +141,15 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 	}
 	ctx := cmd.Context()
 	if f.demo {
-		demo, err := startDemo(ctx)
+		demo, err := startDemo(ctx, f.profile)
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, demo.Close()) }()
 		o.Note, f.routers = "DEMO", []string{demo.URL}
+		if f.profile != "" {
+			o.Note = "DEMO, a model: " + f.profile
+		}
 	}
 	given := f.access
 	named, err := namedRouters(f.routers)

@@ -63,6 +63,7 @@ func TestTopFlags(t *testing.T) {
 		{"URL", []string{"--once", "--router", "ftp://x"}, cli.ExitUsage, "is not a URL"},
 		{"format", []string{"-o", "xml"}, cli.ExitUsage, "not one of table, json, jsonl"},
 		{"both", []string{"--once", "--watch", "1s"}, cli.ExitUsage, "once"},
+		{"profile", []string{"--once", "--profile", "cpu"}, cli.ExitUsage, "--profile is for the engines of --demo"},
 		{"view", []string{"--view", "nosuch"}, cli.ExitUsage, "--view nosuch"},
 		{"theme", []string{"--theme", "pink"}, cli.ExitUsage, "--theme pink"},
 		{"color", []string{"--color", "often"}, cli.ExitUsage, "--color often"},
@@ -528,7 +529,7 @@ func TestTopDemo(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	d, err := startDemo(ctx)
+	d, err := startDemo(ctx, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,17 +2,19 @@
 // engine answers HTTP like vLLM or SGLang, publishes KV events over ZeroMQ,
 // moves KV over a side channel, and can be broken on purpose.
 //
-// The parts are packages of their own: cache (paged KV cache), timing (how
-// long steps take), engine (the pure model of one rank), live (a rank in real
+// The parts are packages of their own: cache (paged KV cache), engine (the pure model of
+// one rank, and how long steps take), profiles (timing of real GPUs), live (a rank in real
 // time), vocab (the tokenizer), publish (KV events), sidechannel (KV transfer),
 // front (HTTP), fault (what goes wrong). docs/simulator.md describes the
 // options and the model.
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -52,10 +55,12 @@ type Group struct {
 	MaxModelLen      int
 	MaxSeqs          int
 	MaxBatchedTokens int
-	// Profile is a file or a built-in name ("mocker", "instant", "cpu").
-	Profile string
-	Noise   float64 // percent
-	Speed   float64
+	// Profile is a file, a built-in name ("mocker", "instant", "cpu") or one of package
+	// profiles. Transfer is one of that package's transfers, which takes the place of the
+	// profile's; empty keeps that.
+	Profile, Transfer string
+	Noise             float64 // percent
+	Speed             float64
 	// Seed makes the fleet deterministic; Weights makes the answers, equal for
 	// engines that serve the same model.
 	Seed, Weights uint64
@@ -254,6 +259,7 @@ func (g *Group) options() map[string]func(value string) error {
 		"max_seqs":           into(&g.MaxSeqs, strconv.Atoi),
 		"max_batched_tokens": into(&g.MaxBatchedTokens, strconv.Atoi),
 		"profile":            into(&g.Profile, word),
+		"transfer":           oneOf(&g.Transfer, transfers()),
 		"noise":              into(&g.Noise, float),
 		"speed":              into(&g.Speed, float),
 		"seed":               into(&g.Seed, natural),
@@ -297,6 +303,14 @@ func word(s string) (string, error)    { return s, nil }
 func words(s string) ([]string, error) { return strings.Split(s, "|"), nil }
 func float(s string) (float64, error)  { return strconv.ParseFloat(s, 64) }
 func natural(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) }
+
+func transfers() map[string]string {
+	all := map[string]string{}
+	for _, t := range profiles.Transfers() {
+		all[t.Name] = t.Name
+	}
+	return all
+}
 
 func connectors() map[string]workers.Connector {
 	all := map[string]workers.Connector{"none": workers.ConnectorNone}
@@ -391,22 +405,75 @@ func (g *Group) Validate() error {
 // timing is the group's model with noise as a share and the total speed.
 func (g *Group) timing() (m engine.Timing, noise, speed float64, err error) {
 	noise, speed = g.Noise/100, g.Speed
-	if g.Profile == "" || g.Profile == "mocker" {
-		return engine.Mocker{}, noise, speed, nil
+	if m, err = g.model(); err != nil {
+		return nil, 0, 0, err
 	}
-	p, ok := engine.BuiltinProfile(g.Profile)
-	if !ok {
-		if p, err = engine.ReadProfile(g.Profile); err != nil {
-			return nil, 0, 0, err
+	if p, ok := m.(engine.Profile); ok {
+		noise = cmp.Or(noise, p.Noise/100)
+		speed *= cmp.Or(p.Speed, 1)
+	}
+	if t, ok := profiles.FindTransfer(g.Transfer); ok {
+		m = engine.WithTransfer(m, t.Millis)
+	}
+	return m, noise, speed, nil
+}
+
+// model is what the group's profile names.
+func (g *Group) model() (engine.Timing, error) {
+	if g.Profile == "" || g.Profile == "mocker" {
+		return engine.Mocker{}, nil
+	}
+	if p, ok := engine.BuiltinProfile(g.Profile); ok {
+		return p, nil
+	}
+	if p, ok := profiles.Find(g.Profile); ok {
+		return p.Timing, nil
+	}
+	p, err := engine.ReadProfile(g.Profile)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("profile=%s: no file, and not one of %s", g.Profile, strings.Join(ProfileNames(), ", "))
+	}
+	return p, err
+}
+
+// ProfileNames are the profiles that need no file.
+func ProfileNames() []string {
+	names := []string{"mocker", "instant", "cpu"}
+	for _, p := range profiles.All() {
+		names = append(names, p.Timing.Name)
+	}
+	return names
+}
+
+// Notes has a line for each profile of a real GPU in the fleet: that it is a model, and of what.
+func (f *Fleet) Notes() []string {
+	var out []string
+	for i := range f.Groups {
+		if p, ok := profiles.Find(f.Groups[i].Profile); ok && !slices.Contains(out, p.Note()) {
+			out = append(out, p.Note())
 		}
 	}
-	if noise == 0 {
-		noise = p.Noise / 100
+	return out
+}
+
+// WithProfile is the text of a fleet with a profile for the parts that name none; "" changes
+// nothing.
+func WithProfile(text, profile string) string {
+	if profile == "" {
+		return text
 	}
-	if p.Speed > 0 {
-		speed *= p.Speed
+	return WithOptions(text, "profile="+profile)
+}
+
+// WithOptions is the text of a fleet with options in front of those of each part, which
+// therefore win.
+func WithOptions(text, options string) string {
+	parts := strings.Split(text, "+")
+	for i, part := range parts {
+		counts, rest, _ := strings.Cut(part, ":")
+		parts[i] = strings.TrimSuffix(counts+":"+options+","+rest, ",")
 	}
-	return p, noise, speed, nil
+	return strings.Join(parts, "+")
 }
 
 // RankConfig is the model of one rank of an engine, index being the engine's

@@ -119,6 +119,20 @@ func (p Profile) Transfer(tokens int) time.Duration {
 	return millis(p.Transfers[0] + p.Transfers[1]*float64(tokens))
 }
 
+// WithTransfer is a timing with another transfer: t[0] + t[1]·tokens milliseconds.
+func WithTransfer(m Timing, t [2]float64) Timing {
+	return transferring{m, Profile{Transfers: t}}
+}
+
+// transferring takes steps from one timing and transfers from another.
+type transferring struct {
+	Timing
+	transfers Profile
+}
+
+// Transfer is that of the second timing.
+func (t transferring) Transfer(tokens int) time.Duration { return t.transfers.Transfer(tokens) }
+
 // Validate reports everything that makes the profile unusable.
 func (p Profile) Validate() error {
 	var errs []error
