@@ -228,6 +228,15 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 		}
 	}
 
+	spread, _ := pod["topologySpreadConstraints"].([]any)
+	for _, c := range spread {
+		for k, v := range at[map[string]any](t, c, "labelSelector", "matchLabels") {
+			if labels[k] != v {
+				t.Errorf("a spread counts pods with %s=%v, the router's have %v", k, v, labels)
+			}
+		}
+	}
+
 	// A policy on what the router may ask would have to name every engine's ports.
 	policy := at[[]any](t, docs["NetworkPolicy/dynctl"], "spec", "policyTypes")
 	if !slices.Equal(policy, []any{"Ingress"}) {
