@@ -262,6 +262,7 @@ func TestChart(t *testing.T) {
 					t.Errorf("the ServiceMonitor asks port %s", port)
 				}
 			}
+			checkFields(t, docs)
 			checkReferences(t, docs)
 			if rule := docs["PrometheusRule/dynctl"]; rule != nil {
 				if d := cmp.Diff(readYAML(t, repository+"/deploy/monitoring/alerts.yaml")[0], at[any](t, rule, "spec")); d != "" {
