@@ -26,7 +26,7 @@ import urllib.request
 
 VERSION, HELM = "1.35.4", "3.19.0"
 HOME = pathlib.Path(os.environ.get("DYNCTL_KUBE_HOME", "~/.cache/dynctl-kube")).expanduser()
-SERVER, RUN = HOME / f"kube-apiserver-{VERSION}", HOME / "run"
+SERVER, RUN = HOME / f"kube-apiserver-v{VERSION}", HOME / "run"
 PORT = int(os.environ.get("KUBE_PORT", "16443"))  # etcd has the two above
 TOKEN = "dynctl-test"
 
@@ -67,7 +67,10 @@ def install():
             name = replaced["Old"]["Path"]
             go("mod", "edit", f"-replace={name}={name}@v0.{VERSION.removeprefix('1.')}")
     go("mod", "tidy")
-    go("build", "-p", "1", "-o", str(SERVER), ".")
+    # Helm refuses a server that does not know its version.
+    version, (major, minor, _) = "k8s.io/component-base/version", VERSION.split(".")
+    flags = f"-X {version}.gitVersion=v{VERSION} -X {version}.gitMajor={major} -X {version}.gitMinor={minor}"
+    go("build", "-p", "1", "-ldflags", flags, "-o", str(SERVER), ".")
 
 
 def up():
