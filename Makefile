@@ -29,10 +29,11 @@ lint: ## the linter, and functions that no command reaches
 vuln: ## known vulnerabilities
 	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
-# Pods and their life on a real API server, which is started for that.
-kube: ## pods on a real API server
+# Pods and their life on a real API server, which is started for that, and the chart
+# installed there. helm is built where the path has none.
+kube: ## pods and the chart on a real API server
 	e2e/apiserver.py install
-	export DYNCTL_E2E=1; if [ -z "$$DYNCTL_KUBECONFIG" ]; then \
+	export DYNCTL_E2E=1 PATH="$$PATH:$${DYNCTL_KUBE_HOME:-$$HOME/.cache/dynctl-kube}"; if [ -z "$$DYNCTL_KUBECONFIG" ]; then \
 		trap 'e2e/apiserver.py down' EXIT; DYNCTL_KUBECONFIG=$$(e2e/apiserver.py up) || exit; \
 		export DYNCTL_KUBECONFIG DYNCTL_KUBE_DOWN="./apiserver.py down" DYNCTL_KUBE_UP="./apiserver.py up"; \
 	fi; go test -count=1 -timeout 20m -v -run Kubernetes ./e2e

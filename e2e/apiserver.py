@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A real Kubernetes API server on loopback, for the tests of `make kube`.
 
-  apiserver.py install   builds kube-apiserver from its Go modules, once (some minutes)
+  apiserver.py install   builds kube-apiserver and, where it is missing, helm from their Go
+                         modules, once (some minutes)
   apiserver.py up        starts it with etcd, prints the path of a kubeconfig when it is ready
   apiserver.py down      ends both at once, as a machine that fails does
   apiserver.py restart   down and up on the same data: watches break, objects stay
@@ -23,9 +24,9 @@ import sys
 import time
 import urllib.request
 
-VERSION = "1.35.4"
+VERSION, HELM = "1.35.4", "3.19.0"
 HOME = pathlib.Path(os.environ.get("DYNCTL_KUBE_HOME", "~/.cache/dynctl-kube")).expanduser()
-SERVER, RUN = HOME / f"kube-apiserver-{VERSION}", HOME / "run"
+SERVER, RUN = HOME / f"kube-apiserver-v{VERSION}", HOME / "run"
 PORT = int(os.environ.get("KUBE_PORT", "16443"))  # etcd has the two above
 TOKEN = "dynctl-test"
 
@@ -45,6 +46,9 @@ func main() { os.Exit(cli.Run(app.NewAPIServerCommand())) }
 def install():
     if not shutil.which("etcd"):
         sys.exit("etcd is not installed (Debian and Ubuntu: apt-get install etcd-server)")
+    if not shutil.which("helm") and not (HOME / "helm").exists():
+        HOME.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["go", "install", f"helm.sh/helm/v3/cmd/helm@v{HELM}"], check=True, env={**os.environ, "GOBIN": str(HOME)})
     if SERVER.exists():
         return
     src = HOME / "src"
@@ -63,7 +67,10 @@ def install():
             name = replaced["Old"]["Path"]
             go("mod", "edit", f"-replace={name}={name}@v0.{VERSION.removeprefix('1.')}")
     go("mod", "tidy")
-    go("build", "-p", "1", "-o", str(SERVER), ".")
+    # Helm refuses a server that does not know its version.
+    version, (major, minor, _) = "k8s.io/component-base/version", VERSION.split(".")
+    flags = f"-X {version}.gitVersion=v{VERSION} -X {version}.gitMajor={major} -X {version}.gitMinor={minor}"
+    go("build", "-p", "1", "-ldflags", flags, "-o", str(SERVER), ".")
 
 
 def up():

@@ -59,7 +59,8 @@ func TestKubernetesRights(t *testing.T) {
 				}
 				return true
 			}, "--kubeconfig", own, "--kube-namespace", c.namespace, "--kube-selector", "app=engine", "--kube-discovery", discovery)
-			rights := run(t, nil, "helm", "template", account, "../deploy/helm/dynctl", "--namespace", c.namespace, "--kube-version", "1.30.0",
+			rights := run(t, nil, "helm", "template", account, chart, "--namespace", c.namespace, "--kube-version", "1.30.0",
+				"--set", "image.repository=registry.example/dynctl", "--set", "image.tag=v1", "--set", "fullnameOverride="+account,
 				"--set", "settings.kubernetes.discovery="+discovery, "--show-only", "templates/rbac.yaml")
 			kubectl(rights, "apply", "-f", "-")
 			r.until("the API server answers", func() bool {

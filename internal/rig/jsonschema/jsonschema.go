@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -76,8 +77,9 @@ func members(s map[string]any, t reflect.Type, own map[reflect.Type]map[string]a
 	}
 }
 
-// Check lists where a decoded value does not fit a schema that Of made: a member that the
-// schema does not have is one such place.
+// Check lists where a decoded value does not fit a schema. It knows the keywords of the
+// schemas that Of makes, and pattern. An object with properties has no others, unless
+// additionalProperties is their schema.
 func Check(at string, s map[string]any, v any) (faults []string) {
 	if c, ok := s["const"]; ok && c != v {
 		return []string{fmt.Sprintf("%s is %v, want %v", at, v, c)}
@@ -94,6 +96,9 @@ func Check(at string, s map[string]any, v any) (faults []string) {
 	}
 	switch x := v.(type) {
 	case string:
+		if p, ok := s["pattern"].(string); ok && !regexp.MustCompile(p).MatchString(x) {
+			faults = append(faults, fmt.Sprintf("%s is %q, want %s", at, x, p))
+		}
 		if s["format"] == "date-time" {
 			if _, err := time.Parse(time.RFC3339Nano, x); err != nil {
 				faults = append(faults, fmt.Sprintf("%s: %v", at, err))
@@ -106,10 +111,13 @@ func Check(at string, s map[string]any, v any) (faults []string) {
 		}
 	case map[string]any:
 		props, _ := s["properties"].(map[string]any)
+		others, _ := s["additionalProperties"].(map[string]any)
 		for k, e := range x {
 			switch p, known := props[k].(map[string]any); {
 			case known:
 				faults = append(faults, Check(at+"."+k, p, e)...)
+			case others != nil:
+				faults = append(faults, Check(at+"."+k, others, e)...)
 			case props != nil:
 				faults = append(faults, at+"."+k+" is not in the schema")
 			}

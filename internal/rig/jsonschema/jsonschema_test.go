@@ -67,6 +67,12 @@ func TestOf(t *testing.T) {
 	if faults := check(t, map[string]any{"enum": []any{"a", "b"}}, `"c"`); len(faults) != 1 {
 		t.Errorf("another word: %v", faults)
 	}
+	if faults := check(t, map[string]any{"pattern": "^a+$"}, `"ab"`); len(faults) != 1 {
+		t.Errorf("a text of another pattern: %v", faults)
+	}
+	if faults := check(t, Of(reflect.TypeFor[map[string]int](), nil), `{"a":1,"b":"c"}`); len(faults) != 1 {
+		t.Errorf("a member of another type: %v", faults)
+	}
 	if faults := check(t, Of(reflect.TypeFor[time.Time](), nil), `"yesterday"`); len(faults) != 1 {
 		t.Errorf("no time: %v", faults)
 	}

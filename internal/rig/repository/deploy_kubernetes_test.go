@@ -13,6 +13,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	kubeyaml "sigs.k8s.io/yaml"
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/commands"
@@ -116,6 +123,7 @@ func TestKubernetesBase(t *testing.T) {
 	docs := documents(t)
 	// Kustomize puts them on everything.
 	labels := at[map[string]any](t, readYAML(t, filepath.Join(kubeBase, "kustomization.yaml"))[0], "labels", 0, "pairs")
+	checkFields(t, docs)
 	checkRouter(t, docs, labels, serveArgs(t, at[[]any](t, docs["Deployment/dynctl"], "spec", "template", "spec", "containers", 0, "args"), ""))
 }
 
@@ -228,6 +236,15 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 		}
 	}
 
+	spread, _ := pod["topologySpreadConstraints"].([]any)
+	for _, c := range spread {
+		for k, v := range at[map[string]any](t, c, "labelSelector", "matchLabels") {
+			if labels[k] != v {
+				t.Errorf("a spread counts pods with %s=%v, the router's have %v", k, v, labels)
+			}
+		}
+	}
+
 	// A policy on what the router may ask would have to name every engine's ports.
 	policy := at[[]any](t, docs["NetworkPolicy/dynctl"], "spec", "policyTypes")
 	if !slices.Equal(policy, []any{"Ingress"}) {
@@ -236,6 +253,42 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 	security := at[map[string]any](t, pod, "securityContext")
 	if security["runAsNonRoot"] != true || at[bool](t, container, "securityContext", "readOnlyRootFilesystem") != true {
 		t.Error("the container runs as root, or may write to its image")
+	}
+}
+
+// kinds are the types of objects that Kubernetes itself knows.
+var kinds = map[string]func() any{
+	"ClusterRole":             func() any { return new(rbacv1.ClusterRole) },
+	"ClusterRoleBinding":      func() any { return new(rbacv1.ClusterRoleBinding) },
+	"ConfigMap":               func() any { return new(corev1.ConfigMap) },
+	"Deployment":              func() any { return new(appsv1.Deployment) },
+	"HorizontalPodAutoscaler": func() any { return new(autoscalingv2.HorizontalPodAutoscaler) },
+	"NetworkPolicy":           func() any { return new(networkingv1.NetworkPolicy) },
+	"PodDisruptionBudget":     func() any { return new(policyv1.PodDisruptionBudget) },
+	"Role":                    func() any { return new(rbacv1.Role) },
+	"RoleBinding":             func() any { return new(rbacv1.RoleBinding) },
+	"Secret":                  func() any { return new(corev1.Secret) },
+	"Service":                 func() any { return new(corev1.Service) },
+	"ServiceAccount":          func() any { return new(corev1.ServiceAccount) },
+}
+
+// checkFields: Kubernetes knows every field of the objects. It drops those that it does not
+// know, without an error unless strict checks are on.
+func checkFields(t *testing.T, docs map[string]any) {
+	t.Helper()
+	for name, doc := range docs {
+		kind := at[string](t, doc, "kind")
+		if kind == "ServiceMonitor" || kind == "PrometheusRule" {
+			continue // make kube checks these
+		}
+		made, ok := kinds[kind]
+		if !ok {
+			t.Errorf("%s: a kind that the test does not know", name)
+			continue
+		}
+		if err := kubeyaml.UnmarshalStrict([]byte(yamlText(t, doc)), made()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -2,7 +2,9 @@ package repository
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -95,6 +97,28 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s: severity %s", name, s)
 		}
 	}
+}
+
+// runbook is where an alert's runbook_url leads, with the name of a section.
+const runbook = "https://github.com/dynctl/dynctl/blob/main/docs/troubleshooting.md#"
+
+// TestDocumentAlerts keeps the table of alerts equal to the rules, and the links of the
+// rules equal to sections of the document.
+func TestDocumentAlerts(t *testing.T) {
+	path := filepath.Join(repository, "docs/troubleshooting.md")
+	sections := anchors(markdown(t)[path])
+	var table strings.Builder
+	table.WriteString("\n| alert | severity | query | for |\n|---|---|---|---|\n")
+	for _, r := range at[[]any](t, readYAML(t, repository+"/deploy/monitoring/alerts.yaml")[0], "groups", 0, "rules") {
+		name := at[string](t, r, "alert")
+		section, ok := strings.CutPrefix(at[string](t, r, "annotations", "runbook_url"), runbook)
+		if !ok || !sections[section] {
+			t.Errorf("%s: runbook_url is not %s and a section of the document, but %s", name, runbook, section)
+		}
+		fmt.Fprintf(&table, "| [`%s`](#%s) | %s | `%s` | %s |\n", name, section,
+			at[string](t, r, "labels", "severity"), strings.ReplaceAll(at[string](t, r, "expr"), "|", `\|`), at[string](t, r, "for"))
+	}
+	documentIn(t, path, "alerts", table.String()+"\n")
 }
 
 // TestScaling holds what is recorded for autoscalers to the metrics that are exported,

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,6 +57,23 @@ func TestReleaseArchives(t *testing.T) {
 	}
 	if found < 20 {
 		t.Errorf("found only %d links", found)
+	}
+}
+
+// TestReleaseNames: README.md names an archive as the release builds it.
+func TestReleaseNames(t *testing.T) {
+	release := readYAML(t, filepath.Join(repository, "goreleaser.yaml"))[0]
+	name := at[string](t, release, "archives", 0, "name_template") + "." + at[string](t, release, "archives", 0, "formats", 0)
+	for field, is := range map[string]string{"ProjectName": at[string](t, release, "project_name"), "Version": "VERSION", "Os": "linux", "Arch": "amd64"} {
+		name = strings.ReplaceAll(name, "{{ ."+field+" }}", is)
+	}
+	raw, err := os.ReadFile(filepath.Join(repository, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := fmt.Sprintf("https://github.com/%s/%s/releases/download/vVERSION/%s", at[string](t, release, "release", "github", "owner"), at[string](t, release, "release", "github", "name"), name)
+	if !strings.Contains(string(raw), url) {
+		t.Errorf("README.md lacks %s", url)
 	}
 }
 

@@ -175,27 +175,39 @@ func source(t *testing.T, name string) string {
 	return all.String()
 }
 
-// document keeps a part of the documentation equal to want.
+// document keeps a part of docs/configuration.md equal to want.
 func document(t *testing.T, part, want string) {
 	t.Helper()
+	documentIn(t, configurationDoc, part, want)
+}
+
+// documentIn keeps a part of a document equal to want. Marks stand around the part.
+func documentIn(t *testing.T, path, part, want string) {
+	t.Helper()
 	begin, end := "<!-- "+part+": written by go test ./internal/rig/repository -run Document -update -->\n", "<!-- end of "+part+" -->"
-	raw, err := os.ReadFile(configurationDoc)
+	raw, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	head, rest, ok := strings.Cut(string(raw), begin)
 	_, tail, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the %s", configurationDoc, part)
+		t.Fatalf("%s has no place for the %s", path, part)
 	}
-	whole := head + begin + want + end + tail
-	if string(raw) == whole {
+	written(t, path, head+begin+want+end+tail)
+}
+
+// written keeps a file equal to want.
+func written(t *testing.T, path, want string) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err == nil && string(raw) == want {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s: the %s are not what the source says; run go test ./internal/rig/repository -run Document -update", configurationDoc, part)
+		t.Fatalf("%s is not what it is written from (%v); run go test ./internal/rig/repository -run Document -update", path, err)
 	}
-	if err := os.WriteFile(configurationDoc, []byte(whole), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
