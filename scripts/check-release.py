@@ -20,7 +20,7 @@ import tempfile
 
 TARGETS = [(system, arch) for system in ("linux", "darwin") for arch in ("amd64", "arm64")]
 PAGES = ["LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"]
-SHELLS = ["_dynctl", "dynctl.bash", "dynctl.fish"]
+SHELLS = ["_dynctl", "dynctl.bash", "dynctl.fish", "dynctl.ps1"]
 MOST = 75_000_000  # bytes of a binary, as in .ci/run
 
 problems = []
@@ -56,11 +56,12 @@ def archive(path, system, arch, version, sbom, work):
         tar.extractall(work)
     need(not stray, f"{path.name}: not a file below {folder}: {stray}")
     man = {f for f in files if f.startswith("man/") and f.endswith(".1")}
-    wanted = {"dynctl", *PAGES, *out("git", "ls-files", "docs", "deploy").split(), *man, *(f"completions/{s}" for s in SHELLS)}
-    need("man/dynctl.1" in man, f"{path.name}: no man page of dynctl")
+    wanted = {"dynctl", *PAGES, *out("git", "ls-files", "docs", "deploy").split(), "man/dynctl.1", *man, *(f"completions/{s}" for s in SHELLS)}
     need(files.keys() == wanted, f"{path.name}: lacks {sorted(wanted - files.keys())}, has {sorted(files.keys() - wanted)}")
     need(all(m.size for m in files.values()), f"{path.name}: empty files")
 
+    page = pathlib.Path(work, folder, "man", "dynctl.1").read_text()
+    need(f"dynctl {version}" in page, f"{path.name}: the man page is not of version {version}")
     binary = pathlib.Path(work, folder, "dynctl")
     need(files["dynctl"].mode & 0o111 == 0o111, f"{path.name}: dynctl is not executable")
     need(files["dynctl"].size <= MOST, f"{path.name}: dynctl has {files['dynctl'].size} bytes, more than {MOST}")
