@@ -1,6 +1,6 @@
 # What the README names; CI runs .ci/run.
 .DEFAULT_GOAL := build
-.PHONY: help engines image test race lint workflows vuln snapshot e2e kube bench soak soak-virtual build
+.PHONY: help engines image test race lint workflows vuln snapshot release e2e kube bench soak soak-virtual build
 
 help: ## this list
 	@awk -F': ## ' '/^[a-z0-9-]+: ## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -33,10 +33,15 @@ vuln: ## known vulnerabilities
 	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 # A release without a tag, a signature and an upload. The first run compiles goreleaser.
-GORELEASER ?= go run github.com/goreleaser/goreleaser/v2@v2.15.1
+GORELEASER ?= CGO_ENABLED=0 go run github.com/goreleaser/goreleaser/v2@v2.15.1
 snapshot: ## the files of a release, made in dist and checked
-	CGO_ENABLED=0 $(GORELEASER) check
-	CGO_ENABLED=0 $(GORELEASER) release --snapshot --clean --skip=sign
+	$(GORELEASER) check
+	$(GORELEASER) release --snapshot --clean --skip=sign
+	scripts/check-release.py dist
+
+# For the workflow: it needs a tag, cosign with an identity, and GITHUB_TOKEN.
+release: ## a draft of a release on GitHub, signed and checked
+	$(GORELEASER) release --clean
 	scripts/check-release.py dist
 
 # Pods and their life on a real API server, which is started for that.
