@@ -53,7 +53,7 @@ def archive(path, system, arch, version, sbom, work):
     with tarfile.open(path) as tar:
         files = {m.name.removeprefix(folder + "/"): m for m in tar if not m.isdir()}
         stray = [m.name for m in tar if not m.isfile() and not m.isdir() or not m.name.startswith(folder)]
-        tar.extractall(work)
+        tar.extractall(work, filter="data")
     need(not stray, f"{path.name}: not a file below {folder}: {stray}")
     man = {f for f in files if f.startswith("man/") and f.endswith(".1")}
     wanted = {"dynctl", *PAGES, *out("git", "ls-files", "docs", "deploy").split(), "man/dynctl.1", *man, *(f"completions/{s}" for s in SHELLS)}
