@@ -1,6 +1,6 @@
 # What the README names; CI runs .ci/run.
 .DEFAULT_GOAL := build
-.PHONY: help engines image test race lint vuln e2e kube bench soak soak-virtual build
+.PHONY: help engines image test race lint workflows vuln snapshot release e2e kube bench soak soak-virtual build
 
 help: ## this list
 	@awk -F': ## ' '/^[a-z0-9-]+: ## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -24,10 +24,25 @@ lint: ## the linter, and functions that no command reaches
 	cd .ci/tools && go build -o ../../bin/deadcode golang.org/x/tools/cmd/deadcode
 	dead=$$(bin/deadcode ./cmd/...) && echo "$$dead" && test -z "$$dead"
 
+workflows: ## the workflows of .github, with actionlint
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 -shellcheck= -pyflakes=
+
 # Known vulnerabilities in what the binary calls, its modules' and Go's own. It asks the
 # module proxy for the tool and vuln.go.dev for the list, and fails without them.
 vuln: ## known vulnerabilities
 	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
+
+# A release without a tag, a signature and an upload. The first run compiles goreleaser.
+GORELEASER ?= CGO_ENABLED=0 go run github.com/goreleaser/goreleaser/v2@v2.15.1
+snapshot: ## the files of a release, made in dist and checked
+	$(GORELEASER) check
+	$(GORELEASER) release --snapshot --clean --skip=sign
+	scripts/check-release.py dist
+
+# For the workflow: it needs a tag, cosign with an identity, and GITHUB_TOKEN.
+release: ## a draft of a release on GitHub, signed and checked
+	$(GORELEASER) release --clean
+	scripts/check-release.py dist
 
 # Pods and their life on a real API server, which is started for that, and the chart
 # installed there. helm is built where the path has none.

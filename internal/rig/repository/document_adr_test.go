@@ -5,12 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// TestDocumentDecisions: the pages of docs/adr are numbered without a gap, and begin with
-// number, title and status in one form.
+// TestDocumentDecisions: the pages of docs/adr are numbered without a gap, begin with
+// number, title and status in one form, and are one page each: context, decision,
+// consequences. What was tried and measured goes to docs/lab.
 func TestDocumentDecisions(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob(filepath.Join(repository, "docs/adr/*.md"))
@@ -33,6 +35,16 @@ func TestDocumentDecisions(t *testing.T) {
 		}
 		if len(lines) < 4 || lines[1] != "" || !status.MatchString(lines[2]) {
 			t.Errorf("docs/adr/%s: the third line is not of the form %s", name, status)
+		}
+		var sections []string
+		for _, m := range regexp.MustCompile(`(?m)^#{2,} (.*)$`).FindAllStringSubmatch(string(text), -1) {
+			sections = append(sections, m[1])
+		}
+		if want := []string{"Context", "Decision", "Consequences"}; !slices.Equal(sections, want) {
+			t.Errorf("docs/adr/%s has the sections %q, want %q", name, sections, want)
+		}
+		if n := len(strings.Fields(string(text))); n > 600 {
+			t.Errorf("docs/adr/%s has %d words, more than a page of 600; move what was tried to docs/lab and link it", name, n)
 		}
 	}
 }
