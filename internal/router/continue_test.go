@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -294,4 +295,27 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 		t.Errorf("%+v, %d wait, by the receipts %d", sum, waiting, moved)
 	}
 	t.Logf("%d streams went on elsewhere; %v waited for their turn", moved, r.metric(`dynctl_stage_seconds_count{stage="move"}`))
+}
+
+// TestStreamOfKnownLength: an event stream whose engine announces its length reaches the
+// client whole, although the router takes token ids out of it.
+func TestStreamOfKnownLength(t *testing.T) {
+	r, p := tappedRig(t, "1a:speed=4,answers=letters", exact)
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		all := `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"a","finish_reason":"length","token_ids":[65],"prompt_token_ids":[1,2,3]}]}` + "\n\ndata: [DONE]\n\n"
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Length", strconv.Itoa(len(all)))
+		_, _ = io.WriteString(w, all)
+		return true
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": []int{1, 2, 3}, "max_tokens": 1, "stream": true}))
+	if s := read(t, a.body); a.status != http.StatusOK || s.text != "a" || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") || strings.Contains(string(a.body), "[65]") {
+		t.Errorf("%s", a)
+	}
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Outcome.Error != "" {
+		t.Errorf("the receipt has the error %q", c.Outcome.Error)
+	}
 }
