@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
@@ -40,6 +41,10 @@ type decoding struct {
 	// head has what was held of a stream until it has been read; read says that it has.
 	head *sse.Head
 	read bool
+	// beside is the pair whose prefill leg was sent at the same time; nil for none. drop says
+	// that the call's input is to be dropped when that leg has ended.
+	beside *pair.Pair
+	drop   bool
 	// after is called when the leg has ended, with the error; nil for nothing.
 	after func(err error)
 
@@ -214,7 +219,14 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	return nil
 }
 
-func (b *decoding) Next() ([]byte, bool, error) {
+func (b *decoding) Next() (p []byte, head bool, err error) {
+	if p, head, err = b.next(); b.drop {
+		b.c.DropInput()
+	}
+	return p, head, err
+}
+
+func (b *decoding) next() ([]byte, bool, error) {
 	if b.head != nil {
 		if !b.read {
 			b.read = true

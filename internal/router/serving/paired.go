@@ -182,6 +182,7 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, route.Decode)}
 	p, end := pair.Begin(ctx, g.Beside, legs)
 	if p != nil {
+		c.decoding.beside = p
 		c.decoding.after = func(err error) {
 			if err != nil {
 				t.DecodeFailed()
