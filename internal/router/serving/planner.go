@@ -90,6 +90,7 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	}
 	claim, err := q.Claim(c.Claim, c.From.Header, &c.View, q.Prompt.ISL)
 	if err != nil {
+		p.refused(c, "")
 		c.Record.Refused("request")
 		return err
 	}
@@ -98,21 +99,30 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	if q.Waited(waited, why) {
 		c.Record.Waited("queue", waited.For)
 	}
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
+		return nil
+	}
+	p.refused(c, why)
+	if ctx.Err() != nil {
 		return err
 	}
 	if why != "" {
 		err = fmt.Errorf("%w; %s", err, why)
 	}
-	switch {
-	case why != "":
-		c.Record.Decided()
-	case q.Run.Attempt == 0: // it was turned away before it could try
-		c.Record.Undecided()
-	}
 	reason, err := admission.Refusal(err, admission.NamedQueue{Queue: p.DoorQueue}, admission.NamedQueue{Queue: p.Queue, Name: c.Model})
 	c.Record.Refused(reason)
 	return err
+}
+
+// refused brings a call that gets no rank into the receipt. why is what it waited for, by its
+// newest decision; empty for a call that was turned away before it could try.
+func (*FleetPlanner) refused(c *Call, why string) {
+	switch {
+	case why != "":
+		c.Record.Decided()
+	case c.Routing.Run.Attempt == 0:
+		c.Record.Undecided()
+	}
 }
 
 // Hold decides a call without waiting for anything, and reserves the decode rank:
