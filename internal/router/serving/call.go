@@ -110,6 +110,7 @@ func New() *Call {
 
 // Release gives the call back with all that it holds. Its answer must be closed.
 func (c *Call) Release() {
+	c.giveBack()
 	c.View.Release()
 	if c.Body != nil {
 		c.Body.Release()

@@ -154,8 +154,8 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	first := time.Now()
 	tokens := head.Scanner.Tokens()
 	b.record.Streams(first, tokens > 0)
-	b.c.held.FirstToken()
-	b.record.Held = b.c.held
+	b.c.reserved.FirstToken()
+	b.record.Held = b.c.reserved
 	b.record.Runs(tokens, first)
 	if b.c.View.Kind == api.Responses {
 		b.g.Stored.Put(stored.StreamID(head.Held()), w.Name, b.c.Owner)
@@ -191,7 +191,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 		if err := b.good(ctx); err != nil {
 			return err
 		}
-		b.c.held.FirstToken()
+		b.c.reserved.FirstToken()
 		return nil
 	}
 	body, err := b.resp.ReadAll(maxPrefillAnswer)
@@ -201,7 +201,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	if err := b.good(ctx); err != nil {
 		return err
 	}
-	b.c.held.FirstToken()
+	b.c.reserved.FirstToken()
 	if json {
 		b.c.Record.Answer.Learn(sse.Inspect(body))
 	}
@@ -278,8 +278,7 @@ func (b *decoding) judged(err error) error {
 func (b *decoding) end(err error) {
 	was := *b
 	*b = decoding{}
-	defer was.g.Open.Give(1)
-	defer was.c.held.Release()
+	defer was.c.giveBack() // when the leg beside it has ended
 	if was.after != nil {
 		defer was.after(err)
 	}

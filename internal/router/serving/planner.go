@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // FleetPlanner is the planner of a fleet. Where limits bound what ranks take, requests wait in
@@ -145,7 +144,7 @@ func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
 }
 
 // Drop gives up what Hold has taken.
-func (p *FleetPlanner) Drop(c *Call) { c.releaseReservation() }
+func (p *FleetPlanner) Drop(c *Call) { c.giveBack() }
 
 var (
 	errNoLeg   = errors.New("limits.legs is reached")
@@ -164,8 +163,8 @@ func (c *Call) noLeg() error {
 }
 
 // reserving serves a call by an engine, and holds what it needs on the plan's decode rank: the
-// permission to send, the reservation, and one of the legs in progress. They are given back
-// with the answer, or where there is none.
+// permission to send, and the reservation. They are given back with the answer, or where there
+// is none.
 type reserving struct {
 	p    *FleetPlanner
 	peer workers.Peer
@@ -175,7 +174,11 @@ type reserving struct {
 // Do is [Engine.Do].
 func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	p, q := l.p, &c.Routing
-	g := p.Legs
+	defer func() {
+		if a == nil {
+			c.giveBack()
+		}
+	}()
 	if c.Pacer != nil {
 		if err := c.Pacer.Enter(ctx, &q.Run); err != nil {
 			return nil, err
@@ -183,34 +186,13 @@ func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		defer c.Pacer.Leave()
 	}
 	c.begun.Store(mayBegin)
-	if !g.Open.Take(1) {
-		c.releaseReservation()
-		return nil, c.noLeg()
+	if err := p.Legs.mustPermit(c, route.Decode, l.peer.Worker); err != nil {
+		return nil, err
 	}
-	defer func() {
-		if a == nil {
-			g.Open.Give(1)
-		}
-	}()
-	if !g.admit(c, route.Decode, l.peer.Worker) {
-		c.releaseReservation()
-		return nil, g.fail(c, route.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
-	}
-	defer func() {
-		if a == nil && err == nil { // a panic
-			g.report(c, route.Decode, health.Canceled)
-		}
-	}()
-	c.held = c.reserved
-	if c.reserved = nil; c.held == nil {
-		c.held = p.Decider.Reserve(q)
+	if c.reserved == nil {
+		c.reserved = p.Decider.Reserve(q)
 	}
 	c.Record.Chosen()
-	defer func() {
-		if a == nil {
-			c.held.Release()
-		}
-	}()
 	return l.by.Do(ctx, c)
 }
 
