@@ -190,7 +190,7 @@ func TestReleaseOfAHeldCall(t *testing.T) {
 	c := New()
 	c.reserved, c.decided = books.Reserve(&workers.Rank{Label: "w/dp0"}, ledger.Claim{}), true
 	for _, p := range []route.Phase{route.Decode, route.Prefill} {
-		if err := g.permit(c, p, &workers.Worker{}); err != nil {
+		if err := g.permit(c, p, &workers.Worker{}, open.Try); err != nil {
 			t.Fatal(err)
 		}
 	}

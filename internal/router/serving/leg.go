@@ -102,10 +102,14 @@ func (c *Call) permit(p route.Phase) *permit {
 	return &c.permits[0]
 }
 
-// permit takes the permission to send a phase's request to a worker. The error is errNoLeg or errEjected.
-func (g *Legs) permit(c *Call, p route.Phase, w *workers.Worker) error {
+// permit takes the permission to send a phase's request to a worker, unless the call has it
+// from [FleetPlanner.Hold]. take takes a leg out of g.Open. The error is errNoLeg or errEjected.
+func (g *Legs) permit(c *Call, p route.Phase, w *workers.Worker, take func(n int64) bool) error {
 	m := c.permit(p)
-	if !g.Open.Take(1) {
+	if m.legs != nil {
+		return nil
+	}
+	if !take(1) {
 		return errNoLeg
 	}
 	m.legs = g
@@ -119,7 +123,7 @@ func (g *Legs) permit(c *Call, p route.Phase, w *workers.Worker) error {
 // mustPermit is permit for a request that fails without it. The error is what the client gets
 // where limits.legs is reached, or an *attempt.Error.
 func (g *Legs) mustPermit(c *Call, p route.Phase, w *workers.Worker) error {
-	switch err := g.permit(c, p, w); {
+	switch err := g.permit(c, p, w, g.Open.Take); {
 	case errors.Is(err, errNoLeg):
 		return c.noLeg()
 	case err != nil:

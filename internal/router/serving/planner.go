@@ -124,23 +124,39 @@ func (*FleetPlanner) refused(c *Call, why string) {
 	}
 }
 
-// Hold decides a call without waiting for anything, and reserves the decode rank:
-// [Retried.Do] begins with that decision. It reports false, and holds nothing, where no
-// rank is free immediately, or take does not agree.
-func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
+// Hold decides a call without waiting for anything, and takes all that its legs need: the
+// reservation of the decode rank, and for each leg one of limits.legs and the permission to
+// send. [Retried.Do] begins with that decision. It reports false, and holds nothing, where
+// something is not free immediately, or take does not agree.
+func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) (held bool) {
+	defer func() {
+		if !held {
+			c.giveBack()
+		}
+	}()
 	q := &c.Routing
 	return p.Queue.Try(func() bool {
 		e := p.Decider.Propose(q)
 		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better
 			return false
 		}
-		if !take(&q.Run) {
+		if !p.permitted(c) || !take(&q.Run) {
 			return false
 		}
 		c.reserved, c.decided = p.Decider.Reserve(q), true
 		p.Decider.Apply(q, e)
 		return true
 	})
+}
+
+// permitted takes the permissions to send the legs of a call's plan, and reports whether it has
+// them all.
+func (p *FleetPlanner) permitted(c *Call) bool {
+	run, g := &c.Routing.Run, p.Legs
+	if g.permit(c, route.Decode, run.In.DecodePeers[run.Plan.DecodeIndex].Worker, g.Open.Try) != nil {
+		return false
+	}
+	return run.Plan.Path == route.Local || g.permit(c, route.Prefill, run.In.PrefillPeers[run.Plan.PrefillIndex].Worker, g.Open.Try) == nil
 }
 
 // Drop gives up what Hold has taken.
