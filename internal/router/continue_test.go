@@ -311,11 +311,16 @@ func TestStreamOfKnownLength(t *testing.T) {
 		_, _ = io.WriteString(w, all)
 		return true
 	})
-	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": []int{1, 2, 3}, "max_tokens": 1, "stream": true}))
-	if s := read(t, a.body); a.status != http.StatusOK || s.text != "a" || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") || strings.Contains(string(a.body), "[65]") {
-		t.Errorf("%s", a)
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": []int{1, 2, 3}, "max_tokens": 1, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Outcome.Error != "" {
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if s := read(t, got); err != nil || s.text != "a" || !strings.HasSuffix(string(got), "data: [DONE]\n\n") || strings.Contains(string(got), "[1,2,3]") {
+		t.Errorf("%d bytes, announced as %d, %v: %s", len(got), resp.ContentLength, err, got)
+	}
+	if c := r.receipt(resp.Header.Get("X-Dynctl-Decision")); c.Outcome.Error != "" {
 		t.Errorf("the receipt has the error %q", c.Outcome.Error)
 	}
 }
