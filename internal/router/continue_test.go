@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -339,5 +340,33 @@ func TestTokensDoNotWaitForTheNextEngine(t *testing.T) {
 	}
 	if late {
 		t.Error("three tokens that the router had, with the head of the answer, reached the client only when the next engine answered")
+	}
+}
+
+// TestStreamOfKnownLength: an event stream whose engine announces its length reaches the
+// client whole, although the router takes token ids out of it.
+func TestStreamOfKnownLength(t *testing.T) {
+	r, p := tappedRig(t, "1a:speed=4,answers=letters", exact)
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		all := `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"a","finish_reason":"length","token_ids":[65],"prompt_token_ids":[1,2,3]}]}` + "\n\ndata: [DONE]\n\n"
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Length", strconv.Itoa(len(all)))
+		_, _ = io.WriteString(w, all)
+		return true
+	})
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": []int{1, 2, 3}, "max_tokens": 1, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if s := read(t, got); err != nil || s.text != "a" || !strings.HasSuffix(string(got), "data: [DONE]\n\n") || strings.Contains(string(got), "[1,2,3]") {
+		t.Errorf("%d bytes, announced as %d, %v: %s", len(got), resp.ContentLength, err, got)
+	}
+	if c := r.receipt(resp.Header.Get("X-Dynctl-Decision")); c.Outcome.Error != "" {
+		t.Errorf("the receipt has the error %q", c.Outcome.Error)
 	}
 }

@@ -303,10 +303,14 @@ func (x *exchange) findModel() (err error) {
 	c, q := x.call, &x.call.Routing
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
-	if c.Endpoint.Body != api.NoBody {
-		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key); err != nil {
-			return err
-		}
+	switch {
+	case c.Endpoint.Body != api.NoBody:
+		of, err = models.Find(c.Name, fleet, x.r.starting(), x.key)
+	case c.Endpoint.Kind != api.ResponseObject: // a stored response has an owner
+		err = x.key.Refusal("")
+	}
+	if err != nil {
+		return err
 	}
 	c.Model, x.record.Model = of.Model, of.Model
 	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)

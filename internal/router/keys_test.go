@@ -151,6 +151,9 @@ func modelsOfAKey(t *testing.T, r *rig, path string) {
 		}
 		return nil
 	})
+	if a := r.send(http.MethodGet, "/version", nil, bearer(otherSecret)...); a.status != 403 {
+		t.Errorf("/version of an engine that the key is not for: %s", a)
+	}
 	if a := r.send(http.MethodGet, "/v1/models/sim", nil, bearer(otherSecret)...); a.status != 403 {
 		t.Errorf("%s", a)
 	}

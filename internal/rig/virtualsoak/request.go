@@ -63,6 +63,7 @@ type request struct {
 	lost, moves int          // how many engines it has lost then, and how often it had gone on elsewhere
 	holding     *node        // on which it has a place
 	ahead       bool         // it was given that before its plan
+	ready       int64        // legs of its newest plan that were taken before that, and are not sent
 	sent        bool         // a leg of its newest plan was sent, and that has not ended
 	legs        []*leg
 	decoding    *leg // the newest decode leg

@@ -130,7 +130,7 @@ func (s *stage) openRouter() {
 		lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
 			q := s.running.q
 			q.hold(q.call)
-			q.sent = true
+			q.sent, q.ready = true, 0
 		}},
 	)
 	r.decider = routing.New(routing.Sources{
@@ -265,6 +265,11 @@ func (p watched) Plan(ctx context.Context, c *serving.Call) (serving.Engine, err
 	if s.settings.Bounded || q.ahead {
 		q.hold(c)
 	}
+	if q.ahead {
+		if q.ready = 1; run.Plan.Path != route.Local {
+			q.ready = 2
+		}
+	}
 	q.ahead = false
 	q.resent()
 	return planned{s, q, e}, nil
@@ -389,7 +394,8 @@ func (s *stage) endPenalties() {
 
 // accounts wants every rank of the fleet to be booked with exactly the requests
 // that hold a reservation on it, and so many legs to count as in progress as are: the decode
-// leg of a plan from when that begins, a prefill leg while it lasts.
+// leg of a plan from when that begins, a prefill leg while it lasts, and both from before that
+// where a stream moves.
 func (s *stage) accounts() {
 	legs := int64(0)
 	for _, n := range s.nodes {
@@ -400,7 +406,7 @@ func (s *stage) accounts() {
 		}
 	}
 	for q := range s.open {
-		if q.sent {
+		if legs += q.ready; q.sent {
 			legs++
 		}
 	}
@@ -419,7 +425,7 @@ func (q *request) hold(c *serving.Call) {
 }
 
 func (q *request) letGo() {
-	if q.sent = false; q.holding != nil {
+	if q.sent, q.ready = false, 0; q.holding != nil {
 		q.holding.decodes--
 		q.holding = nil
 	}

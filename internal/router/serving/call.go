@@ -110,6 +110,7 @@ func New() *Call {
 
 // Release gives the call back with all that it holds. Its answer must be closed.
 func (c *Call) Release() {
+	c.giveBack()
 	c.View.Release()
 	if c.Body != nil {
 		c.Body.Release()
@@ -136,9 +137,11 @@ func (c *Call) SetRest(rest *Call) {
 
 // DropInput gives back, once the head of a stream has come, what only another attempt would
 // need: the request's body, its ids and hashes. While a prefill leg runs beside the stream,
-// which may be sending the body, it does nothing.
+// which may be sending the body, it does nothing; the first piece of the stream that comes
+// after the end of that leg does it then.
 func (c *Call) DropInput() {
-	if c.decoding.after != nil {
+	b := &c.decoding
+	if b.drop = b.beside != nil && !b.beside.PrefillEnded(); b.drop {
 		return
 	}
 	q := &c.Routing

@@ -2,11 +2,13 @@ package serving
 
 import (
 	"fmt"
+	"net/url"
 	"reflect"
 	"testing"
 	"time"
 	"unsafe"
 
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -92,11 +94,13 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	w := &workers.Worker{Name: "w", State: &workers.State{}}
 	peer := workers.Peer{Worker: w, Rank: &workers.Rank{}}
 	open.Take(1)
+	g := &Legs{Open: open, Outliers: broken{}}
 	c := New()
 	defer c.Release()
-	c.Record, c.held = &lifecycle.Record{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
+	c.Record, c.reserved = &lifecycle.Record{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
+	c.permits[0] = permit{legs: g}
 	c.decoding = decoding{
-		g: &Legs{Open: open, Outliers: broken{}}, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil), resp: resp,
+		g: g, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil), resp: resp,
 		after: func(err error) {
 			if joined++; err == nil {
 				t.Error("the leg beside it hears of a good end")
@@ -119,5 +123,82 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	}
 	if err := c.decoding.Close(nil); err != nil { // again, for nothing
 		t.Error(err)
+	}
+}
+
+// admits counts how many requests it has admitted and not heard of since.
+type admits struct{ pending int }
+
+func (h *admits) Admit(*workers.Worker) (a health.Admission, ok bool) {
+	h.pending++
+	return a, true
+}
+
+func (h *admits) Report(a health.Admission, _ health.Outcome) health.Admission {
+	h.pending--
+	return a
+}
+
+// TestPanicOfASubscriber: what a call holds for its legs is given back, once, where a subscriber
+// of its events panics before a leg is sent.
+func TestPanicOfASubscriber(t *testing.T) {
+	peer := workers.Peer{
+		Worker: &workers.Worker{Name: "w", State: &workers.State{}, URL: &url.URL{Scheme: "http", Host: "w"}},
+		Rank:   &workers.Rank{Label: "w/dp0"},
+	}
+	for _, x := range []struct {
+		name string
+		at   lifecycle.Kind
+		do   func(g *Legs, c *Call) error
+	}{
+		{"the plan is chosen", lifecycle.Chosen, func(g *Legs, c *Call) error {
+			p := &FleetPlanner{Legs: g}
+			c.reserved = g.Ledger.Reserve(peer.Rank, ledger.Claim{})
+			_, err := (&reserving{p, peer, &local{p, peer}}).Do(t.Context(), c)
+			return err
+		}},
+		{"the prefill leg is about to be sent", lifecycle.LegSent, func(g *Legs, c *Call) error {
+			if err := g.mustPermit(c, route.Prefill, peer.Worker); err != nil {
+				return err
+			}
+			return g.prefill(t.Context(), c, &disagg.Transfer{}, peer, ledger.Claim{})
+		}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			books, open, h := ledger.New(), admission.NewMemory(5, nil), &admits{}
+			c := New()
+			defer c.Release()
+			c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
+			c.Record = &lifecycle.Record{Routing: &c.Routing, To: lifecycle.NewStream(lifecycle.Subscriber{x.at: func(lifecycle.Event) { panic(x.name) }})}
+			func() {
+				defer func() {
+					if p := recover(); p != x.name {
+						t.Errorf("the panic is %v", p)
+					}
+				}()
+				t.Error(x.do(&Legs{Open: open, Outliers: h, Ledger: books}, c))
+			}()
+			if err := books.Balanced(); err != nil || books.DoubleReleases() > 0 || open.Used() != 0 || h.pending != 0 {
+				t.Errorf("%v, %d legs, %d admitted and not reported", err, open.Used(), h.pending)
+			}
+		})
+	}
+}
+
+// TestReleaseOfAHeldCall: a call that is released before its legs are sent, as after a panic,
+// gives back what FleetPlanner.Hold has taken for them.
+func TestReleaseOfAHeldCall(t *testing.T) {
+	books, open, h := ledger.New(), admission.NewMemory(5, nil), &admits{}
+	g := &Legs{Open: open, Outliers: h, Ledger: books}
+	c := New()
+	c.reserved, c.decided = books.Reserve(&workers.Rank{Label: "w/dp0"}, ledger.Claim{}), true
+	for _, p := range []route.Phase{route.Decode, route.Prefill} {
+		if err := g.permit(c, p, &workers.Worker{}, open.Try); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Release()
+	if err := books.Balanced(); err != nil || open.Used() != 0 || h.pending != 0 {
+		t.Errorf("%v, %d legs, %d admitted and not reported", err, open.Used(), h.pending)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
@@ -40,6 +41,10 @@ type decoding struct {
 	// head has what was held of a stream until it has been read; read says that it has.
 	head *sse.Head
 	read bool
+	// beside is the pair whose prefill leg was sent at the same time; nil for none. drop says
+	// that the call's input is to be dropped when that leg has ended.
+	beside *pair.Pair
+	drop   bool
 	// after is called when the leg has ended, with the error; nil for nothing.
 	after func(err error)
 
@@ -149,8 +154,8 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	first := time.Now()
 	tokens := head.Scanner.Tokens()
 	b.record.Streams(first, tokens > 0)
-	b.c.held.FirstToken()
-	b.record.Held = b.c.held
+	b.c.reserved.FirstToken()
+	b.record.Held = b.c.reserved
 	b.record.Runs(tokens, first)
 	if b.c.View.Kind == api.Responses {
 		b.g.Stored.Put(stored.StreamID(head.Held()), w.Name, b.c.Owner)
@@ -186,7 +191,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 		if err := b.good(ctx); err != nil {
 			return err
 		}
-		b.c.held.FirstToken()
+		b.c.reserved.FirstToken()
 		return nil
 	}
 	body, err := b.resp.ReadAll(maxPrefillAnswer)
@@ -196,7 +201,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	if err := b.good(ctx); err != nil {
 		return err
 	}
-	b.c.held.FirstToken()
+	b.c.reserved.FirstToken()
 	if json {
 		b.c.Record.Answer.Learn(sse.Inspect(body))
 	}
@@ -214,7 +219,14 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 	return nil
 }
 
-func (b *decoding) Next() ([]byte, bool, error) {
+func (b *decoding) Next() (p []byte, head bool, err error) {
+	if p, head, err = b.next(); b.drop {
+		b.c.DropInput()
+	}
+	return p, head, err
+}
+
+func (b *decoding) next() ([]byte, bool, error) {
 	if b.head != nil {
 		if !b.read {
 			b.read = true
@@ -266,8 +278,7 @@ func (b *decoding) judged(err error) error {
 func (b *decoding) end(err error) {
 	was := *b
 	*b = decoding{}
-	defer was.g.Open.Give(1)
-	defer was.c.held.Release()
+	defer was.c.giveBack() // when the leg beside it has ended
 	if was.after != nil {
 		defer was.after(err)
 	}

@@ -107,6 +107,40 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
+// TestReceiptOfWhoLeftTheQueue: a request that ends before it gets a rank has a receipt of what
+// it was and how long it waited, if its client left the queue, and also if its header for the
+// queue is invalid.
+func TestReceiptOfWhoLeftTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := fakeengine.New(t, "1a", func(s *settings.Config) {
+			s.Routing.Busy.Requests, s.Timeouts.Response, s.Routing.AllowHeaders = 1, time.Hour, true
+		})
+		r.Next("aggregated-0", fakeengine.Hangs())
+		ctx, leave := context.WithCancel(t.Context())
+		first := make(chan struct{})
+		go func() { defer close(first); r.Send(ctx, ask(true, "")) }()
+		synctest.Wait()
+		gone, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		left, odd := r.Send(gone, ask(true, "")), ask(true, "")
+		odd.Header = http.Header{"X-Dynctl-Priority": {"urgent"}}
+		bad := r.Send(t.Context(), odd)
+		leave()
+		<-first
+		for _, got := range []*fakeengine.Got{left, bad} {
+			if c := got.Receipt; c.RequestID == "" || c.Endpoint != "completion" || c.Model != "m" {
+				t.Errorf("%s: the receipt has request %q, endpoint %q, model %q", got, c.RequestID, c.Endpoint, c.Model)
+			}
+		}
+		if c := left.Receipt; c.QueuedMS != 5000 || c.QueuedFor == "" {
+			t.Errorf("it waited 5 s, and the receipt has %v ms for %q", c.QueuedMS, c.QueuedFor)
+		}
+		if bad.Status != http.StatusBadRequest {
+			t.Errorf("%s", bad)
+		}
+	})
+}
+
 // TestTrialIsGivenBack: a request that was to try an ejected worker leaves the trial to the
 // next one, where its client left, it panicked, or the other leg failed before.
 func TestTrialIsGivenBack(t *testing.T) {
@@ -207,7 +241,7 @@ func TestReaders(t *testing.T) {
 						if load := r.Ledger.Total(); r.Open.Used() != 1 || load.Requests != 1 || load.Answering != 1 {
 							t.Errorf("%d legs, %d requests, %d of them answering, while nobody reads", r.Open.Used(), load.Requests, load.Answering)
 						}
-						if n := r.Bodies.Used(); n != 0 && !strings.Contains(fleet, "sglang") {
+						if n := r.Bodies.Used(); n != 0 {
 							t.Errorf("%d bytes while nobody reads", n)
 						}
 						return gone

@@ -84,25 +84,74 @@ func (g *Legs) fail(c *Call, phase route.Phase, w *workers.Worker, reason attemp
 	return attempt.NewError(phase, w, reason, sent, err)
 }
 
-// admission is the permission to send a phase's request.
-func (c *Call) admission(p route.Phase) *health.Admission {
-	if p == route.Prefill {
-		return &c.admitted[1]
-	}
-	return &c.admitted[0]
+// permit is the permission to send a phase's request: its worker's health admits it, and it is
+// one of the legs that limits.legs bounds.
+type permit struct {
+	admission health.Admission
+	// unreported says that the admission lacks its report.
+	unreported bool
+	// legs has the leg that is taken; nil while none is.
+	legs *Legs
 }
 
-// admit reports whether a phase's request may go to a worker.
-func (g *Legs) admit(c *Call, p route.Phase, w *workers.Worker) (ok bool) {
-	*c.admission(p), ok = g.Outliers.Admit(w)
-	return ok
+// permit is that of a phase.
+func (c *Call) permit(p route.Phase) *permit {
+	if p == route.Prefill {
+		return &c.permits[1]
+	}
+	return &c.permits[0]
+}
+
+// permit takes the permission to send a phase's request to a worker, unless the call has it
+// from [FleetPlanner.Hold]. take takes a leg out of g.Open. The error is errNoLeg or errEjected.
+func (g *Legs) permit(c *Call, p route.Phase, w *workers.Worker, take func(n int64) bool) error {
+	m := c.permit(p)
+	if m.legs != nil {
+		return nil
+	}
+	if !take(1) {
+		return errNoLeg
+	}
+	m.legs = g
+	if m.admission, m.unreported = g.Outliers.Admit(w); !m.unreported {
+		m.giveBack()
+		return errEjected
+	}
+	return nil
+}
+
+// mustPermit is permit for a request that fails without it. The error is what the client gets
+// where limits.legs is reached, or an *attempt.Error.
+func (g *Legs) mustPermit(c *Call, p route.Phase, w *workers.Worker) error {
+	switch err := g.permit(c, p, w, g.Open.Take); {
+	case errors.Is(err, errNoLeg):
+		return c.noLeg()
+	case err != nil:
+		return g.fail(c, p, w, attempt.Ejected, false, err)
+	}
+	return nil
+}
+
+// giveBack gives back what the permission still holds.
+func (m *permit) giveBack() {
+	g := m.legs
+	if g == nil {
+		return
+	}
+	m.legs = nil
+	defer g.Open.Give(1)
+	if m.unreported {
+		m.report(g, health.Canceled)
+	}
+}
+
+func (m *permit) report(g *Legs, out health.Outcome) {
+	m.unreported = false
+	m.admission = g.Outliers.Report(m.admission, out)
 }
 
 // report records how a phase's request ended, for the health of its worker.
-func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) {
-	a := c.admission(p)
-	*a = g.Outliers.Report(*a, out)
-}
+func (g *Legs) report(c *Call, p route.Phase, out health.Outcome) { c.permit(p).report(g, out) }
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (c *Call) source() rewrite.Source {

@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 var errFirstToken = errors.New("the rest of a stream cannot begin with a prefill's own token")
@@ -42,9 +41,11 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	now := time.Now()
 	transfer := l.handedOver(c)
 	if transfer == nil {
-		var err error
+		err := g.mustPermit(c, route.Prefill, prefill.Worker)
+		if err != nil {
+			return nil, err
+		}
 		if transfer, err = g.transfer(c, prefill, decode); err != nil {
-			g.report(c, route.Decode, health.Canceled)
 			return nil, err
 		}
 		c.sends()
@@ -54,7 +55,6 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			return l.concurrent(ctx, c, transfer, claim)
 		}
 		if err := g.prefill(ctx, c, transfer, prefill, claim); err != nil {
-			g.report(c, route.Decode, health.Canceled) // nothing was sent to it
 			p.unsent(c, err, prefill, now)
 			return nil, err
 		}
@@ -66,7 +66,6 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	}
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
-		g.report(c, route.Decode, health.Canceled)
 		return nil, attempt.NewError(route.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
 	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer)
@@ -84,9 +83,6 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 
 // transfer begins a plan's transfer of KV.
 func (g *Legs) transfer(c *Call, prefill, decode workers.Peer) (t *disagg.Transfer, err error) {
-	if !g.admit(c, route.Prefill, prefill.Worker) {
-		return nil, g.fail(c, route.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
-	}
 	q := &c.Routing
 	name := q.Run.Plan.Connector
 	switch connector := q.Settings.Connectors[name]; {
@@ -175,13 +171,12 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 	g := l.p.Legs
 	edits, err := t.DecodeEdits()
 	if err != nil {
-		g.report(c, route.Decode, health.Canceled)
-		g.report(c, route.Prefill, health.Canceled)
 		return nil, err
 	}
 	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, route.Decode)}
 	p, end := pair.Begin(ctx, g.Beside, legs)
 	if p != nil {
+		c.decoding.beside = p
 		c.decoding.after = func(err error) {
 			if err != nil {
 				t.DecodeFailed()

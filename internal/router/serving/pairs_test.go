@@ -126,3 +126,31 @@ func TestLegsAtTheSameMoment(t *testing.T) {
 		}
 	}
 }
+
+// TestPairDropsItsInput: a stream of a pair gives its request's body back once the prefill leg
+// beside it has ended.
+func TestPairDropsItsInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := fakeengine.New(t, "1p1d sglang")
+		r.Always("prefill-0", free(r, 65*ms))
+		r.Always("decode-0", free(r, 20*ms))
+		began := time.Now()
+		var held, dropped int
+		q := ask(true, "")
+		q.Piece = func([]byte) error {
+			synctest.Wait()
+			switch used := r.Bodies.Used(); {
+			case time.Since(began) < 65*ms && used > 0:
+				held++
+			case time.Since(began) > 65*ms && used == 0:
+				dropped++
+			default:
+				t.Errorf("%d bytes are held after %v", used, time.Since(began))
+			}
+			return nil
+		}
+		if got := r.Send(t.Context(), q); !whole(got, true) || held == 0 || dropped == 0 {
+			t.Errorf("%s; the body was held at %d pieces, and dropped at %d", got, held, dropped)
+		}
+	})
+}

@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
-	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // FleetPlanner is the planner of a fleet. Where limits bound what ranks take, requests wait in
@@ -90,6 +89,7 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	}
 	claim, err := q.Claim(c.Claim, c.From.Header, &c.View, q.Prompt.ISL)
 	if err != nil {
+		p.refused(c, "")
 		c.Record.Refused("request")
 		return err
 	}
@@ -98,34 +98,49 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	if q.Waited(waited, why) {
 		c.Record.Waited("queue", waited.For)
 	}
-	if err == nil || ctx.Err() != nil {
+	if err == nil {
+		return nil
+	}
+	p.refused(c, why)
+	if ctx.Err() != nil {
 		return err
 	}
 	if why != "" {
 		err = fmt.Errorf("%w; %s", err, why)
-	}
-	switch {
-	case why != "":
-		c.Record.Decided()
-	case q.Run.Attempt == 0: // it was turned away before it could try
-		c.Record.Undecided()
 	}
 	reason, err := admission.Refusal(err, admission.NamedQueue{Queue: p.DoorQueue}, admission.NamedQueue{Queue: p.Queue, Name: c.Model})
 	c.Record.Refused(reason)
 	return err
 }
 
-// Hold decides a call without waiting for anything, and reserves the decode rank:
-// [Retried.Do] begins with that decision. It reports false, and holds nothing, where no
-// rank is free immediately, or take does not agree.
-func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
+// refused brings a call that gets no rank into the receipt. why is what it waited for, by its
+// newest decision; empty for a call that was turned away before it could try.
+func (*FleetPlanner) refused(c *Call, why string) {
+	switch {
+	case why != "":
+		c.Record.Decided()
+	case c.Routing.Run.Attempt == 0:
+		c.Record.Undecided()
+	}
+}
+
+// Hold decides a call without waiting for anything, and takes all that its legs need: the
+// reservation of the decode rank, and for each leg one of limits.legs and the permission to
+// send. [Retried.Do] begins with that decision. It reports false, and holds nothing, where
+// something is not free immediately, or take does not agree.
+func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) (held bool) {
+	defer func() {
+		if !held {
+			c.giveBack()
+		}
+	}()
 	q := &c.Routing
 	return p.Queue.Try(func() bool {
 		e := p.Decider.Propose(q)
 		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better
 			return false
 		}
-		if !take(&q.Run) {
+		if !p.permitted(c) || !take(&q.Run) {
 			return false
 		}
 		c.reserved, c.decided = p.Decider.Reserve(q), true
@@ -134,8 +149,18 @@ func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) bool {
 	})
 }
 
+// permitted takes the permissions to send the legs of a call's plan, and reports whether it has
+// them all.
+func (p *FleetPlanner) permitted(c *Call) bool {
+	run, g := &c.Routing.Run, p.Legs
+	if g.permit(c, route.Decode, run.In.DecodePeers[run.Plan.DecodeIndex].Worker, g.Open.Try) != nil {
+		return false
+	}
+	return run.Plan.Path == route.Local || g.permit(c, route.Prefill, run.In.PrefillPeers[run.Plan.PrefillIndex].Worker, g.Open.Try) == nil
+}
+
 // Drop gives up what Hold has taken.
-func (p *FleetPlanner) Drop(c *Call) { c.releaseReservation() }
+func (p *FleetPlanner) Drop(c *Call) { c.giveBack() }
 
 var (
 	errNoLeg   = errors.New("limits.legs is reached")
@@ -154,8 +179,8 @@ func (c *Call) noLeg() error {
 }
 
 // reserving serves a call by an engine, and holds what it needs on the plan's decode rank: the
-// permission to send, the reservation, and one of the legs in progress. They are given back
-// with the answer, or where there is none.
+// permission to send, and the reservation. They are given back with the answer, or where there
+// is none.
 type reserving struct {
 	p    *FleetPlanner
 	peer workers.Peer
@@ -165,7 +190,11 @@ type reserving struct {
 // Do is [Engine.Do].
 func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 	p, q := l.p, &c.Routing
-	g := p.Legs
+	defer func() {
+		if a == nil {
+			c.giveBack()
+		}
+	}()
 	if c.Pacer != nil {
 		if err := c.Pacer.Enter(ctx, &q.Run); err != nil {
 			return nil, err
@@ -173,34 +202,13 @@ func (l *reserving) Do(ctx context.Context, c *Call) (a *Answer, err error) {
 		defer c.Pacer.Leave()
 	}
 	c.begun.Store(mayBegin)
-	if !g.Open.Take(1) {
-		c.releaseReservation()
-		return nil, c.noLeg()
+	if err := p.Legs.mustPermit(c, route.Decode, l.peer.Worker); err != nil {
+		return nil, err
 	}
-	defer func() {
-		if a == nil {
-			g.Open.Give(1)
-		}
-	}()
-	if !g.admit(c, route.Decode, l.peer.Worker) {
-		c.releaseReservation()
-		return nil, g.fail(c, route.Decode, l.peer.Worker, attempt.Ejected, false, errEjected)
-	}
-	defer func() {
-		if a == nil && err == nil { // a panic
-			g.report(c, route.Decode, health.Canceled)
-		}
-	}()
-	c.held = c.reserved
-	if c.reserved = nil; c.held == nil {
-		c.held = p.Decider.Reserve(q)
+	if c.reserved == nil {
+		c.reserved = p.Decider.Reserve(q)
 	}
 	c.Record.Chosen()
-	defer func() {
-		if a == nil {
-			c.held.Release()
-		}
-	}()
 	return l.by.Do(ctx, c)
 }
 

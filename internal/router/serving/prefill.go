@@ -15,25 +15,16 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// prefill is a prefill leg with all that is held for it. The error is an *attempt.Error, or an
-// answer that the client shall get (4xx).
+// prefill is a prefill leg, which the call may send, and gives back all that is held for it. The
+// error is an *attempt.Error, or an answer that the client shall get (4xx).
 func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim) (err error) {
-	if !g.Open.Take(1) {
-		g.report(c, route.Prefill, health.Canceled)
-		return c.noLeg()
-	}
-	defer g.Open.Give(1)
+	defer c.permit(route.Prefill).giveBack()
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
 	record := c.Record.BeginLeg(route.Prefill, p, leg)
 	err = errPanic // until it returns
-	defer func() {
-		if errors.Is(err, errPanic) {
-			g.report(c, route.Prefill, health.Canceled)
-		}
-		record.End(err, time.Now())
-	}()
+	defer func() { record.End(err, time.Now()) }()
 	return g.prefilled(ctx, c, t, p, leg, record)
 }
 

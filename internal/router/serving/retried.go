@@ -58,13 +58,11 @@ type attempts struct {
 	// refused is the newest attempt's transfer, if its decode rank had no room: another
 	// decode rank may take the KV.
 	refused refused
-	// reserved is the decision's reservation on its decode rank, until the decode leg takes
-	// it over.
+	// reserved is the decision's reservation on its decode rank, until the end of the answer.
 	reserved *ledger.Reservation
-	// held is the reservation that the decode leg has taken over.
-	held *ledger.Reservation
-	// admitted are the permissions to send the legs, decode and prefill.
-	admitted [2]health.Admission
+	// permits are the permissions to send the legs, decode and prefill. While a prefill leg
+	// runs, its own is in its hands.
+	permits  [2]permit
 	made     made
 	decoding decoding
 }
@@ -92,10 +90,14 @@ func (r *Retried) Do(ctx context.Context, c *Call) (*Answer, error) {
 	return a, nil
 }
 
-func (r *Retried) attempts(ctx context.Context, c *Call) (*Answer, error) {
+func (r *Retried) attempts(ctx context.Context, c *Call) (a *Answer, err error) {
 	run := &c.Routing.Run
 	defer r.refundRetry(c)
-	defer c.releaseReservation()
+	defer func() {
+		if a == nil {
+			c.giveBack()
+		}
+	}()
 	var last error // of the attempts that sent a leg, if there are any
 	for {
 		e, err := r.Planner.Plan(ctx, c)
@@ -129,7 +131,7 @@ func (r *Retried) prepareRetry(c *Call, number int, err error) bool {
 	if !errors.As(err, &f) {
 		return false
 	}
-	f.Admission = *c.admission(f.Phase)
+	f.Admission = c.permit(f.Phase).admission
 	next := run.Failed(f.Failure)
 	if next.Budgeted && !c.retry.budgeted {
 		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Routing.Settings.Retry.Budget); !c.retry.budgeted {
@@ -199,10 +201,13 @@ func (c *Call) key() attempt.RequestKey {
 // keySeed is that of the hashes of bodies, which leave no process.
 var keySeed = maphash.MakeSeed()
 
-// releaseReservation releases the reservation that no leg has taken over.
-func (c *Call) releaseReservation() {
-	if c.reserved != nil {
-		c.reserved.Release()
+// giveBack gives back what the call holds for the legs of its newest plan, none of which may be
+// in progress: the reservation, and the permissions to send.
+func (c *Call) giveBack() {
+	defer c.permits[0].giveBack()
+	defer c.permits[1].giveBack()
+	if k := c.reserved; k != nil {
 		c.reserved = nil
+		k.Release()
 	}
 }

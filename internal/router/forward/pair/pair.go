@@ -115,6 +115,10 @@ func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
 	return nil, end
 }
 
+// PrefillEnded reports whether the prefill leg has ended: what it was sent with may be given
+// back then.
+func (p *Pair) PrefillEnded() bool { return ended(p.done) }
+
 // End joins the prefill leg, once the answer has ended. With whole, which says that it
 // ended well, a prefill leg that is still under way is given Grace.
 func (p *Pair) End(whole bool) {

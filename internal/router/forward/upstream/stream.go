@@ -45,11 +45,13 @@ func (h *Head) Streams() bool {
 }
 
 // WriteHead sends status and headers of the answer to the client, in addition
-// to the headers already set on w.
+// to the headers already set on w. An event stream goes out without the engine's
+// Content-Length: the router takes token ids out of it, puts a first token before it, and
+// ends it with an error event of its own.
 func (h *Head) WriteHead(w http.ResponseWriter) {
 	to := w.Header()
 	h.Header.CopyTo(to)
-	if h.ContentLength >= 0 {
+	if h.ContentLength >= 0 && !h.Streams() {
 		to["Content-Length"] = []string{h.Header.Get("Content-Length")}
 	}
 	w.WriteHeader(h.Status)

@@ -44,13 +44,21 @@ func (m *Memory) SetLimit(limit int64) {
 	m.ease()
 }
 
-// Take takes n bytes, or none if they do not fit. What was taken must be given
-// back exactly once.
+// Take takes n bytes, or none if they do not fit: then a request is refused. What was taken
+// must be given back exactly once.
 func (m *Memory) Take(n int64) bool {
+	ok := m.Try(n)
+	if !ok {
+		m.refuse()
+	}
+	return ok
+}
+
+// Try is Take for what can do without: if the bytes do not fit, no request counts as refused.
+func (m *Memory) Try(n int64) bool {
 	for {
 		used := m.used.Load()
 		if n > 0 && used+n > m.limit.Load() {
-			m.refuse()
 			return false
 		}
 		if m.used.CompareAndSwap(used, used+n) {

@@ -457,6 +457,42 @@ func TestDrainedWorker(t *testing.T) {
 	}
 }
 
+// TestMoveNeedsLegs: a stream of a drained worker stays where it is while limits.legs has too
+// few legs for the rest of it, which is no refusal, and moves when there are enough.
+func TestMoveNeedsLegs(t *testing.T) {
+	for _, c := range []struct {
+		fleet string
+		legs  int64 // with the stream's own
+		moved bool
+	}{
+		{"2a", 1, false}, {"2a", 2, true},
+		{"1p2d", 1, false}, {"1p2d", 2, false}, {"1p2d", 3, true},
+	} {
+		run(t, fmt.Sprintf("%s, %d legs", c.fleet, c.legs), c.fleet, plain, func(t *testing.T, r *fakeengine.Router) {
+			n := 0
+			q := completion("")
+			q.Piece = func([]byte) error {
+				if n++; n == 5 {
+					r.Open.SetLimit(c.legs)
+					list := r.Requests("")
+					r.Worker(list[len(list)-1].Worker).State.SetMoving()
+				}
+				return nil
+			}
+			got := r.Send(t.Context(), q)
+			if s := read(got.Body); got.Err != nil || s.text != r.Text || s.done != 1 {
+				t.Errorf("%s by %s; %q", got, got.Legs(), got.Receipt.Notes)
+			}
+			if moved := len(got.Receipt.Continued) == 1; moved != c.moved || r.Open.Full() {
+				t.Errorf("moved: %v, by %s; limits.legs counts a refusal: %v", moved, got.Legs(), r.Open.Full())
+			}
+			if o := r.Outcomes(); strings.Contains(o, "error") {
+				t.Errorf("outcomes %q", o)
+			}
+		})
+	}
+}
+
 // TestReaderLeavesAtTheMove: a client that takes no more pieces just as its stream is about to
 // go on elsewhere leaves the place there free.
 func TestReaderLeavesAtTheMove(t *testing.T) {
