@@ -53,6 +53,8 @@ func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p wor
 	case err == nil:
 		g.report(c, route.Prefill, health.Success)
 		return nil
+	case errors.Is(err, disagg.ErrPrefillFailed): // as where the other leg's worker has died
+		reason = attempt.StreamError
 	case errors.Is(err, disagg.ErrEnded):
 		reason = attempt.Ended
 	case errors.Is(err, disagg.ErrRestarted):

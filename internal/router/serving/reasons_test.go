@@ -108,7 +108,7 @@ var reasons = []reason{
 	{name: "no parameters", answer: fakeengine.JSON(200, fakeengine.Prefilled("r1", 64, "null")), follows: given, reason: "missing_params", health: "success", phases: "nixl prefill"},
 	{name: "wrong parameters", answer: fakeengine.JSON(200, fakeengine.Prefilled("r1", 64, `{"remote_host":1}`)), follows: elsewhere, reason: "bad_params", health: "success", budget: 1, phases: "nixl prefill"},
 	{name: "ended", answer: fakeengine.JSON(200, strings.Replace(fakeengine.Prefilled("r1", 64, "null"), "length", "stop", 1)), follows: local, reason: "", health: "success", phases: "nixl prefill"},
-	{name: "an error in the answer", answer: fakeengine.JSON(200, words), follows: elsewhere, reason: "bad_params", health: "success", budget: 1, phases: "prefill"},
+	{name: "an error in the answer", answer: fakeengine.JSON(200, words), follows: elsewhere, reason: "stream_error", health: "server error", budget: 1, phases: "prefill"},
 }
 
 // TestReasons: every way in which a leg fails, of each phase, and what follows: which worker

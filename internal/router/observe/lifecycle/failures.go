@@ -29,6 +29,7 @@ func Failures(f *watch.Failures, log func(eventlog.Event)) Subscriber {
 					of(e).add(f.Hybrid(w, e.Count, e.At))
 				}
 			case errors.Is(e.Err, disagg.ErrEnded), errors.Is(e.Err, disagg.ErrRestarted): // the answer is right
+			case errors.Is(e.Err, disagg.ErrPrefillFailed): // the leg's failure says so
 			case errors.Is(e.Err, disagg.ErrMissingParams):
 				of(e).add(eventlog.Event{
 					Kind: "prefill_without_params", Severity: eventlog.Error, Worker: w.Name,

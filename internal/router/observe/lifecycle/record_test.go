@@ -269,6 +269,7 @@ func TestPrefilled(t *testing.T) {
 		{disagg.Checked{Groups: 2}, nil, "[hybrid_over_nixl]", 0},
 		{disagg.Checked{}, disagg.ErrEnded, "[]", 0},
 		{disagg.Checked{}, disagg.ErrRestarted, "[]", 0},
+		{disagg.Checked{}, fmt.Errorf("%w: an error", disagg.ErrPrefillFailed), "[]", 0},
 		{disagg.Checked{}, fmt.Errorf("%w: none", disagg.ErrMissingParams), "[prefill_without_params]", 0},
 		{disagg.Checked{}, errors.New("other"), "[prefill_bad_params]", 0},
 	} {

@@ -45,7 +45,8 @@ const (
 	Status3xx Reason = "status_3xx"
 	// Loop: the worker is a router that leads back to this one. Its engines may be well.
 	Loop Reason = "loop"
-	// StreamError: the engine's stream begins with an error.
+	// StreamError: the engine's stream begins with an error, or its prefill's answer of
+	// status 200 is one.
 	StreamError Reason = "stream_error"
 )
 
