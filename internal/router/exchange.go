@@ -279,6 +279,12 @@ func (x *exchange) resolve() error {
 	if x.call.Form != nil && x.call.Model != x.call.Name {
 		x.call.Form.SetModel(x.call.Model)
 	}
+	if err := x.key.AdapterRefusal(&x.call.View); err != nil {
+		return x.refuse(access.ReasonKey, err)
+	}
+	// vLLM and SGLang store a response under the body's request_id, over any that is there:
+	// a tenant would overwrite another's.
+	x.call.View.EngineNamesResponse = x.call.Endpoint.Kind == api.Responses && x.r.secure.Keys() != nil
 	if s.Keys.Salt {
 		c, err := x.call, error(nil)
 		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Routing.List); err != nil {

@@ -98,8 +98,11 @@ type View struct {
 	HasPriority bool
 	// CacheSalt separates the prefix caches of tenants.
 	CacheSalt string
-	// LoRA is lora_path, SGLang's way to ask for an adapter.
+	// LoRA is lora_path, SGLang's way to ask for an adapter; "" for the list of a batch.
 	LoRA string
+	// EngineNamesResponse has the engine choose the id under which it stores a response: the
+	// body's request_id stays here.
+	EngineNamesResponse bool
 	// User, SessionID and PreviousResponseID mark requests of one
 	// conversation. SessionID is the first of session_id, conversation_id and
 	// prompt_cache_key.
@@ -335,6 +338,27 @@ func (v *View) TruncateTo() (tokens int, cut bool) {
 	return 0, false
 }
 
+// Adapters are the names in lora_path: one, or those of a batch.
+func (v *View) Adapters() (names []string) {
+	k := v.seen[keyLoRAPath]
+	if k == 0 {
+		return nil
+	}
+	at := v.Fields[k-1].Value
+	if v.LoRA != "" {
+		return []string{v.LoRA}
+	}
+	if v.Body[at.Start] == '[' {
+		eachElement(v.Body, at, func(_ int, el Span) bool {
+			if v.Body[el.Start] == '"' {
+				names = append(names, unquote(el.Of(v.Body)))
+			}
+			return true
+		})
+	}
+	return names
+}
+
 // Continues reports whether the prompt goes on from an earlier response.
 func (v *View) Continues() bool { return v.Kind == Responses && v.PreviousResponseID != "" }
 
@@ -430,7 +454,14 @@ func (v *View) note(id keyID, at Span) *Error {
 	case keyPreviousResponseID:
 		v.PreviousResponseID, e = v.text("previous_response_id", raw, at)
 	case keyLoRAPath:
-		if raw[0] == '"' { // a batch has a list; its adapters are not looked at here
+		if raw[0] == '[' { // of a batch
+			eachElement(v.Body, at, func(i int, el Span) bool {
+				if v.Body[el.Start] != 'n' {
+					_, e = v.text(fmt.Sprintf("lora_path[%d]", i), el.Of(v.Body), el)
+				}
+				return e == nil
+			})
+		} else {
 			v.LoRA, e = v.text("lora_path", raw, at)
 		}
 	case keySamplingParams:
