@@ -68,8 +68,14 @@ func (x *exchange) release() {
 // ServeHTTP is the data plane. Probes are answered here, too, because load
 // balancers ask the port that they send to.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	limits := &r.settings.Load().Timeouts
+	s := r.settings.Load()
+	limits := &s.Timeouts
 	api.BoundBody(w, req, limits.Body)
+	if api.AllowOrigin(w.Header(), req, s.CORSOrigins) {
+		new(api.AnswerDeadline).Extend(w, limits.Write)
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
 	// A proxy that believed a length beside a chunked body would take what follows for
 	// a request: nothing may follow. And clients must not keep connections to a router
 	// that is leaving.

@@ -44,6 +44,9 @@ type Config struct {
 	// like are continued; those of anybody else are replaced.
 	TrustedProxies []string
 
+	// CORSOrigins are the origins of pages that may read answers of the data plane, or "*".
+	CORSOrigins []string
+
 	// Worker, Prefill and Decode are worker specs as typed on the command
 	// line: "URL,key=value,…" (see workers.ParseSpec).
 	Worker, Prefill, Decode []string

@@ -77,6 +77,8 @@ func TestChecks(t *testing.T) {
 	for _, c := range []struct{ key, good, bad string }{
 		{"listen", ":0", "8000"},
 		{"trusted_proxies", "10.0.0.0/8 192.0.2.1", "10.0.0.0/8 x"},
+		{"cors_origins", "https://chat.example http://localhost:3000 *", "https://chat.example/"},
+		{"cors_origins", "", "chat.example"},
 		{"routing.policy", "session", ""},
 		{"routing.prefill_policy", "", "magic"},
 		{"routing.connector", "", "none"},

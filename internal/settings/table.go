@@ -76,6 +76,8 @@ var rows = []*Row{
 		Help: "let users of the admin API in by keys with a role (read, operate, admin), beside the token"},
 	{Key: "trusted_proxies", Flag: "trusted-proxy", At: func(c *Config) any { return &c.TrustedProxies }, Check: proxies,
 		Help: "`CIDR` of proxies whose X-Forwarded-For and the like are continued (repeatable)"},
+	{Key: "cors_origins", Flag: "cors-origin", At: func(c *Config) any { return &c.CORSOrigins }, Check: origins,
+		Help: "`ORIGIN` of pages in browsers that may use the data plane, such as https://chat.example, or * for all (repeatable)"},
 	{Key: "worker", Flag: "worker", At: func(c *Config) any { return &c.Worker },
 		Help: "engine that prefills and decodes, `URL[,key=value,...]` (repeatable)"},
 	{Key: "prefill", Flag: "prefill", At: func(c *Config) any { return &c.Prefill },

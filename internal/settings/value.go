@@ -262,6 +262,17 @@ func proxies(v any) error {
 	return err
 }
 
+// origins are what browsers send as Origin: scheme, host and port.
+func origins(v any) error {
+	for _, text := range v.([]string) {
+		u, err := url.Parse(text)
+		if text != "*" && (err != nil || u.Host == "" || text != u.Scheme+"://"+u.Host) {
+			return fmt.Errorf("%q is neither an origin such as https://chat.example:8443, without a path, nor *", text)
+		}
+	}
+	return nil
+}
+
 func share(v any) error {
 	if f := v.(float64); !(f >= 0 && f <= 1) {
 		return fmt.Errorf("%v is not a share between 0 and 1", v)
