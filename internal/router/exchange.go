@@ -70,6 +70,7 @@ func (x *exchange) release() {
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s := r.settings.Load()
 	limits := &s.Timeouts
+	api.WithoutRoot(req.URL, s.RootPath)
 	api.BoundBody(w, req, limits.Body)
 	if api.AllowOrigin(w.Header(), req, s.CORSOrigins) {
 		new(api.AnswerDeadline).Extend(w, limits.Write)
@@ -135,7 +136,11 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func (x *exchange) serve() error {
 	r := x.r
 	x.record.Arrived()
-	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
+	if err := r.secure.Addresses().Refusal(x.req.RemoteAddr); err != nil {
+		x.w.Header()["Connection"] = []string{"close"}
+		return x.refuse("connections", err)
+	}
+	ep, err := api.LookupURL(x.req.Method, x.req.URL)
 	if err != nil {
 		return x.refuse("path", err)
 	}
@@ -217,8 +222,11 @@ func (x *exchange) read() error {
 	body, err := api.ReadBody(x.req, x.call.Routing.Settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
 		reason := "body"
-		if api.FromError(err).Status == http.StatusServiceUnavailable {
+		switch e := api.FromError(err); e.Status {
+		case http.StatusServiceUnavailable:
 			reason = "body_memory"
+		case http.StatusRequestEntityTooLarge:
+			e.Message += " (limits.body_bytes, --max-body-bytes)"
 		}
 		return x.refuse(reason, err)
 	}

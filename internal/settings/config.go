@@ -44,6 +44,8 @@ type Config struct {
 	// like are continued; those of anybody else are replaced.
 	TrustedProxies []string
 
+	// RootPath is a path under which the data plane answers too, such as "/llm"; empty for none.
+	RootPath string
 	// CORSOrigins are the origins of pages that may read answers of the data plane, or "*".
 	CORSOrigins []string
 
@@ -228,7 +230,9 @@ type Timeouts struct {
 	Response time.Duration // to the first byte of a decode answer
 	Idle     time.Duration // between two reads of a stream
 	Body     time.Duration // to read a client's body
-	Write    time.Duration // one write to a slow client
+	// ClientIdle is how long a client's connection is kept between two requests.
+	ClientIdle time.Duration
+	Write      time.Duration // one write to a slow client
 	// Leave is how long new requests are served after the signal to end, Drain how
 	// long running ones may take after that.
 	Leave, Drain time.Duration

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"net/url"
+	"path"
 	"reflect"
 	"slices"
 	"strconv"
@@ -260,6 +261,16 @@ func withoutUser(v any) any {
 func proxies(v any) error {
 	_, err := parseProxies(v.([]string))
 	return err
+}
+
+// rootPath is what stands before the paths of the API. net/http redirects nothing here, and
+// an escaped path would never match.
+func rootPath(v any) error {
+	text := v.(string)
+	if u, err := url.Parse(text); text != "" && (err != nil || u.Path != text || path.Clean(text) != text || text[0] != '/' || text == "/") {
+		return fmt.Errorf("%q is not a path such as /llm, which begins with a slash and does not end with one", text)
+	}
+	return nil
 }
 
 // origins are what browsers send as Origin: scheme, host and port.

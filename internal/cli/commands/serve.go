@@ -152,8 +152,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-	dataServer, adminServer := router.NewServer(r, r.Secure().ServerLog("data", quiet)), router.NewServer(adminHandler, r.Secure().ServerLog("admin", quiet))
-	dataServer.BaseContext = r.BaseContext
+	dataServer, adminServer := r.DataServer(quiet), router.NewServer(adminHandler, r.Secure().ServerLog("admin", quiet))
 	failed := make(chan error, 2)
 	serveOn := func(s *http.Server, ln net.Listener) {
 		if err := s.Serve(ln); !errors.Is(err, http.ErrServerClosed) {

@@ -264,7 +264,7 @@ func TestPromisesTakeNoMemory(t *testing.T) {
 	for range 20 {
 		r := httptest.NewRequest(http.MethodPost, "/", slowBody{os.ErrDeadlineExceeded})
 		r.ContentLength = 30 << 20
-		if _, err := ReadBody(r, 32<<20, plenty{}); err == nil {
+		if _, err := ReadBody(r, DefaultBodyLimit, plenty{}); err == nil {
 			t.Fatal("no error")
 		}
 	}
