@@ -98,7 +98,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		x.ctx, end = ctx, func() { stop(); cancel() }
 	}
 	id := api.RequestID(req.Header)
-	x.call.ID = id
+	x.call.ID, x.record.ID, x.record.Client = id, id, req
 	w.Header()["X-Request-Id"] = []string{id}
 	if r.tracer != nil {
 		x.record.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
@@ -159,6 +159,9 @@ func (x *exchange) serve() error {
 		var reason string
 		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.record.Start); err != nil {
 			return x.refuse(reason, err)
+		}
+		if x.key != nil {
+			x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
 		}
 	}
 	if ep.ByRouter {
@@ -250,6 +253,7 @@ func (x *exchange) read() error {
 		x.call.Name = x.call.View.Model
 	}
 	x.call.Routing.Took.Parse = time.Since(now)
+	x.record.RequestedModel, x.record.Stream = x.call.Name, x.call.View.Stream
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -361,10 +365,7 @@ func (x *exchange) tokenize() {
 	c := x.call
 	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
 	x.record.Tokenized(c.Routing.Prompt.Source)
-	x.record.Live, x.record.ID, x.record.Stream = x.r.receipts.Begin(x.record.Start), c.ID, c.View.Stream
-	if x.key != nil {
-		x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
-	}
+	x.record.Live = x.r.receipts.Begin(x.record.Start)
 	x.r.budget.Request(x.record.Start)
 }
 

@@ -212,6 +212,7 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		lifecycle.Failures(&l.failures, b.event),
 		lifecycle.Costs(l.costs),
 		lifecycle.Progress(),
+		lifecycle.AccessLog(o.AccessLog),
 		lifecycle.Recording(o.Observer.Decision, o.Observer.Outcome),
 	)
 	return l

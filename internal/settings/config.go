@@ -287,6 +287,8 @@ type Trace struct {
 // Log shapes the log on stderr.
 type Log struct {
 	Level, Format string
+	// Access is the form of the access log on stdout: "off", "text" or "json".
+	Access string
 }
 
 // Default is a config with every default in place and no workers.

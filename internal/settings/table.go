@@ -274,6 +274,8 @@ var rows = []*Row{
 		Help: "debug|info|warn|error"},
 	{Key: "log.format", Flag: "log-format", At: func(c *Config) any { return &c.Log.Format }, Default: "auto", Values: []string{"auto", "text", "json"}, Fixed: true,
 		Help: "auto|text|json"},
+	{Key: "log.access", Flag: "access-log", At: func(c *Config) any { return &c.Log.Access }, Default: "off", Values: []string{"off", "text", "json"}, Fixed: true,
+		Help: "off|text|json; writes a line for each request to stdout when it ends"},
 	{Key: "aliases", At: func(c *Config) any { return &c.Aliases }, Help: "further names for models, and patterns (*) of names, in the file only"},
 	{Key: "receipts", Flag: "receipts", At: func(c *Config) any { return &c.Receipts }, Default: 4096, Check: between(16, 1<<20, "decisions"), Fixed: true,
 		Help: "how many decisions are kept in memory"},

@@ -56,7 +56,7 @@ one ends them.`,
 			if err != nil {
 				return err
 			}
-			return serve(cmd.Context(), l, cmd.Flags(), &record, cmd.ErrOrStderr())
+			return serve(cmd.Context(), l, cmd.Flags(), &record, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cli.SettingFlags(cmd)
@@ -68,7 +68,7 @@ one ends them.`,
 
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
-func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordFlags, stderr io.Writer) (err error) {
+func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordFlags, stdout, stderr io.Writer) (err error) {
 	log, level := cli.NewLevelLogger(l.Config.Log, stderr)
 	telemetry.LogErrors(log)
 	collector, stopCollector := context.WithCancel(ctx)
@@ -115,6 +115,11 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 				log.Info(change)
 			}
 		},
+	}
+	if format := l.Config.Log.Access; format != "off" {
+		lines := newAccessLines(stdout)
+		defer lines.Close()
+		options.AccessLog = cli.NewLogger(settings.Log{Level: "info", Format: format}, lines)
 	}
 	if record.Path != "" {
 		var file *recording
