@@ -157,8 +157,7 @@ func Serve(ctx context.Context, r *router.Router, o router.AdminOptions, url, ad
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	scheme, adminScheme := r.Secure().Schemes()
-	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: router.NewServer(r, r.Secure().ServerLog("data", quiet)), ctrl: router.NewServer(h, r.Secure().ServerLog("admin", quiet))}
-	s.data.BaseContext = r.BaseContext
+	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: r.DataServer(quiet), ctrl: router.NewServer(h, r.Secure().ServerLog("admin", quiet))}
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.run.Go(func() error { return r.Run(ctx) })
 	s.run.Go(func() error { return unlessClosed(s.data.Serve(r.Secure().DataListener(data))) })

@@ -44,8 +44,7 @@ func NewPiped(t *testing.T, c settings.Config, engine http.Handler) *Piped {
 		}
 	}
 	quiet := log.New(io.Discard, "", 0)
-	servers := []*http.Server{NewServer(engine, quiet), NewServer(r, quiet)}
-	servers[1].BaseContext = r.BaseContext
+	servers := []*http.Server{NewServer(engine, quiet), r.DataServer(quiet)}
 	for i, ln := range []net.Listener{engines, door} {
 		go func() { _ = servers[i].Serve(ln) }()
 	}

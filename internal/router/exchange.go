@@ -68,8 +68,15 @@ func (x *exchange) release() {
 // ServeHTTP is the data plane. Probes are answered here, too, because load
 // balancers ask the port that they send to.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	limits := &r.settings.Load().Timeouts
+	s := r.settings.Load()
+	limits := &s.Timeouts
+	api.WithoutRoot(req.URL, s.RootPath)
 	api.BoundBody(w, req, limits.Body)
+	if api.AllowOrigin(w.Header(), req, s.CORSOrigins) {
+		new(api.AnswerDeadline).Extend(w, limits.Write)
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
 	// A proxy that believed a length beside a chunked body would take what follows for
 	// a request: nothing may follow. And clients must not keep connections to a router
 	// that is leaving.
@@ -91,7 +98,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		x.ctx, end = ctx, func() { stop(); cancel() }
 	}
 	id := api.RequestID(req.Header)
-	x.call.ID = id
+	x.call.ID, x.record.ID, x.record.Client = id, id, req
 	w.Header()["X-Request-Id"] = []string{id}
 	if r.tracer != nil {
 		x.record.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
@@ -129,7 +136,11 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func (x *exchange) serve() error {
 	r := x.r
 	x.record.Arrived()
-	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
+	if err := r.secure.Addresses().Refusal(x.req.RemoteAddr); err != nil {
+		x.w.Header()["Connection"] = []string{"close"}
+		return x.refuse("connections", err)
+	}
+	ep, err := api.LookupURL(x.req.Method, x.req.URL)
 	if err != nil {
 		return x.refuse("path", err)
 	}
@@ -148,6 +159,9 @@ func (x *exchange) serve() error {
 		var reason string
 		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.record.Start); err != nil {
 			return x.refuse(reason, err)
+		}
+		if x.key != nil {
+			x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
 		}
 	}
 	if ep.ByRouter {
@@ -211,8 +225,11 @@ func (x *exchange) read() error {
 	body, err := api.ReadBody(x.req, x.call.Routing.Settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
 		reason := "body"
-		if api.FromError(err).Status == http.StatusServiceUnavailable {
+		switch e := api.FromError(err); e.Status {
+		case http.StatusServiceUnavailable:
 			reason = "body_memory"
+		case http.StatusRequestEntityTooLarge:
+			e.Message += " (limits.body_bytes, --max-body-bytes)"
 		}
 		return x.refuse(reason, err)
 	}
@@ -236,6 +253,7 @@ func (x *exchange) read() error {
 		x.call.Name = x.call.View.Model
 	}
 	x.call.Routing.Took.Parse = time.Since(now)
+	x.record.RequestedModel, x.record.Stream = x.call.Name, x.call.View.Stream
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -279,6 +297,12 @@ func (x *exchange) resolve() error {
 	if x.call.Form != nil && x.call.Model != x.call.Name {
 		x.call.Form.SetModel(x.call.Model)
 	}
+	if err := x.key.AdapterRefusal(&x.call.View); err != nil {
+		return x.refuse(access.ReasonKey, err)
+	}
+	// vLLM and SGLang store a response under the body's request_id, over any that is there:
+	// a tenant would overwrite another's.
+	x.call.View.EngineNamesResponse = x.call.Endpoint.Kind == api.Responses && x.r.secure.Keys() != nil
 	if s.Keys.Salt {
 		c, err := x.call, error(nil)
 		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Routing.List); err != nil {
@@ -345,10 +369,7 @@ func (x *exchange) tokenize() {
 	c := x.call
 	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
 	x.record.Tokenized(c.Routing.Prompt.Source)
-	x.record.Live, x.record.ID, x.record.Stream = x.r.receipts.Begin(x.record.Start), c.ID, c.View.Stream
-	if x.key != nil {
-		x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
-	}
+	x.record.Live = x.r.receipts.Begin(x.record.Start)
 	x.r.budget.Request(x.record.Start)
 }
 

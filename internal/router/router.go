@@ -46,6 +46,8 @@ type Options struct {
 	// Version and Revision of the binary, for status and metrics.
 	Version, Revision string
 	Logger            *slog.Logger
+	// AccessLog gets a record of each request that has ended; nil for none. It must not block.
+	AccessLog *slog.Logger
 	// Observer sees every KV batch, decision and outcome, for a recorder; the
 	// zero value sees nothing.
 	Observer Observer

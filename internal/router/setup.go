@@ -212,6 +212,7 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		lifecycle.Failures(&l.failures, b.event),
 		lifecycle.Costs(l.costs),
 		lifecycle.Progress(),
+		lifecycle.AccessLog(o.AccessLog),
 		lifecycle.Recording(o.Observer.Decision, o.Observer.Outcome),
 	)
 	return l
@@ -359,14 +360,16 @@ func (r *Router) Balanced() error {
 // found.
 type routerKey struct{}
 
-// BaseContext is for [net/http.Server.BaseContext]: requests that descend from
-// it end with the router by themselves. Without it each request pays for a
-// context of its own.
-func (r *Router) BaseContext(net.Listener) context.Context {
-	return context.WithValue(r.requests, routerKey{}, r)
+// DataServer is a server for the data plane. Its requests end with the router: without such a
+// context each one would pay for a context of its own.
+func (r *Router) DataServer(errors *log.Logger) *http.Server {
+	s := NewServer(r, r.secure.ServerLog("data", errors))
+	s.IdleTimeout = r.opts.Config.Timeouts.ClientIdle
+	s.BaseContext = func(net.Listener) context.Context { return context.WithValue(r.requests, routerKey{}, r) }
+	return s
 }
 
-// NewServer is a server for the data plane or the admin API. It closes connections on
+// NewServer is a server for the admin API, and what other servers are made of. It closes connections on
 // which no request comes. Bodies and answers have their own bounds in the handlers, since
 // a stream may take as long as it needs.
 func NewServer(h http.Handler, errors *log.Logger) *http.Server {

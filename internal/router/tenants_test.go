@@ -149,6 +149,13 @@ func storedResponsesAreTheirTenants(t *testing.T, r *rig, _ *tap) {
 			t.Errorf("going on from it: %s, want %d", a, status)
 		}
 	}
+	// vLLM would store another tenant's response in place of this one.
+	for _, streamed := range []bool{false, true} {
+		a := r.post("/v1/responses", object{"model": "sim", "input": "not the secret", "max_output_tokens": 3, "request_id": id, "stream": streamed}, bearer(otherSecret)...)
+		if bytes.Contains(a.body, []byte(id)) {
+			t.Errorf("another tenant's response has the id %s: %s", id, a)
+		}
+	}
 	for _, c := range []struct{ method, path string }{{http.MethodGet, "/v1/responses/" + id}, {http.MethodPost, "/v1/responses/" + id + "/cancel"}} {
 		r.send(c.method, c.path, nil, bearer(otherSecret)...).refused(t, 404, "invalid_request")
 		if a := r.send(c.method, c.path, nil, bearer(userSecret)...); a.status == 404 && bytes.Contains(a.body, []byte("not known here")) {

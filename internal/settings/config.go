@@ -44,6 +44,11 @@ type Config struct {
 	// like are continued; those of anybody else are replaced.
 	TrustedProxies []string
 
+	// RootPath is a path under which the data plane answers too, such as "/llm"; empty for none.
+	RootPath string
+	// CORSOrigins are the origins of pages that may read answers of the data plane, or "*".
+	CORSOrigins []string
+
 	// Worker, Prefill and Decode are worker specs as typed on the command
 	// line: "URL,key=value,…" (see workers.ParseSpec).
 	Worker, Prefill, Decode []string
@@ -225,7 +230,9 @@ type Timeouts struct {
 	Response time.Duration // to the first byte of a decode answer
 	Idle     time.Duration // between two reads of a stream
 	Body     time.Duration // to read a client's body
-	Write    time.Duration // one write to a slow client
+	// ClientIdle is how long a client's connection is kept between two requests.
+	ClientIdle time.Duration
+	Write      time.Duration // one write to a slow client
 	// Leave is how long new requests are served after the signal to end, Drain how
 	// long running ones may take after that.
 	Leave, Drain time.Duration
@@ -280,6 +287,8 @@ type Trace struct {
 // Log shapes the log on stderr.
 type Log struct {
 	Level, Format string
+	// Access is the form of the access log on stdout: "off", "text" or "json".
+	Access string
 }
 
 // Default is a config with every default in place and no workers.

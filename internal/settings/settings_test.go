@@ -77,6 +77,13 @@ func TestChecks(t *testing.T) {
 	for _, c := range []struct{ key, good, bad string }{
 		{"listen", ":0", "8000"},
 		{"trusted_proxies", "10.0.0.0/8 192.0.2.1", "10.0.0.0/8 x"},
+		{"cors_origins", "https://chat.example http://localhost:3000 *", "https://chat.example/"},
+		{"cors_origins", "", "chat.example"},
+		{"root_path", "/llm/v2", "/llm/"},
+		{"root_path", "", "llm"},
+		{"root_path", "/a.b", "/a%20b"},
+		{"root_path", "/x", "/x/../y"},
+		{"root_path", "/y", "/"},
 		{"routing.policy", "session", ""},
 		{"routing.prefill_policy", "", "magic"},
 		{"routing.connector", "", "none"},
@@ -149,7 +156,7 @@ func TestSizes(t *testing.T) {
 // words, something is refused, alone as with the others, by its own key; what is
 // not refused makes no problem.
 func TestEveryRowRefuses(t *testing.T) {
-	texts := []string{":0", "10.0.0.0/8", "x", "true", "0", "1", "0.5", "16", "1024", "1125899906842624", "-1", "-0.1", "1e300", "NaN", "inf", "1ns", "1s", "0s", "-1s", "ttft=1s,itl=9ms", "http://c:4318"}
+	texts := []string{":0", "10.0.0.0/8", "x", "true", "0", "1", "0.5", "16", "1024", "1125899906842624", "-1", "-0.1", "1e300", "NaN", "inf", "1ns", "1s", "0s", "-1s", "ttft=1s,itl=9ms", "http://c:4318", "/llm"}
 	for _, r := range Rows() {
 		kind := reflect.TypeOf(r.At(&Config{})).Elem().Kind()
 		number := kind >= reflect.Int && kind <= reflect.Int64 || kind == reflect.Float64

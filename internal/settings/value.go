@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"net/url"
+	"path"
 	"reflect"
 	"slices"
 	"strconv"
@@ -260,6 +261,27 @@ func withoutUser(v any) any {
 func proxies(v any) error {
 	_, err := parseProxies(v.([]string))
 	return err
+}
+
+// rootPath is what stands before the paths of the API. net/http redirects nothing here, and
+// an escaped path would never match.
+func rootPath(v any) error {
+	text := v.(string)
+	if u, err := url.Parse(text); text != "" && (err != nil || u.Path != text || path.Clean(text) != text || text[0] != '/' || text == "/") {
+		return fmt.Errorf("%q is not a path such as /llm, which begins with a slash and does not end with one", text)
+	}
+	return nil
+}
+
+// origins are what browsers send as Origin: scheme, host and port.
+func origins(v any) error {
+	for _, text := range v.([]string) {
+		u, err := url.Parse(text)
+		if text != "*" && (err != nil || u.Host == "" || text != u.Scheme+"://"+u.Host) {
+			return fmt.Errorf("%q is neither an origin such as https://chat.example:8443, without a path, nor *", text)
+		}
+	}
+	return nil
 }
 
 func share(v any) error {

@@ -56,7 +56,7 @@ one ends them.`,
 			if err != nil {
 				return err
 			}
-			return serve(cmd.Context(), l, cmd.Flags(), &record, cmd.ErrOrStderr())
+			return serve(cmd.Context(), l, cmd.Flags(), &record, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cli.SettingFlags(cmd)
@@ -68,7 +68,7 @@ one ends them.`,
 
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
-func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordFlags, stderr io.Writer) (err error) {
+func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordFlags, stdout, stderr io.Writer) (err error) {
 	log, level := cli.NewLevelLogger(l.Config.Log, stderr)
 	telemetry.LogErrors(log)
 	collector, stopCollector := context.WithCancel(ctx)
@@ -119,6 +119,11 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 			}
 		},
 	}
+	if format := l.Config.Log.Access; format != "off" {
+		lines := newAccessLines(stdout)
+		defer lines.Close()
+		options.AccessLog = cli.NewLogger(settings.Log{Level: "info", Format: format}, lines)
+	}
 	if record.Path != "" {
 		var file *recording
 		if file, err = startRecording(tap, record, log); err != nil {
@@ -155,8 +160,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-	dataServer, adminServer := router.NewServer(r, r.Secure().ServerLog("data", quiet)), router.NewServer(adminHandler, r.Secure().ServerLog("admin", quiet))
-	dataServer.BaseContext = r.BaseContext
+	dataServer, adminServer := r.DataServer(quiet), router.NewServer(adminHandler, r.Secure().ServerLog("admin", quiet))
 	failed := make(chan error, 2)
 	serveOn := func(s *http.Server, ln net.Listener) {
 		if err := s.Serve(ln); !errors.Is(err, http.ErrServerClosed) {

@@ -44,7 +44,7 @@ var routerMetrics = []metric[*State]{
 	{desc("approx_blocks", "(block, rank) pairs of approximate routing."), gauge, func(s *State) float64 { return float64(s.Predicted.Blocks()) }},
 	{desc("ledger_open_requests", "Reservations in the ledger."), gauge, func(s *State) float64 { return float64(s.Ledger.Total().Requests) }},
 	{desc("ledger_double_releases_total", "Reservations released twice: each is a defect of the router."), counter, func(s *State) float64 { return float64(s.Ledger.DoubleReleases()) }},
-	{desc("client_connections_refused_total", "Connections closed at once because their address has limits.client_connections."), counter, func(s *State) float64 { return float64(s.Addresses.Refused()) }},
+	{desc("client_connections_refused_total", "Connections refused because their address has limits.client_connections."), counter, func(s *State) float64 { return float64(s.Addresses.Refused()) }},
 	{desc("routing_costs_refused_total", "With a threshold that is auto, times that nothing was learned of a request's choice, a leg or its answer, because costs are learned of 64 models already."), counter, func(s *State) float64 { return float64(s.CostsRefused()) }},
 	{desc("api_keys", "API keys in force; none without a file of them."), gauge, func(s *State) float64 { n := s.Keys(); return known(&n, n >= 0) }},
 	{desc("ready", "Whether requests can be served."), gauge, func(s *State) float64 { ok, _ := s.Ready(); return flag(ok) }},

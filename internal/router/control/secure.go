@@ -48,7 +48,7 @@ func NewSecure(o SecureOptions) (*Secure, error) {
 	s := &Secure{metrics: o.Metrics, addresses: admission.NewAddresses(o.Connections, func(a netip.Addr, limit int) {
 		o.Event(eventlog.Event{
 			Kind: "client_connections_full", Severity: eventlog.Warn,
-			Text: fmt.Sprintf("%s has %d connections, and more are closed at once (limits.client_connections); if it is a proxy, name it in trusted_proxies", a, limit),
+			Text: fmt.Sprintf("%s has %d connections, and more are refused (limits.client_connections); if it is a proxy, name it in trusted_proxies", a, limit),
 		})
 	})}
 	if err := s.readCerts(&o); err != nil {
@@ -171,14 +171,15 @@ func (s *Secure) Troubles() (out []string) {
 }
 
 // DataListener accepts the connections of the data plane from ln, over TLS where that
-// is configured.
+// is configured. Those beyond the bound of their address are for a refusal
+// ([admission.Addresses.Refusal]).
 func (s *Secure) DataListener(ln net.Listener) net.Listener {
-	return over(s.data, s.addresses.Listen(quicksock.Listen(ln)))
+	return over(s.data, s.addresses.Listen(quicksock.Listen(ln), true))
 }
 
-// AdminListener is DataListener for the admin API.
+// AdminListener is DataListener for the admin API; it closes connections beyond the bound.
 func (s *Secure) AdminListener(ln net.Listener) net.Listener {
-	return over(s.admin, s.addresses.Listen(ln))
+	return over(s.admin, s.addresses.Listen(ln, false))
 }
 
 func over(c *certs.Store, ln net.Listener) net.Listener {

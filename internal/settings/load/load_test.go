@@ -145,8 +145,8 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 		"decode": "http://e:1,dp=2 http://f:1", "sim": "1p1d", "routing.policy": "random", "routing.prefill_policy": "random",
 		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.objective": "e2e", "routing.slo": "ttft=1s,itl=9ms", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
 		"routing.connector": "nixl", "routing.decoder_registry": `{}`, "retry.attempts": "5",
-		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json", "continue.mode": "exact",
-		"trusted_proxies": "10.0.0.0/8 192.0.2.1", "trace.endpoint": "http://collector:4318/v1/traces",
+		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json", "log.access": "text", "continue.mode": "exact",
+		"root_path": "/llm", "cors_origins": "https://a http://b:1", "trusted_proxies": "10.0.0.0/8 192.0.2.1", "trace.endpoint": "http://collector:4318/v1/traces",
 	}
 	// What has no value of its own without another.
 	needs := map[string][]string{

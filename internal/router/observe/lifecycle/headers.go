@@ -3,8 +3,6 @@ package lifecycle
 import (
 	"net/http"
 	"strconv"
-
-	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Headers sets the headers that say what was decided.
@@ -15,14 +13,15 @@ func (r *Record) Headers(h http.Header) {
 		h[key] = values[len(values)-1 : len(values) : len(values)]
 	}
 	set("X-Dynctl-Decision", r.Live.ID())
-	p, in := &r.Routing.Run.Plan, &r.Routing.Run.In
-	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
+	p := &r.Routing.Run.Plan
+	decode, prefill := r.ranks()
+	if decode == "" {
 		return
 	}
 	set("X-Dynctl-Path", string(p.Path))
-	set("X-Dynctl-Worker", in.DecodePeers[p.DecodeIndex].Rank.Label)
-	if p.Path == route.Remote {
-		set("X-Dynctl-Prefill-Worker", in.PrefillPeers[p.PrefillIndex].Rank.Label)
+	set("X-Dynctl-Worker", decode)
+	if prefill != "" {
+		set("X-Dynctl-Prefill-Worker", prefill)
 	}
 	set("X-Dynctl-Cached-Tokens", strconv.Itoa(p.CachedTokens))
 }

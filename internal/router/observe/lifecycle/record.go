@@ -10,6 +10,7 @@ package lifecycle
 
 import (
 	"cmp"
+	"net/http"
 	"strings"
 	"time"
 
@@ -35,9 +36,11 @@ type Record struct {
 	Routing *routing.Request
 
 	ID       string // X-Request-Id
+	Client   *http.Request
 	Endpoint *api.Endpoint
-	Model    string
-	Stream   bool
+	// Model is the engines' name of the model, RequestedModel the client's.
+	Model, RequestedModel string
+	Stream                bool
 	// Key is the name of the client's API key, Tenant its owner.
 	Key, Tenant string
 	Start       time.Time

@@ -1,11 +1,15 @@
 package lifecycle
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -286,4 +290,47 @@ func TestPrefilled(t *testing.T) {
 			t.Errorf("%+v, %v: %v and %d notes", c.facts, c.err, kinds, len(s.receipt(t).Notes))
 		}
 	}
+}
+
+// TestAccessLog: a line for each request has what is known of it, and nothing else.
+func TestAccessLog(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	sub := AccessLog(slog.New(slog.NewJSONHandler(&out, nil)))
+	line := func() map[string]any {
+		t.Helper()
+		var got map[string]any
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+			t.Fatalf("%v: %s", err, out.Bytes())
+		}
+		out.Reset()
+		delete(got, "time")
+		delete(got, "level")
+		return got
+	}
+	s := newStand(t, decide.Plan{Path: route.Remote}, sub)
+	s.Routing.Run.In.PrefillPeers = []workers.Peer{{Worker: s.peer.Worker, Rank: &workers.Rank{Label: "p/dp1"}}}
+	s.Routing.Prompt.ISL, s.Routing.Prompt.Source = 18, route.FromEstimate
+	s.Client, s.Stream, s.Key, s.Tenant = httptest.NewRequest(http.MethodPost, "/v1/completions?a=secret", nil), true, "k", "t"
+	s.Decided()
+	l := s.BeginLeg(route.Decode, s.peer, nil)
+	s.Answer.Of(l)
+	s.Answer.Prompt, s.Answer.Cached, s.Answer.Completion, s.Answer.FirstToken = 17, -1, 3, s.Start.Add(2*time.Millisecond)
+	s.Ended(Outcome{Status: 200, Took: 5 * time.Millisecond})
+	want := map[string]any{
+		"msg": "request", "id": "id", "decision": s.Live.ID(), "client": "192.0.2.1:1234", "method": "POST", "url": "/v1/completions", "status": 200., "model": "m", "path": "remote",
+		"worker": "a/dp0", "prefill_worker": "p/dp1", "stream": true, "prompt_tokens": 17., "completion_tokens": 3., "ttft_ms": 2., "duration_ms": 5., "key": "k", "tenant": "t", "isl": 18., "isl_source": "estimate",
+	}
+	if d := cmp.Diff(want, line()); d != "" {
+		t.Errorf("a stream (-want +got):\n%s", d)
+	}
+	r := Record{To: NewStream(sub), ID: "x", RequestedModel: strings.Repeat("m", 1000)}
+	r.Refused("model")
+	r.Ended(Outcome{Status: 404, Err: &api.Error{Status: 404, Code: api.CodeModelNotFound}})
+	if d := cmp.Diff(map[string]any{
+		"msg": "request", "id": "x", "status": 404., "model": api.Clip(r.RequestedModel), "stream": false, "duration_ms": 0., "error": "model_not_found",
+	}, line()); d != "" {
+		t.Errorf("a refused request (-want +got):\n%s", d)
+	}
+	NewStream(AccessLog(nil)).send(&Event{Kind: Ended, Request: &r})
 }

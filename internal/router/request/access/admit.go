@@ -58,6 +58,32 @@ func (k *Key) Refusal(requested string, names ...string) error {
 	return e
 }
 
+// AdapterRefusal is the error for a request that chooses an adapter beside its model which the
+// key is not for; nil otherwise. A key for some models may choose adapters by lora_path
+// (SGLang), one or a list of them. The router cannot tell which one other members choose.
+func (k *Key) AdapterRefusal(v *api.View) error {
+	if k.May() {
+		return nil
+	}
+	for _, member := range []string{"lora_id", "lora_request"} { // of SGLang and TensorRT-LLM
+		if raw, ok := v.Get(member); ok && string(raw) != "null" {
+			return &api.Error{
+				Status: http.StatusForbidden, Code: api.CodeForbidden, Param: member,
+				Message: fmt.Sprintf("the API key %q is for the models %q, and %q could choose another; name the adapter in \"model\"", k.Name, k.Models, member),
+			}
+		}
+	}
+	for _, name := range v.Adapters() {
+		if !k.May(name) {
+			return &api.Error{
+				Status: http.StatusForbidden, Code: api.CodeForbidden, Param: "lora_path",
+				Message: fmt.Sprintf("the API key %q is not for the adapter %q; it is for %q", k.Name, api.Clip(name), k.Models),
+			}
+		}
+	}
+	return nil
+}
+
 // SaltPrompt keeps a request's blocks apart from those of other tenants, in the engine
 // and in the index: whatever salt the client sends is its tenant's own. It reports
 // whether there is a prompt to salt. Where an engine of the list takes no salt, the
@@ -65,15 +91,15 @@ func (k *Key) Refusal(requested string, names ...string) error {
 func SaltPrompt(v *api.View, kind api.Kind, path, tenant string, list []*workers.Worker) (salted bool, err error) {
 	switch kind {
 	case api.Chat, api.Completion, api.Responses, api.Generate:
-	case api.Messages, api.Embeddings, api.Rerank, api.Score, api.Classify, api.Pooling, api.SGLangGenerate:
+	case api.CountTokens, api.Tokenize, api.Detokenize, api.ResponseObject, api.Models, api.Model, api.Version:
+		return false, nil // no prompt of them gets into a cache
+	default:
 		if why := takesNoSalt(kind, path, list); why != "" {
 			return false, &api.Error{
 				Status: http.StatusForbidden, Code: api.CodeForbidden,
 				Message: fmt.Sprintf("this router keeps tenants apart in the engines' caches (keys.salt), which %s has no cache_salt for (%s); use /v1/chat/completions, /v1/completions or /v1/responses", path, why),
 			}
 		}
-	default: // no prompt of it gets into a cache
-		return false, nil
 	}
 	v.CacheSalt = Salt(tenant, v.CacheSalt)
 	return true, nil
@@ -83,7 +109,7 @@ func SaltPrompt(v *api.View, kind api.Kind, path, tenant string, list []*workers
 // salted; empty if it can. vLLM's Messages and pooling endpoints have had the field for
 // sure since 0.32; an engine that does not know it would drop it silently.
 func takesNoSalt(kind api.Kind, path string, list []*workers.Worker) string {
-	if kind == api.SGLangGenerate || path == "/v2/embed" {
+	if kind == api.SGLangGenerate || kind == api.Transcription || kind == api.Speech || path == "/v2/embed" {
 		return "it is no member of the body there"
 	}
 	for _, w := range list {

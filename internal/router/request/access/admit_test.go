@@ -118,6 +118,54 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// TestAdapterRefusal: a key for some models gets no adapter beside them, by whichever member
+// of the body.
+func TestAdapterRefusal(t *testing.T) {
+	s := stored(t, "name: one, models: [m]", "one", "name: both, models: [m, adapter]", "two", "name: all", "three")
+	one, both, all := s.Find("one"), s.Find("two"), s.Find("three")
+	for _, c := range []struct {
+		key     *Key
+		body    string
+		refused string // the member
+	}{
+		{one, `{"model":"m","lora_path":"adapter"}`, "lora_path"},
+		{one, `{"model":"m","lora_p\u0061th":"adapter"}`, "lora_path"},
+		{one, `{"model":"m","lora_path":["m",null,"adapter"]}`, "lora_path"},
+		{one, `{"model":"m","lora_path":""}`, ""},
+		{one, `{"model":"m","lora_path":null}`, ""},
+		{one, `{"model":"m","lora_path":["m",null]}`, ""},
+		{one, `{"model":"m"}`, ""},
+		{one, `{"model":"m","lora_id":"1"}`, "lora_id"},
+		{one, `{"model":"m","lora_request":{"lora_path":"x"}}`, "lora_request"},
+		{one, `{"model":"m","lora_request":null}`, ""},
+		{both, `{"model":"m","lora_path":"adapter"}`, ""},
+		{both, `{"model":"m","lora_path":["adapter","m","other"]}`, "lora_path"},
+		{all, `{"model":"m","lora_path":"adapter","lora_id":"1"}`, ""},
+		{nil, `{"model":"m","lora_path":["adapter"]}`, ""},
+	} {
+		for _, kind := range []api.Kind{api.Chat, api.Completion, api.SGLangGenerate, api.Embeddings} {
+			var v api.View
+			if err := v.Parse([]byte(c.body), kind, api.Limits{}); err != nil {
+				t.Fatal(err)
+			}
+			err := c.key.AdapterRefusal(&v)
+			if (err != nil) != (c.refused != "") {
+				t.Errorf("%s: %v", c.body, err)
+			} else if err != nil {
+				if e := refused(t, err); e.Status != 403 || e.Param != c.refused {
+					t.Errorf("%s: %+v", c.body, e)
+				}
+			}
+		}
+	}
+	var v api.View
+	for _, body := range []string{`{"lora_path":7}`, `{"lora_path":{}}`, `{"lora_path":["a",[]]}`} {
+		if err := v.Parse([]byte(body), api.SGLangGenerate, api.Limits{}); err == nil {
+			t.Errorf("%s is taken", body)
+		}
+	}
+}
+
 // TestSaltPrompt: a prompt that gets into a cache has its tenant's salt, whatever salt it
 // came with, or does not reach an engine that would drop it.
 func TestSaltPrompt(t *testing.T) {
@@ -142,7 +190,11 @@ func TestSaltPrompt(t *testing.T) {
 		{api.Pooling, "/pooling", worker(workers.SGLang, "0.32.0"), false, "worker w is not known"},
 		{api.Embeddings, "/v2/embed", good, false, "no member of the body"},
 		{api.SGLangGenerate, "/generate", good, false, "no member of the body"},
+		{api.Transcription, "/v1/audio/transcriptions", good, false, "no member of the body"},
+		{api.Transcription, "/v1/audio/translations", good, false, "no member of the body"},
+		{api.Speech, "/v1/audio/speech", good, false, "no member of the body"},
 		{api.ResponseObject, "/v1/responses/r", good, false, ""},
+		{api.Tokenize, "/tokenize", good, false, ""},
 	} {
 		v := api.View{CacheSalt: "the client's"}
 		salted, err := SaltPrompt(&v, c.kind, c.path, "web", c.list)

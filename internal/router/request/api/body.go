@@ -13,7 +13,7 @@ import (
 )
 
 // DefaultBodyLimit is the largest request body in bytes unless configured.
-const DefaultBodyLimit = 32 << 20
+const DefaultBodyLimit = 64 << 20
 
 // Buffers are kept by size class, from 4 KiB to 1 MiB. Larger ones are left to
 // the garbage collector: a pool would hold on to the largest body ever seen.

@@ -3,6 +3,7 @@ package api
 import (
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -150,6 +151,36 @@ func Lookup(method, path string) (*Endpoint, error) {
 		Status: http.StatusMethodNotAllowed, Code: CodeMethodNotAllowed,
 		Message: "method " + clip(method, 32) + " is not allowed for " + e.Path + "; use " + strings.Join(e.Methods, " or "),
 		Allow:   strings.Join(e.Methods, ", "),
+	}
+}
+
+// LookupURL is [Lookup] for a URL. Its error for a path that has an escape where the endpoint
+// has none, such as /v1%2fcompletions, is a 404: what stands in front of the router and
+// judges paths may have taken it for another one. Only the last part of /v1/models/ may have
+// escapes.
+func LookupURL(method string, u *url.URL) (*Endpoint, error) {
+	e, err := Lookup(method, u.Path)
+	if err != nil || u.RawPath == "" {
+		return e, err
+	}
+	if e.Kind == Model && strings.HasPrefix(u.RawPath, e.Path) {
+		return e, nil
+	}
+	return nil, &Error{
+		Status: http.StatusNotFound, Code: CodeUnknownPath,
+		Message: "no such path: " + clip(u.RawPath, 128) + "; write " + clip(u.Path, 128) + " without escapes",
+	}
+}
+
+// WithoutRoot takes root ("/llm") off the path of a URL that begins with it.
+func WithoutRoot(u *url.URL, root string) {
+	rest, ok := strings.CutPrefix(u.Path, root)
+	if root == "" || !ok || !strings.HasPrefix(rest, "/") {
+		return
+	}
+	u.Path = rest
+	if u.RawPath, ok = strings.CutPrefix(u.RawPath, root); !ok {
+		u.RawPath = ""
 	}
 }
 

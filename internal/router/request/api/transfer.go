@@ -169,7 +169,7 @@ func ForwardResponseHeader(key string) bool {
 	case "Content-Length", "Endpoint-Load-Metrics", "X-Request-Id":
 		return false
 	}
-	return !hopByHop(key) && !ours(key)
+	return !hopByHop(key) && !ours(key) && !originHeader(key)
 }
 
 func ours(key string) bool {

@@ -2,10 +2,12 @@ package api
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
@@ -51,6 +53,7 @@ const (
 	DefaultTexts     = 65536
 	DefaultMaxTokens = math.MaxInt32
 	maxNameBytes     = 512
+	maxNumberBytes   = 64
 )
 
 func (l Limits) withDefaults() Limits {
@@ -98,12 +101,13 @@ type View struct {
 	HasPriority bool
 	// CacheSalt separates the prefix caches of tenants.
 	CacheSalt string
-	// LoRA is lora_path, SGLang's way to ask for an adapter.
+	// LoRA is lora_path, SGLang's way to ask for an adapter; "" for the list of a batch.
 	LoRA string
-	// User, SessionID and PreviousResponseID mark requests of one
-	// conversation. SessionID is the first of session_id, conversation_id and
-	// prompt_cache_key.
-	User, SessionID, PreviousResponseID string
+	// EngineNamesResponse has the engine choose the id under which it stores a response: the
+	// body's request_id stays here.
+	EngineNamesResponse bool
+	// PreviousResponseID is the response that the prompt continues.
+	PreviousResponseID string
 
 	// Prompt says in which form the prompt came, PromptKey in which member,
 	// and PromptValue where that member's value stands.
@@ -323,7 +327,7 @@ func (v *View) TruncateTo() (tokens int, cut bool) {
 		if !ok || b[0] == 'n' {
 			return 0, false
 		}
-		n, err := strconv.Atoi(string(b))
+		n, err := strconv.Atoi(laxNumber(b))
 		if err != nil || n < 0 {
 			n = -1
 		}
@@ -333,6 +337,27 @@ func (v *View) TruncateTo() (tokens int, cut bool) {
 		return -1, ok && string(b) != `"disabled"`
 	}
 	return 0, false
+}
+
+// Adapters are the names in lora_path: one, or those of a batch.
+func (v *View) Adapters() (names []string) {
+	k := v.seen[keyLoRAPath]
+	if k == 0 {
+		return nil
+	}
+	at := v.Fields[k-1].Value
+	if v.LoRA != "" {
+		return []string{v.LoRA}
+	}
+	if v.Body[at.Start] == '[' {
+		eachElement(v.Body, at, func(_ int, el Span) bool {
+			if v.Body[el.Start] == '"' {
+				names = append(names, unquote(el.Of(v.Body)))
+			}
+			return true
+		})
+	}
+	return names
 }
 
 // Continues reports whether the prompt goes on from an earlier response.
@@ -405,13 +430,13 @@ func (v *View) note(id keyID, at Span) *Error {
 		e = v.count(keyNames[id], raw, at)
 	case keyLogprobs:
 		// A boolean in chat, a number in completions.
-		if raw[0] != 'f' && string(raw) != "0" {
+		if on, ok := laxBool(raw); on || !ok {
 			v.Logprobs = true
 		}
 	case keyPromptLogprobs:
 		v.Logprobs, v.PromptLogprobs = true, true
 	case keyReturnLogprob:
-		if raw[0] != 'f' {
+		if on, ok := laxBool(raw); on || !ok {
 			v.Logprobs, v.PromptLogprobs = true, true
 		}
 	case keyEcho:
@@ -421,16 +446,17 @@ func (v *View) note(id keyID, at Span) *Error {
 		v.HasPriority = e == nil
 	case keyCacheSalt:
 		v.CacheSalt, e = v.text("cache_salt", raw, at)
-	case keyUser:
-		v.User, e = v.text("user", raw, at)
-	case keySessionID, keyConversationID, keyPromptCacheKey:
-		if v.SessionID == "" && raw[0] == '"' {
-			v.SessionID, e = v.text("session_id", raw, at)
-		}
 	case keyPreviousResponseID:
 		v.PreviousResponseID, e = v.text("previous_response_id", raw, at)
 	case keyLoRAPath:
-		if raw[0] == '"' { // a batch has a list; its adapters are not looked at here
+		if raw[0] == '[' { // of a batch
+			eachElement(v.Body, at, func(i int, el Span) bool {
+				if v.Body[el.Start] != 'n' {
+					_, e = v.text(fmt.Sprintf("lora_path[%d]", i), el.Of(v.Body), el)
+				}
+				return e == nil
+			})
+		} else {
 			v.LoRA, e = v.text("lora_path", raw, at)
 		}
 	case keySamplingParams:
@@ -466,26 +492,65 @@ func (v *View) text(param string, raw []byte, at Span) (string, *Error) {
 }
 
 func (v *View) boolean(param string, raw []byte, at Span) (bool, *Error) {
-	switch raw[0] {
-	case 't':
-		return true, nil
-	case 'f':
-		return false, nil
+	on, ok := laxBool(raw)
+	if !ok {
+		return false, v.wrong(param, "true or false", raw, at)
 	}
-	return false, v.wrong(param, "true or false", raw, at)
+	return on, nil
 }
 
-// integer reads a whole number, also one that is written as 16.0 or 1e3, which
+// laxBool reads a boolean as engines do (Pydantic's lax mode): also a number that is 0 or 1,
+// and a word for either. ok is false for anything else.
+func laxBool(raw []byte) (on, ok bool) {
+	text := string(raw)
+	switch raw[0] {
+	case 't', 'f':
+		return raw[0] == 't', true
+	case '"':
+		text = strings.ToLower(unquote(raw))
+	default:
+		f, err := strconv.ParseFloat(text, 64)
+		return f == 1, err == nil && (f == 0 || f == 1)
+	}
+	switch text {
+	case "true", "t", "yes", "y", "on", "1":
+		return true, true
+	case "false", "f", "no", "n", "off", "0":
+		return false, true
+	}
+	return false, false
+}
+
+// laxNumber is the text of a JSON number that engines read here: a number, or a string of one.
+// It is empty for anything else.
+func laxNumber(raw []byte) string {
+	text := string(raw)
+	if raw[0] == '"' {
+		if len(raw) > maxNumberBytes {
+			return ""
+		}
+		text = strings.TrimPrefix(strings.TrimSpace(unquote(raw)), "+")
+	}
+	for i := range len(text) {
+		if c := text[i]; c-'0' > 9 && (i == 0 || c != '.' && c != 'e' && c != 'E' && c != '+') && c != '-' {
+			return ""
+		}
+	}
+	return text
+}
+
+// integer reads a whole number, also one that is written as 16.0, 1e3 or "16", which
 // engines accept.
 func (v *View) integer(param string, raw []byte, at Span, low, high int64) (int64, *Error) {
-	if c := raw[0]; c != '-' && c-'0' > 9 {
+	text := laxNumber(raw)
+	if text == "" {
 		return 0, v.wrong(param, "a whole number", raw, at)
 	}
-	n, err := strconv.ParseInt(string(raw), 10, 64)
+	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		f, ferr := strconv.ParseFloat(string(raw), 64)
+		f, ferr := strconv.ParseFloat(text, 64)
 		switch {
-		case ferr == nil && f != math.Trunc(f):
+		case errors.Is(ferr, strconv.ErrSyntax), ferr == nil && f != math.Trunc(f):
 			return 0, v.wrong(param, "a whole number", raw, at)
 		case f > math.MaxInt32*2:
 			n = math.MaxInt64

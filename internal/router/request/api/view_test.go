@@ -48,7 +48,7 @@ func TestViewReadsWhatARequestSays(t *testing.T) {
 		{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{}"}}]},{"role":"tool","content":"four"}]}`)
 	want := View{
 		Model: "a/b", Stream: true, IncludeUsage: true, MaxTokens: 20, MaxTokensKey: "max_completion_tokens", MinTokens: 3,
-		N: 2, Logprobs: true, Priority: -5, HasPriority: true, CacheSalt: "s", User: "u", SessionID: "c",
+		N: 2, Logprobs: true, Priority: -5, HasPriority: true, CacheSalt: "s",
 	}
 	if diff := cmp.Diff(want, *v, plain); diff != "" {
 		t.Errorf("view (-want +got):\n%s", diff)
@@ -182,13 +182,24 @@ func TestBadBodies(t *testing.T) {
 		{Chat, `{"kv_transfer_params":1,"kv_transfer_params":2}`, CodeDuplicateKey, "kv_transfer_params", "twice"},
 		{Chat, `{"model":7}`, CodeInvalidRequest, "model", "a string, got 7"},
 		{Chat, `{"model":"` + strings.Repeat("m", 600) + `"}`, CodeInvalidRequest, "model", "longer than 512"},
-		{Chat, `{"stream":"true"}`, CodeInvalidRequest, "stream", "true or false, got a string"},
+		{Chat, `{"stream":"maybe"}`, CodeInvalidRequest, "stream", "true or false, got a string"},
+		{Chat, `{"stream":2}`, CodeInvalidRequest, "stream", "true or false, got 2"},
+		{Chat, `{"stream":""}`, CodeInvalidRequest, "stream", "true or false"},
+		{Chat, `{"stream":[]}`, CodeInvalidRequest, "stream", "true or false"},
 		{Chat, `{"stream_options":[]}`, CodeInvalidRequest, "stream_options", "object"},
 		{Chat, `{"max_tokens":-1}`, CodeInvalidRequest, "max_tokens", "from 0 to 2147483647, got -1"},
 		{Chat, `{"max_tokens":1.5}`, CodeInvalidRequest, "max_tokens", "whole number"},
 		{Chat, `{"max_tokens":1e30}`, CodeInvalidRequest, "max_tokens", "got 1e30"},
 		{Chat, `{"max_tokens":99999999999999999999999}`, CodeInvalidRequest, "max_tokens", "from 0"},
-		{Chat, `{"max_completion_tokens":"16"}`, CodeInvalidRequest, "max_completion_tokens", "whole number"},
+		{Chat, `{"max_completion_tokens":"16x"}`, CodeInvalidRequest, "max_completion_tokens", "whole number"},
+		{Chat, `{"max_completion_tokens":"1.5"}`, CodeInvalidRequest, "max_completion_tokens", "whole number"},
+		{Chat, `{"max_completion_tokens":"-1"}`, CodeInvalidRequest, "max_completion_tokens", "from 0"},
+		{Chat, `{"max_tokens":"Infinity"}`, CodeInvalidRequest, "max_tokens", "whole number"},
+		{Chat, `{"max_tokens":"0x10"}`, CodeInvalidRequest, "max_tokens", "whole number"},
+		{Chat, `{"max_tokens":"1-6"}`, CodeInvalidRequest, "max_tokens", "whole number"},
+		{Chat, `{"max_tokens":"1_6"}`, CodeInvalidRequest, "max_tokens", "whole number"},
+		{Chat, `{"max_tokens":""}`, CodeInvalidRequest, "max_tokens", "whole number"},
+		{Chat, `{"max_tokens":"` + strings.Repeat("1", 100) + `"}`, CodeInvalidRequest, "max_tokens", "whole number"},
 		{Chat, `{"n":0}`, CodeInvalidRequest, "n", "from 1"},
 		{Chat, `{"n":true}`, CodeInvalidRequest, "n", "got true"},
 		{Chat, `{"messages":{}}`, CodeInvalidRequest, "messages", "a list, got an object"},
@@ -225,6 +236,31 @@ func TestBadBodies(t *testing.T) {
 		if e.Status != 400 || e.Code != c.code || e.Param != c.param || !strings.Contains(e.Message, c.says) {
 			t.Errorf("%.80s:\n got %d %s %q: %s\nwant 400 %s %q: …%s…", c.body, e.Status, e.Code, e.Param, e.Message, c.code, c.param, c.says)
 		}
+	}
+}
+
+// TestLaxValues: what engines read as a boolean or a whole number is one for the router, and
+// names of any length that it does not use pass.
+func TestLaxValues(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]bool{
+		`"true"`: true, `"True"`: true, `1`: true, `1.0`: true, `"1"`: true, `"yes"`: true, `"ON"`: true, `"t"`: true, `"\u0074rue"`: true,
+		`"false"`: false, `0`: false, `-0.0`: false, `"0"`: false, `"no"`: false, `"off"`: false, `"F"`: false, `null`: false,
+	} {
+		v := parse(t, Chat, `{"stream":`+value+`,"stream_options":{"include_usage":`+value+`},"echo":`+value+`,"logprobs":`+value+`}`)
+		if v.Stream != want || v.IncludeUsage != want || v.Echo != want || v.Logprobs != want {
+			t.Errorf("%s: %v %v %v %v", value, v.Stream, v.IncludeUsage, v.Echo, v.Logprobs)
+		}
+	}
+	for _, value := range []string{`3`, `3.0`, `3e0`, `"3"`, `" 3 "`, `"+3"`, `"3.0"`, `"\u0033"`} {
+		v := parse(t, Chat, `{"max_completion_tokens":`+value+`,"n":`+value+`,"min_tokens":`+value+`,"priority":`+value+`,"truncate_prompt_tokens":`+value+`,
+			"user":"`+strings.Repeat("u", 5000)+`","prompt_cache_key":"`+strings.Repeat("k", 5000)+`"}`)
+		if v.MaxTokens != 3 || v.N != 3 || v.MinTokens != 3 || v.Priority != 3 || v.MaxTokensKey != "max_completion_tokens" {
+			t.Errorf("%s: %d %d %d %d", value, v.MaxTokens, v.N, v.MinTokens, v.Priority)
+		}
+	}
+	if v := parse(t, SGLangGenerate, `{"sampling_params":{"max_new_tokens":"7","n":"2"}}`); v.MaxTokens != 7 || v.N != 2 {
+		t.Errorf("%d %d", v.MaxTokens, v.N)
 	}
 }
 
