@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/pair"
@@ -71,6 +72,23 @@ type Legs struct {
 
 // maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
 const maxPrefillAnswer = 32 << 20
+
+// readUpTo reads a body until its end, or until it holds limit bytes: more says that the rest
+// is still to come. The slice is the caller's.
+func readUpTo(r Response, limit int) (body []byte, more bool, err error) {
+	body = make([]byte, 0, max(512, min(r.Begins().ContentLength, int64(limit))))
+	for len(body) < limit {
+		p, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return body, false, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		body = append(body, p...)
+	}
+	return body, !r.Done(), nil
+}
 
 // fail is the failure of a leg. It reports what the reason means for the worker's
 // health; the policy decides what it means for the request. The caller names a reason and

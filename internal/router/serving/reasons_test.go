@@ -67,6 +67,43 @@ type reason struct {
 
 const words = `{"error":{"message":"the engine's own words"}}`
 
+// mebi is a piece of 1 MiB.
+var mebi = strings.Repeat("x", 1<<20)
+
+// chunks is an answer of n MiB whose length nothing shows.
+func chunks(status, n int) fakeengine.Answer {
+	a := fakeengine.Answer{Status: status, Header: []string{"Content-Type: application/json", "Transfer-Encoding: chunked"}}
+	for range n {
+		a.Pieces = append(a.Pieces, fakeengine.Piece{Text: mebi})
+	}
+	return a
+}
+
+// TestLongAnswers: an answer whose length nothing shows is computed once and reaches the client
+// whole, whatever its length.
+func TestLongAnswers(t *testing.T) {
+	for _, fleet := range []string{"2a", "1p2d", "1p2d sglang"} {
+		for _, n := range []int{31, 32, 33, 48} {
+			t.Run(fmt.Sprintf("%s/%d MiB", fleet, n), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r, phase := fakeengine.New(t, fleet), "decode"
+					if fleet == "2a" {
+						phase = "aggregated"
+					}
+					all(r, phase, always(chunks(200, n)))
+					got := r.Send(t.Context(), ask(false, ""))
+					if got.Status != 200 || got.Err != nil || len(got.Body) != n<<20 || len(r.Requests(phase)) != 1 {
+						t.Errorf("%d requests, status %d, %d bytes, error %v", len(r.Requests(phase)), got.Status, len(got.Body), got.Err)
+					}
+					if o := r.Outcomes(); strings.Contains(o, "error") {
+						t.Errorf("outcomes %q", o)
+					}
+				})
+			})
+		}
+	}
+}
+
 var reasons = []reason{
 	{name: "refused", answer: fakeengine.Fails(upstream.Connect, false), follows: elsewhere, reason: "connect", health: "connect error", budget: 1},
 	{name: "no answer", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1},
@@ -87,6 +124,7 @@ var reasons = []reason{
 	{name: "503 in SGLang's words", answer: fakeengine.JSON(503, `{"message":"The request queue is full."}`), follows: elsewhere, reason: "overloaded", health: "refusal", budget: 1},
 	{name: "engine dead", answer: fakeengine.JSON(500, `{"error":{"message":"EngineCore encountered an issue."}}`), follows: elsewhere, reason: "engine_dead", health: "server error", budget: 1},
 	{name: "400", answer: fakeengine.JSON(400, words), follows: given, reason: "status_4xx", health: "client error", body: words},
+	{name: "400 longer than is kept", answer: chunks(400, 48), follows: given, reason: "status_4xx", health: "client error", body: mebi},
 	{name: "302", answer: fakeengine.JSON(302, words), follows: given, reason: "status_4xx", health: "client error", body: words, phases: "local decode"},
 	{name: "302 of a prefill", answer: fakeengine.JSON(302, words), follows: elsewhere, reason: "status_3xx", health: "server error", budget: 1, phases: "prefill"},
 	{name: "401 for the router's key", answer: fakeengine.JSON(401, words), follows: elsewhere, reason: "worker_unauthorized", health: "server error", budget: 1},
