@@ -197,6 +197,9 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 			other = l.decode.Worker
 		}
 		f.Other = other.State
+		if f.Reason == attempt.TooLong && end.Waiting && !g.Answers(ctx, other) {
+			f.Reason = attempt.Timeout // it waits for a prefill engine that hangs
+		}
 		g.mayBeLost(ctx, c, f, other, end.Other)
 		if end.Waiting && f.Phase == route.Decode && f.Reason == attempt.Timeout {
 			c.Record.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))

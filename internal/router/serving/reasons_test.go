@@ -62,6 +62,8 @@ type reason struct {
 	budget  int    // retries out of the budget
 	phases  string // in which it can be; empty for all
 	stream  string // "only" where the answer is streamed, "no" where it is not
+	status  int    // what the client gets, where it is given
+	dead    bool   // the worker gives no sign of life
 	body    string // what the client gets of it, where it is given
 }
 
@@ -106,7 +108,9 @@ func TestLongAnswers(t *testing.T) {
 
 var reasons = []reason{
 	{name: "refused", answer: fakeengine.Fails(upstream.Connect, false), follows: elsewhere, reason: "connect", health: "connect error", budget: 1},
-	{name: "no answer", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1},
+	{name: "no answer", answer: fakeengine.Hangs(), dead: true, follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "local decode"},
+	{name: "an answer that takes too long", answer: fakeengine.Hangs(), follows: given, status: 504, reason: "too_long", health: "canceled", phases: "local decode"},
+	{name: "no answer of a prefill", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "prefill"},
 	{name: "reset", answer: fakeengine.Fails(upstream.Reset, true), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "reset, not sent", answer: fakeengine.Fails(upstream.Reset, false), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "reset in the answer", answer: fakeengine.JSON(200, "{").Then(1, fakeengine.Piece{Fail: upstream.Reset}), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
@@ -177,6 +181,7 @@ func TestReasons(t *testing.T) {
 						}
 						r.Apply(specs)
 						r.Next(phase.worker, c.answer)
+						r.Alive = func(w *workers.Worker) bool { return !c.dead || w.Name != phase.worker }
 						got := r.Send(t.Context(), ask(stream, ""))
 						c.check(t, r, phase.worker, phase.other, got, stream)
 					})
@@ -213,8 +218,11 @@ func (c *reason) check(t *testing.T, r *fakeengine.Router, worker, other string,
 	if n := strings.Count(outcomes, "error") + strings.Count(outcomes, "timeout") + strings.Count(outcomes, "refusal"); n > 1 {
 		t.Errorf("one leg failed, and the outcomes are %q", outcomes)
 	}
-	if c.follows == given && (got.Status < 300 || c.body != "" && got.Body != c.body) || c.follows != given && !whole(got, stream) {
+	if c.follows == given && (got.Status < 300 || c.status != 0 && got.Status != c.status || c.body != "" && got.Body != c.body) || c.follows != given && !whole(got, stream) {
 		t.Errorf("%s", got)
+	}
+	if c.status == 504 && (len(r.Requests("")) > 2 || got.Err == nil || !strings.Contains(got.Err.Message, "timeouts.response")) {
+		t.Errorf("%d requests: %s", len(r.Requests("")), got)
 	}
 	if n := r.Retries(); n != c.budget {
 		t.Errorf("%d retries are taken out of the budget, want %d", n, c.budget)

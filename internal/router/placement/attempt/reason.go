@@ -16,8 +16,11 @@ type Reason string
 
 // The reasons. Those of a leg that got no answer, in the words of package upstream:
 const (
-	Connect  Reason = "connect"
-	Timeout  Reason = "timeout"
+	Connect Reason = "connect"
+	Timeout Reason = "timeout"
+	// TooLong: the time for an answer was up, and the engine is alive: it works on the answer,
+	// which another engine would have to begin again.
+	TooLong  Reason = "too_long"
 	Reset    Reason = "reset"
 	Protocol Reason = "protocol"
 	// Stale: the engine had closed the connection as idle when the request was
@@ -96,6 +99,7 @@ type Meaning struct {
 var meanings = map[Reason]Meaning{
 	Connect:  {Outcome: health.ConnectError},
 	Timeout:  {Broke: true, Lost: true, Mutual: true, Outcome: health.Timeout},
+	TooLong:  {Final: true, Outcome: health.Canceled},
 	Reset:    {Broke: true, Lost: true, Outcome: health.ServerError},
 	Protocol: {Broke: true, Outcome: health.ServerError},
 	Canceled: {Final: true, Outcome: health.Canceled},
