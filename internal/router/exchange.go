@@ -304,7 +304,12 @@ func (x *exchange) findModel() (err error) {
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
 	if c.Endpoint.Body != api.NoBody {
-		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key); err != nil {
+		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key); models.Unknown(err) {
+			x.r.rereadModels(x.ctx, fleet)
+			fleet = x.r.registry.Snapshot()
+			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key)
+		}
+		if err != nil {
 			return err
 		}
 	}

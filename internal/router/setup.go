@@ -119,6 +119,7 @@ type engines struct {
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
+	rereads        models.Cache // when models were read again because of a request
 	repeats        attempt.Repeats
 	index          *kvindex.Index
 	predicted      *approx.Index
@@ -261,6 +262,7 @@ func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panick
 		Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(),
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
+			Reread:  func(ctx context.Context) { e.rereadModels(ctx, b.registry.Snapshot()) },
 			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
 		},
 		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,

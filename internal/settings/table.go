@@ -168,6 +168,8 @@ var rows = []*Row{
 		Help: "stay local when the prefill rank has more active `TOKENS`; 0 is off"},
 	{Key: "routing.decode_gate", Flag: "decode-gate", At: func(c *Config) any { return &c.Routing.DecodeGate }, Check: share, WhatIf: true,
 		Help: "go remote when the decode rank's cache usage is higher than this share; 0 is off"},
+	{Key: "routing.any_model", Flag: "any-model", At: func(c *Config) any { return &c.Routing.AnyModel },
+		Help: "send requests for models that no worker lists to the engines, for those that resolve names themselves (vLLM's LoRA resolvers); default_model then serves requests without a model only"},
 	{Key: "routing.default_model", Flag: "default-model", At: func(c *Config) any { return &c.Routing.DefaultModel },
 		Help: "`MODEL` for requests without a model, and with one that no worker serves and no alias matches; without it they are refused, unless they name no model and there is only one"},
 	{Key: "routing.session_header", Flag: "session-key", At: func(c *Config) any { return &c.Routing.SessionHeader }, Default: "X-Session-ID",

@@ -96,7 +96,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 		if err != nil {
 			return nil, g.broke(ctx, c, route.Decode, p.Worker, err)
 		}
-		return nil, g.refused(c, route.Decode, p.Worker, head, body)
+		return nil, g.refused(ctx, c, route.Decode, p.Worker, head, body)
 	}
 	c.Record.Answer.Unknown()
 	b.answer = Answer{Head: head, Body: b}

@@ -64,6 +64,9 @@ type Legs struct {
 	Outliers Health
 	// Answers asks whether a worker gives a sign of life.
 	Answers func(ctx context.Context, w *workers.Worker) bool
+	// Reread reads again which models the workers serve, because one does not serve what it
+	// was taken to; nil for never.
+	Reread  func(ctx context.Context)
 	Repeats *attempt.Repeats
 	Stored  *stored.Responses
 	// Panicked reports a panic of a leg that runs beside another one.
@@ -184,8 +187,11 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 
 // refused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
-func (g *Legs) refused(c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
+func (g *Legs) refused(ctx context.Context, c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
 	reason := attempt.OfStatus(phase, head.Status, head.Header.Get("Retry-After"), body, w.APIKey != "")
+	if reason == attempt.UnknownModel && g.Reread != nil {
+		g.Reread(ctx)
+	}
 	f := &upstream.Failure{Kind: upstream.Status, Addr: head.Addr, Op: "answer of", Status: head.Status}
 	switch {
 	case reason == attempt.Unauthorized: // the client would take it for its own key

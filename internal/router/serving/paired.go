@@ -75,7 +75,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
 		// An engine whose stream has begun may have fetched the KV.
-		if u, ok := errors.AsType[*upstream.Failure](err); ok && f.Reason == attempt.Overloaded && u.Kind == upstream.Status {
+		if u, ok := errors.AsType[*upstream.Failure](err); ok && (f.Reason == attempt.Overloaded || f.Reason == attempt.UnknownModel) && u.Kind == upstream.Status {
 			c.refused = refused{transfer, prefill.Rank}
 		}
 	}

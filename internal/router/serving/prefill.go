@@ -51,7 +51,7 @@ func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p wor
 		if err != nil {
 			return g.broke(ctx, c, route.Prefill, p.Worker, err)
 		}
-		return g.refused(c, route.Prefill, p.Worker, head, body)
+		return g.refused(ctx, c, route.Prefill, p.Worker, head, body)
 	}
 	body, err := resp.ReadAll(maxPrefillAnswer)
 	if err != nil {

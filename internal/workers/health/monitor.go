@@ -454,6 +454,15 @@ func (m *Monitor) Answers(ctx context.Context, w *workers.Worker) bool {
 	return m.ask.alive(ctx, w) == nil
 }
 
+// Models asks a worker which models it serves, and updates the registry.
+func (m *Monitor) Models(ctx context.Context, w *workers.Worker) {
+	l := &learner{a: m.ask, w: w}
+	l.learned.From = map[workers.Field]string{}
+	if l.models(ctx); l.learned.Models != nil {
+		_, _ = m.reg.Update(w, l.learned) // a contradiction is an event of the registry
+	}
+}
+
 // Learn asks a worker what it is, at once, and updates the registry, as Run does
 // by itself every now and then. It is for those who have seen that what they
 // know of the worker no longer holds, such as an event port after a restart.

@@ -413,6 +413,34 @@ func TestMonitorRelearns(t *testing.T) {
 	})
 }
 
+// TestMonitorModels: an adapter that an engine has loaded is known as soon as it is asked about
+// its models, which changes nothing else of what is known.
+func TestMonitorModels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		reg := registry(t, nil, "http://a:1,name=a")
+		f.set("a:1", vllmPages(1, ""))
+		m := NewMonitor(reg, Options{Transport: f}, nil)
+		if err := m.Learn(t.Context(), get(t, reg, "a")); err != nil {
+			t.Fatal(err)
+		}
+		pages := vllmPages(1, "")
+		pages["/v1/models"] = `{"data":[{"id":"m","owned_by":"vllm","max_model_len":100},{"id":"lora","owned_by":"vllm","parent":"m"}]}`
+		f.set("a:1", pages)
+		metrics := f.count("a:1/metrics")
+		m.Models(t.Context(), get(t, reg, "a"))
+		if w := get(t, reg, "a"); !w.Serves("lora") || w.BlockSize != 16 || len(w.LoRAs) != 1 || f.count("a:1/metrics") != metrics {
+			t.Errorf("%+v, and %d metrics pages were read", w, f.count("a:1/metrics")-metrics)
+		}
+		// An answer that does not come changes nothing.
+		f.set("a:1", nil)
+		m.Models(t.Context(), get(t, reg, "a"))
+		if !get(t, reg, "a").Serves("lora") {
+			t.Error("the models are forgotten")
+		}
+	})
+}
+
 func TestMonitorSGLangLoads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
