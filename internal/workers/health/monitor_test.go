@@ -301,7 +301,8 @@ func TestMonitorSleep(t *testing.T) {
 			return p
 		}
 		f.set("b:1", withPath(false))
-		stop := start(t, reg, Options{Transport: f}, nil)
+		var slept []string
+		stop := start(t, reg, Options{Transport: f, Slept: func(w *workers.Worker) { slept = append(slept, w.Name) }}, nil)
 		expect(t, a, workers.Asleep, "the engine sleeps")
 		expect(t, b, workers.Healthy, "")
 		f.set("a:1", vllmPages(1, awake+"1\n"))
@@ -316,6 +317,9 @@ func TestMonitorSleep(t *testing.T) {
 			t.Error("/is_sleeping is asked although /metrics says it")
 		}
 		stop()
+		if d := cmp.Diff([]string{"a", "b"}, slept); d != "" {
+			t.Errorf("found asleep (-want +got):\n%s", d)
+		}
 	})
 }
 
