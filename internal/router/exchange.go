@@ -329,7 +329,11 @@ func (x *exchange) findModel() (err error) {
 	var of workers.Resolved
 	switch {
 	case c.Endpoint.Body != api.NoBody:
-		of, err = models.Find(c.Name, fleet, x.r.starting(), x.key)
+		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key); models.Unknown(err) {
+			x.r.rereadModels(x.ctx, fleet)
+			fleet = x.r.registry.Snapshot()
+			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key)
+		}
 	case c.Endpoint.Kind != api.ResponseObject: // a stored response has an owner
 		err = x.key.Refusal("")
 	}

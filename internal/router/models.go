@@ -15,6 +15,15 @@ import (
 // maxModelAnswer bounds a worker's list of its models.
 const maxModelAnswer = 8 << 20
 
+// rereadModels asks the fleet's usable workers which models they serve. Requests that come
+// meanwhile wait for the same answers, and for a few seconds no worker is asked again.
+func (e *engines) rereadModels(ctx context.Context, fleet *workers.Snapshot) {
+	_, _ = e.rereads.Get(ctx, 0, func() *models.List { // the error is that of ctx
+		models.Reread(ctx, fleet, e.monitor.Models)
+		return new(models.List)
+	})
+}
+
 // answerModels answers a request for the list of models or for one of them.
 func (x *exchange) answerModels() error {
 	list, err := x.r.lists.Get(x.ctx, x.call.Hops)

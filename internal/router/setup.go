@@ -119,6 +119,7 @@ type engines struct {
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
+	rereads        models.Cache // when models were read again because of a request
 	repeats        attempt.Repeats
 	index          *kvindex.Index
 	predicted      *approx.Index
@@ -130,15 +131,20 @@ func newEngines(o *Options, hop api.Hop, b *base, in *entry) (*engines, error) {
 	c := &o.Config
 	e := &engines{
 		client: upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: b.secure.EngineTLS()}),
-		monitor: health.NewMonitor(b.registry, health.Options{
-			Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: b.secure.EngineTLS(), Header: hop.Header(),
-		}, b.event),
 		outliers: health.NewOutliers(b.registry, health.OutlierOptions{Answering: func(w *workers.Worker) bool {
 			return slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return in.ledger.Load(k).Answering > 0 })
 		}}, b.event),
 		index:     kvindex.New(kvindex.Options{MaxBlocks: int64(c.Index.MaxBlocks)}),
 		predicted: approx.New(approx.Options{TTL: c.Tokens.ApproxTTL}),
 	}
+	e.monitor = health.NewMonitor(b.registry, health.Options{
+		Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: b.secure.EngineTLS(), Header: hop.Header(),
+		Slept: func(w *workers.Worker) {
+			for _, k := range w.Ranks {
+				e.fleet.Distrust(k, "the engine sleeps, which empties its cache")
+			}
+		},
+	}, b.event)
 	e.requests, e.cancelRequests = context.WithCancel(context.Background())
 	var err error
 	if e.fleet, err = follower.New(follower.Options{
@@ -262,6 +268,7 @@ func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panick
 		Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(),
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
+			Reread:  func(ctx context.Context) { e.rereadModels(ctx, b.registry.Snapshot()) },
 			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
 		},
 		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,

@@ -153,6 +153,8 @@ type Routing struct {
 	// DefaultModel serves requests that name no model, or one that no worker serves and
 	// no alias matches; empty for none.
 	DefaultModel string
+	// AnyModel sends names that no worker serves and no alias matches to the engines.
+	AnyModel bool
 	// SessionHeader and SessionField name the session of a request for the
 	// session policy.
 	SessionHeader, SessionField string
@@ -456,7 +458,7 @@ func (r *Routing) RoleLabels() workers.RoleLabels {
 
 // Names are the rules for the models that clients name.
 func (c *Config) Names() workers.Names {
-	n := workers.Names{Aliases: make(map[string]string, len(c.Aliases)), Default: c.Routing.DefaultModel}
+	n := workers.Names{Aliases: make(map[string]string, len(c.Aliases)), Default: c.Routing.DefaultModel, Any: c.Routing.AnyModel}
 	for _, a := range c.Aliases {
 		n.Aliases[a.Name] = a.Model
 	}

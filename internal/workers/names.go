@@ -18,6 +18,9 @@ type Names struct {
 	// Default is the model, or an alias of it, for requests that name no model, and for
 	// those that name one which no worker serves and no alias matches; empty for none.
 	Default string
+	// Any has requests for names that no worker serves and no alias matches sent to engines,
+	// which may resolve them: adapters that an engine loads when it is asked for them.
+	Any bool
 }
 
 // IsPattern reports whether an alias stands for all names of a form: each * in it matches
@@ -69,7 +72,7 @@ func (n *Names) Check() error {
 }
 
 func (n *Names) equal(other *Names) bool {
-	return n.Default == other.Default && maps.Equal(n.Aliases, other.Aliases)
+	return n.Default == other.Default && n.Any == other.Any && maps.Equal(n.Aliases, other.Aliases)
 }
 
 // alias is the model that an alias with exactly this name stands for; the name itself where
@@ -152,7 +155,7 @@ func (s *Snapshot) Resolve(name string) Resolved {
 				return Resolved{Model: s.names.Aliases[p], Alias: p}
 			}
 		}
-		if s.names.Default == "" {
+		if s.names.Default == "" || s.names.Any {
 			return Resolved{Model: name}
 		}
 	}

@@ -82,6 +82,41 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// TestCandidates: only where engines resolve names themselves does a name that no worker lists
+// go to all of them, and the default is for requests without a name then.
+func TestCandidates(t *testing.T) {
+	r := NewRegistry(nil)
+	apply(t, r, "flag", spec(t, Decode, "http://a:1,name=a,model=m;lora"), spec(t, Decode, "http://b:1,name=b,model=m"))
+	for _, c := range []struct {
+		any      bool
+		asked    string
+		want     Resolved
+		workers  int
+		unlisted bool
+	}{
+		{false, "other", Resolved{Model: "m", Default: true}, 2, false},
+		{true, "other", Resolved{Model: "other"}, 2, true},
+		{true, "alias", Resolved{Model: "m", Alias: "alias"}, 2, false},
+		{true, "lora", Resolved{Model: "lora"}, 1, false},
+		{true, "", Resolved{Model: "m", Default: true}, 2, false},
+	} {
+		if err := r.SetNames(Names{Aliases: map[string]string{"alias": "m"}, Default: "m", Any: c.any}); err != nil {
+			t.Fatal(err)
+		}
+		s := r.Snapshot()
+		got := s.Resolve(c.asked)
+		if list, unlisted := s.Candidates(got.Model); got != c.want || len(list) != c.workers || unlisted != c.unlisted {
+			t.Errorf("%q, any %v: %+v, %d workers, unlisted %v", c.asked, c.any, got, len(list), unlisted)
+		}
+	}
+	if err := r.SetNames(Names{}); err != nil {
+		t.Fatal(err)
+	}
+	if list, unlisted := r.Snapshot().Candidates("other"); len(list) > 0 || unlisted {
+		t.Errorf("%d workers for a name that nobody serves", len(list))
+	}
+}
+
 func TestBadNames(t *testing.T) {
 	for _, c := range []struct {
 		names Names

@@ -306,7 +306,7 @@ func (r *Registry) SetNames(n Names) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !n.equal(&r.names) {
-		r.names = Names{Aliases: maps.Clone(n.Aliases), Default: n.Default}
+		r.names = Names{Aliases: maps.Clone(n.Aliases), Default: n.Default, Any: n.Any}
 		r.store()
 	}
 	return nil

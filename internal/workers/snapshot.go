@@ -59,6 +59,20 @@ func (s *Snapshot) Model(name string) []*Worker {
 	return s.byModel[name]
 }
 
+// Candidates lists the workers that a request for a model may go to: those of [Snapshot.Model],
+// or where no worker serves the name and the engines resolve names themselves ([Names.Any]) all
+// workers. The list is shared: do not change it.
+func (s *Snapshot) Candidates(name string) (list []*Worker, unlisted bool) {
+	if list := s.Model(name); len(list) > 0 || !s.names.Any {
+		return list, false
+	}
+	return s.Workers, true
+}
+
+// Only is the only model that the workers serve, adapters aside; empty when they serve none or
+// several.
+func (s *Snapshot) Only() string { return s.only }
+
 // Canonical is the name under which the engines know a model that [Snapshot.Models]
 // lists: the target of an alias, else the name itself. A served model is never hidden by
 // an alias. For the name in a client's request see [Snapshot.Resolve].

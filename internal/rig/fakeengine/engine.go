@@ -212,11 +212,11 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 	fail := func(kind upstream.Kind, err error) error {
 		return &upstream.Failure{Kind: kind, Addr: q.Worker, Op: "wait for the answer", Sent: true, Err: err}
 	}
-	limit := leg.HeadTimeout
+	limit, lost := leg.HeadTimeout, false // lost: it gave no sign of life
 	if leg.Alive != nil {
 		if d := time.Until(leg.AliveBy); a.Wait > d && (limit == 0 || d < limit) && pause(ctx, d) == nil {
 			if a.Wait, limit = a.Wait-d, limit-d; !leg.Alive(q.At) {
-				a.Wait, limit = Never, 1
+				a.Wait, limit, lost = Never, 1, true
 			}
 		}
 	}
@@ -232,7 +232,7 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 	case err != nil:
 		err = fail(upstream.Canceled, err)
 	case late:
-		err = fail(upstream.Timeout, errors.New("no answer in time"))
+		err = &upstream.Failure{Kind: upstream.Timeout, Addr: q.Worker, Op: "wait for the answer", Sent: true, Late: !lost, Err: errors.New("no answer in time")}
 	case a.Panic:
 		f.end(q, errors.New("a panic"), false)
 		panic("the transport, by the test")

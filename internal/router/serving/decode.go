@@ -27,7 +27,12 @@ import (
 // they arrive.
 const maxWholeAnswer = 4 << 20
 
-// maxErrorAnswer bounds an answer that is not 2xx.
+// maxHeldAnswer is how much of an answer of unknown length is held until its end, in bytes. A
+// longer one is forwarded as it arrives from then on.
+const maxHeldAnswer = 32 << 20
+
+// maxErrorAnswer is how much of an answer that is not 2xx is kept, in bytes. The client gets
+// the status with what fits.
 const maxErrorAnswer = 1 << 20
 
 // decoding is a leg whose answer the client gets, from when it is sent until its body is
@@ -45,6 +50,8 @@ type decoding struct {
 	// that the call's input is to be dropped when that leg has ended.
 	beside *pair.Pair
 	drop   bool
+	// start is what was read of an answer that is no stream and turned out too long to be held.
+	start []byte
 	// after is called when the leg has ended, with the error; nil for nothing.
 	after func(err error)
 
@@ -90,11 +97,11 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 	head := resp.Begins()
 	record.Head(head.Status)
 	if head.Status/100 != 2 {
-		body, err := resp.ReadAll(maxErrorAnswer)
+		body, _, err := readUpTo(resp, maxErrorAnswer)
 		if err != nil {
 			return nil, g.broke(ctx, c, route.Decode, p.Worker, err)
 		}
-		return nil, g.refused(c, route.Decode, p.Worker, head, body)
+		return nil, g.refused(ctx, c, route.Decode, p.Worker, head, body)
 	}
 	c.Record.Answer.Unknown()
 	b.answer = Answer{Head: head, Body: b}
@@ -194,7 +201,7 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 		b.c.reserved.FirstToken()
 		return nil
 	}
-	body, err := b.resp.ReadAll(maxPrefillAnswer)
+	body, more, err := readUpTo(b.resp, maxHeldAnswer)
 	if err != nil {
 		return b.g.broke(ctx, b.c, route.Decode, b.peer.Worker, err)
 	}
@@ -202,6 +209,10 @@ func (b *decoding) whole(ctx context.Context, t *disagg.Transfer) error {
 		return err
 	}
 	b.c.reserved.FirstToken()
+	if more {
+		b.start = body
+		return nil
+	}
 	if json {
 		b.c.Record.Answer.Learn(sse.Inspect(body))
 	}
@@ -235,11 +246,15 @@ func (b *decoding) next() ([]byte, bool, error) {
 		b.head.Release()
 		b.head = nil
 	}
+	if start := b.start; start != nil {
+		b.start = nil
+		return start, true, nil
+	}
 	p, err := b.resp.Next()
 	return p, false, err
 }
 
-func (b *decoding) Done() bool { return b.resp.Done() }
+func (b *decoding) Done() bool { return b.start == nil && b.resp.Done() }
 
 // Close judges how an answer ended that the client has a part of. All is given back also
 // where that panics.

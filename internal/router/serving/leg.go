@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/pair"
@@ -63,6 +64,9 @@ type Legs struct {
 	Outliers Health
 	// Answers asks whether a worker gives a sign of life.
 	Answers func(ctx context.Context, w *workers.Worker) bool
+	// Reread reads again which models the workers serve, because one does not serve what it
+	// was taken to; nil for never.
+	Reread  func(ctx context.Context)
 	Repeats *attempt.Repeats
 	Stored  *stored.Responses
 	// Panicked reports a panic of a leg that runs beside another one.
@@ -71,6 +75,23 @@ type Legs struct {
 
 // maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
 const maxPrefillAnswer = 32 << 20
+
+// readUpTo reads a body until its end, or until it holds limit bytes: more says that the rest
+// is still to come. The slice is the caller's.
+func readUpTo(r Response, limit int) (body []byte, more bool, err error) {
+	body = make([]byte, 0, max(512, min(r.Begins().ContentLength, int64(limit))))
+	for len(body) < limit {
+		p, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return body, false, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		body = append(body, p...)
+	}
+	return body, !r.Done(), nil
+}
 
 // fail is the failure of a leg. It reports what the reason means for the worker's
 // health; the policy decides what it means for the request. The caller names a reason and
@@ -199,6 +220,10 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 		return g.fail(c, phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
+	if u.Late && phase == route.Decode && g.Answers(ctx, w) {
+		err = fmt.Errorf("no answer within %s (timeouts.response), and the engine is alive: raise timeouts.response for longer answers, or have them streamed: %w", c.Routing.Settings.Timeouts.Response, err)
+		return g.fail(c, phase, w, attempt.TooLong, true, err)
+	}
 	stale := u.Stale() && c.Routing.Run.History.MayBeStale(phase)
 	if stale {
 		reason = attempt.Stale
@@ -211,8 +236,11 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 
 // refused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
-func (g *Legs) refused(c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
+func (g *Legs) refused(ctx context.Context, c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
 	reason := attempt.OfStatus(phase, head.Status, head.Header.Get("Retry-After"), body, w.APIKey != "")
+	if reason == attempt.UnknownModel && g.Reread != nil {
+		g.Reread(ctx)
+	}
 	f := &upstream.Failure{Kind: upstream.Status, Addr: head.Addr, Op: "answer of", Status: head.Status}
 	switch {
 	case reason == attempt.Unauthorized: // the client would take it for its own key

@@ -74,7 +74,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
 		// An engine whose stream has begun may have fetched the KV.
-		if u, ok := errors.AsType[*upstream.Failure](err); ok && f.Reason == attempt.Overloaded && u.Kind == upstream.Status {
+		if u, ok := errors.AsType[*upstream.Failure](err); ok && (f.Reason == attempt.Overloaded || f.Reason == attempt.UnknownModel) && u.Kind == upstream.Status {
 			c.refused = refused{transfer, prefill.Rank}
 		}
 	}
@@ -192,6 +192,9 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 			other = l.decode.Worker
 		}
 		f.Other = other.State
+		if f.Reason == attempt.TooLong && end.Waiting && !g.Answers(ctx, other) {
+			f.Reason = attempt.Timeout // it waits for a prefill engine that hangs
+		}
 		g.mayBeLost(ctx, c, f, other, end.Other)
 		if end.Waiting && f.Phase == route.Decode && f.Reason == attempt.Timeout {
 			c.Record.Failed(route.Prefill, l.prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))

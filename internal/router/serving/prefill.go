@@ -37,12 +37,16 @@ func (g *Legs) prefilled(ctx context.Context, c *Call, t *disagg.Transfer, p wor
 	defer resp.Close()
 	head := resp.Begins()
 	record.Head(head.Status)
+	if head.Status/100 != 2 {
+		body, _, err := readUpTo(resp, maxErrorAnswer)
+		if err != nil {
+			return g.broke(ctx, c, route.Prefill, p.Worker, err)
+		}
+		return g.refused(ctx, c, route.Prefill, p.Worker, head, body)
+	}
 	body, err := resp.ReadAll(maxPrefillAnswer)
 	if err != nil {
 		return g.broke(ctx, c, route.Prefill, p.Worker, err)
-	}
-	if head.Status/100 != 2 {
-		return g.refused(c, route.Prefill, p.Worker, head, body)
 	}
 	err = t.CheckPrefill(body)
 	facts := t.Facts()

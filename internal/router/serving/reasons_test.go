@@ -70,14 +70,55 @@ type reason struct {
 	budget  int    // retries out of the budget
 	phases  string // in which it can be; empty for all
 	stream  string // "only" where the answer is streamed, "no" where it is not
+	status  int    // what the client gets, where it is given
+	dead    bool   // the worker gives no sign of life
 	body    string // what the client gets of it, where it is given
 }
 
 const words = `{"error":{"message":"the engine's own words"}}`
 
+// mebi is a piece of 1 MiB.
+var mebi = strings.Repeat("x", 1<<20)
+
+// chunks is an answer of n MiB whose length nothing shows.
+func chunks(status, n int) fakeengine.Answer {
+	a := fakeengine.Answer{Status: status, Header: []string{"Content-Type: application/json", "Transfer-Encoding: chunked"}}
+	for range n {
+		a.Pieces = append(a.Pieces, fakeengine.Piece{Text: mebi})
+	}
+	return a
+}
+
+// TestLongAnswers: an answer whose length nothing shows is computed once and reaches the client
+// whole, whatever its length.
+func TestLongAnswers(t *testing.T) {
+	for _, fleet := range []string{"2a", "1p2d", "1p2d sglang"} {
+		for _, n := range []int{31, 32, 33, 48} {
+			t.Run(fmt.Sprintf("%s/%d MiB", fleet, n), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r, phase := fakeengine.New(t, fleet), "decode"
+					if fleet == "2a" {
+						phase = "aggregated"
+					}
+					all(r, phase, always(chunks(200, n)))
+					got := r.Send(t.Context(), ask(false, ""))
+					if got.Status != 200 || got.Err != nil || len(got.Body) != n<<20 || len(r.Requests(phase)) != 1 {
+						t.Errorf("%d requests, status %d, %d bytes, error %v", len(r.Requests(phase)), got.Status, len(got.Body), got.Err)
+					}
+					if o := r.Outcomes(); strings.Contains(o, "error") {
+						t.Errorf("outcomes %q", o)
+					}
+				})
+			})
+		}
+	}
+}
+
 var reasons = []reason{
 	{name: "refused", answer: fakeengine.Fails(upstream.Connect, false), follows: elsewhere, reason: "connect", health: "connect error", budget: 1},
-	{name: "no answer", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1},
+	{name: "no answer", answer: fakeengine.Hangs(), dead: true, follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "local decode"},
+	{name: "an answer that takes too long", answer: fakeengine.Hangs(), follows: given, status: 504, reason: "too_long", health: "canceled", phases: "local decode"},
+	{name: "no answer of a prefill", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "prefill"},
 	{name: "reset", answer: fakeengine.Fails(upstream.Reset, true), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "reset, not sent", answer: fakeengine.Fails(upstream.Reset, false), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "reset in the answer", answer: fakeengine.JSON(200, "{").Then(1, fakeengine.Piece{Fail: upstream.Reset}), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
@@ -95,6 +136,11 @@ var reasons = []reason{
 	{name: "503 in SGLang's words", answer: fakeengine.JSON(503, `{"message":"The request queue is full."}`), follows: elsewhere, reason: "overloaded", health: "refusal", budget: 1},
 	{name: "engine dead", answer: fakeengine.JSON(500, `{"error":{"message":"EngineCore encountered an issue."}}`), follows: elsewhere, reason: "engine_dead", health: "server error", budget: 1},
 	{name: "400", answer: fakeengine.JSON(400, words), follows: given, reason: "status_4xx", health: "client error", body: words},
+	{name: "404 for the model", answer: fakeengine.JSON(404, `{"error":{"message":"The model `+"`m`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`), follows: elsewhere, reason: "unknown_model", health: "client error"},
+	{name: "404 of another router for the model", answer: fakeengine.JSON(404, `{"error":{"message":"no worker serves it","code":"model_not_found"}}`), follows: elsewhere, reason: "unknown_model", health: "client error"},
+	{name: "400 for an adapter", answer: fakeengine.JSON(400, `{"error":{"message":"The following requested LoRA adapters are not loaded: a"}}`), follows: elsewhere, reason: "unknown_model", health: "client error"},
+	{name: "404 for something else", answer: fakeengine.JSON(404, words), follows: given, reason: "status_4xx", health: "client error", body: words},
+	{name: "400 longer than is kept", answer: chunks(400, 48), follows: given, reason: "status_4xx", health: "client error", body: mebi},
 	{name: "302", answer: fakeengine.JSON(302, words), follows: given, reason: "status_4xx", health: "client error", body: words, phases: "local decode"},
 	{name: "302 of a prefill", answer: fakeengine.JSON(302, words), follows: elsewhere, reason: "status_3xx", health: "server error", budget: 1, phases: "prefill"},
 	{name: "401 for the router's key", answer: fakeengine.JSON(401, words), follows: elsewhere, reason: "worker_unauthorized", health: "server error", budget: 1},
@@ -147,6 +193,7 @@ func TestReasons(t *testing.T) {
 						}
 						r.Apply(specs)
 						r.Next(phase.worker, c.answer)
+						r.Alive = func(w *workers.Worker) bool { return !c.dead || w.Name != phase.worker }
 						got := r.Send(t.Context(), ask(stream, ""))
 						c.check(t, r, phase.worker, phase.other, got, stream)
 					})
@@ -187,6 +234,12 @@ func (c *reason) check(t *testing.T, r *fakeengine.Router, worker, other string,
 		t.Errorf("%s, want the whole answer", got)
 	} else if c.follows == given && (got.Status < 300 || c.body != "" && got.Body != c.body) {
 		t.Errorf("%s, want the engine's error %s", got, c.body)
+	}
+	if c.status != 0 && got.Status != c.status {
+		t.Errorf("%s, want status %d", got, c.status)
+	}
+	if c.status == 504 && (len(r.Requests("")) > 2 || got.Err == nil || !strings.Contains(got.Err.Message, "timeouts.response")) {
+		t.Errorf("%d requests: %s", len(r.Requests("")), got)
 	}
 	if n := r.Retries(); n != c.budget {
 		t.Errorf("%d retries are taken out of the budget, want %d", n, c.budget)

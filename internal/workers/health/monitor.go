@@ -41,9 +41,14 @@ type Options struct {
 	TLS       func() *tls.Config
 	// Header is what every request to a worker carries.
 	Header http.Header
+	// Slept is called with a worker that was found asleep: its cache is gone. Nil for nobody.
+	Slept func(w *workers.Worker)
 }
 
 func (o *Options) defaults() {
+	if o.Slept == nil {
+		o.Slept = func(*workers.Worker) {}
+	}
 	o.Interval = cmp.Or(max(o.Interval, 0), time.Second)
 	o.Timeout = cmp.Or(max(o.Timeout, 0), 2*time.Second)
 	o.Scrape = cmp.Or(max(o.Scrape, 0), time.Second)
@@ -274,6 +279,9 @@ func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
 		e.Text += fmt.Sprintf(" after %s", c.Since.Sub(old.Since).Round(time.Millisecond))
 	}
 	h.m.sink.Emit(e)
+	if c.Health == workers.Asleep {
+		h.m.opts.Slept(w)
+	}
 }
 
 // learn asks the worker what it is and updates the registry; fresh says that it
@@ -452,6 +460,15 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 // the time of a probe.
 func (m *Monitor) Answers(ctx context.Context, w *workers.Worker) bool {
 	return m.ask.alive(ctx, w) == nil
+}
+
+// Models asks a worker which models it serves, and updates the registry.
+func (m *Monitor) Models(ctx context.Context, w *workers.Worker) {
+	l := &learner{a: m.ask, w: w}
+	l.learned.From = map[workers.Field]string{}
+	if l.models(ctx); l.learned.Models != nil {
+		_, _ = m.reg.Update(w, l.learned) // a contradiction is an event of the registry
+	}
 }
 
 // Learn asks a worker what it is, at once, and updates the registry, as Run does

@@ -297,7 +297,8 @@ func TestMonitorSleep(t *testing.T) {
 			return p
 		}
 		f.set("b:1", withPath(false))
-		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
+		var slept []string
+		background(t, NewMonitor(reg, Options{Transport: f, Slept: func(w *workers.Worker) { slept = append(slept, w.Name) }}, nil).Run)
 		expect(t, a, workers.Asleep, "the engine sleeps")
 		expect(t, b, workers.Healthy, "")
 		f.set("a:1", vllmPages(1, awake+"1\n"))
@@ -310,6 +311,10 @@ func TestMonitorSleep(t *testing.T) {
 		expect(t, b, workers.Healthy, "")
 		if f.count("a:1/is_sleeping") != 0 {
 			t.Error("/is_sleeping is asked although /metrics says it")
+		}
+		synctest.Wait()
+		if d := cmp.Diff([]string{"a", "b"}, slept); d != "" {
+			t.Errorf("found asleep (-want +got):\n%s", d)
 		}
 	})
 }
@@ -401,6 +406,34 @@ func TestMonitorRelearns(t *testing.T) {
 		elapse(45 * time.Second)
 		if n := f.count("a:1/v1/models") - before; n != 1 {
 			t.Errorf("asked %d times in more than a minute", n)
+		}
+	})
+}
+
+// TestMonitorModels: an adapter that an engine has loaded is known as soon as it is asked about
+// its models, which changes nothing else of what is known.
+func TestMonitorModels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		reg := registry(t, nil, "http://a:1,name=a")
+		f.set("a:1", vllmPages(1, ""))
+		m := NewMonitor(reg, Options{Transport: f}, nil)
+		if err := m.Learn(t.Context(), get(t, reg, "a")); err != nil {
+			t.Fatal(err)
+		}
+		pages := vllmPages(1, "")
+		pages["/v1/models"] = `{"data":[{"id":"m","owned_by":"vllm","max_model_len":100},{"id":"lora","owned_by":"vllm","parent":"m"}]}`
+		f.set("a:1", pages)
+		metrics := f.count("a:1/metrics")
+		m.Models(t.Context(), get(t, reg, "a"))
+		if w := get(t, reg, "a"); !w.Serves("lora") || w.BlockSize != 16 || len(w.LoRAs) != 1 || f.count("a:1/metrics") != metrics {
+			t.Errorf("%+v, and %d metrics pages were read", w, f.count("a:1/metrics")-metrics)
+		}
+		// An answer that does not come changes nothing.
+		f.set("a:1", nil)
+		m.Models(t.Context(), get(t, reg, "a"))
+		if !get(t, reg, "a").Serves("lora") {
+			t.Error("the models are forgotten")
 		}
 	})
 }

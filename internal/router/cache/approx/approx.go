@@ -103,6 +103,19 @@ func (x *Index) RemoveRank(r kvindex.Rank) {
 	x.idx.RemoveRank(r)
 }
 
+// Clear forgets what a rank is predicted to hold.
+func (x *Index) Clear(r kvindex.Rank) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.clear(r)
+}
+
+// clear is Clear for a caller that holds mu.
+func (x *Index) clear(r kvindex.Rank) {
+	x.forget(r)
+	x.idx.ClearRank(r)
+}
+
 // forget drops the segments of a rank; its blocks in the index are the
 // caller's.
 func (x *Index) forget(r kvindex.Rank) {
@@ -227,8 +240,7 @@ func (x *Index) extend(r kvindex.Rank, locals, seq []uint64, known int, expires 
 	if res := x.idx.Apply(r, &x.batch); res.Stored+res.Duplicate != len(fresh) {
 		// The rank is unknown, or the index has lost blocks that the
 		// segments name: start over.
-		x.forget(r)
-		x.idx.ClearRank(r)
+		x.clear(r)
 		return
 	}
 	s := &segment{rank: r, names: slices.Clone(fresh), expires: expires, made: expires.Add(-x.ttl)}

@@ -155,6 +155,21 @@ func TestRemovedRanksAreForgotten(t *testing.T) {
 	}
 }
 
+func TestClearedRanksStay(t *testing.T) {
+	x := newIndex(t, Options{})
+	l, s := chain(1, 2)
+	x.Sent(0, 1, l, s, time.Unix(0, 0))
+	x.Sent(1, 1, l, s, time.Unix(0, 0))
+	x.Clear(0)
+	if depth(x, 0, l) != 0 || depth(x, 1, l) != 2 {
+		t.Fatal("clearing one rank must clear that one only")
+	}
+	x.Sent(0, 1, l, s, time.Unix(0, 0))
+	if depth(x, 0, l) != 2 {
+		t.Fatal("a cleared rank is predicted nothing any more")
+	}
+}
+
 // TestLateSends: what was sent to a rank that has left is not predicted to be in
 // the cache of the one that has its slot.
 func TestLateSends(t *testing.T) {

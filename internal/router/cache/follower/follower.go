@@ -279,6 +279,13 @@ func stated(w *workers.Worker) kvgroup.Traits {
 // auditEvery is how often the index is compared with the engines' capacity.
 const auditEvery = 5 * time.Second
 
+// Distrust forgets what a rank is known or predicted to hold, because its engine does not hold
+// it any more, as why says.
+func (f *Follower) Distrust(k *workers.Rank, why string) {
+	f.feeds.Distrust(kvindex.Rank(k.Slot), why)
+	f.Predicted.Clear(kvindex.Rank(k.Slot))
+}
+
 // audit looks for ranks of which the index knows more blocks than fit into the
 // engine's memory. The count of copies (kvindex.Batch.StoreCopies) is then
 // wrong: the engine publishes the removal of the last copy only. Such a rank

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
 	"net/url"
@@ -354,6 +355,8 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	}
 }
 
+const opWait = "wait for the answer"
+
 // exchange sends the request and reads the head of the answer.
 func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
 	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
@@ -375,7 +378,7 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 			r.broken = r.broken || !whole
 			return r, nil
 		}
-		f.Op = "wait for the answer"
+		f.Op = opWait
 	case sent == 0:
 		if !e.stop() { // what it may have read answers nothing
 			cn.close()
@@ -394,6 +397,7 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 	}
 	f.Started = f.Sent && r.w > 0
 	f.Kind, f.Err = kindOf(ctx, err), err
+	f.Late = f.Kind == Timeout && f.Op == opWait && !errors.Is(err, errNoLife) && ctx.Err() == nil
 	if ctx.Err() != nil { // the connection was closed for it
 		f.Err = ctx.Err()
 	}

@@ -342,12 +342,14 @@ func AfterFailure(h *History, s Allowance, prefills []*workers.State) Next {
 		}
 		return Next{Bans: bans, Why: why}
 	}
-	// A router that refused a loop has done no work: asking another worker adds no load.
-	if f.Reason == Overloaded && f.Phase == route.Decode && f.Other != nil {
+	// A router that refused a loop and an engine without the model have done no work: another
+	// try adds no load.
+	free := f.Reason == Loop || f.Reason == UnknownModel
+	if (f.Reason == Overloaded || f.Reason == UnknownModel) && f.Phase == route.Decode && f.Other != nil {
 		// The KV of the prompt is computed, and the engine has not taken it.
 		stays = append(without(stays, route.Prefill), Stay{Worker: f.Other, Phase: route.Prefill, Computed: true, Why: "another worker has the prompt's KV already"})
 	}
-	return Next{Step: Retry, Bans: bans, Stays: stays, Budgeted: f.Reason != Loop}
+	return Next{Step: Retry, Bans: bans, Stays: stays, Budgeted: !free}
 }
 
 // afterCut says what follows a stream's leg of which the client has a part. The worker

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -16,8 +17,11 @@ type Reason string
 
 // The reasons. Those of a leg that got no answer, in the words of package upstream:
 const (
-	Connect  Reason = "connect"
-	Timeout  Reason = "timeout"
+	Connect Reason = "connect"
+	Timeout Reason = "timeout"
+	// TooLong: the time for an answer was up, and the engine is alive: it works on the answer,
+	// which another engine would have to begin again.
+	TooLong  Reason = "too_long"
 	Reset    Reason = "reset"
 	Protocol Reason = "protocol"
 	// Stale: the engine had closed the connection as idle when the request was
@@ -38,6 +42,8 @@ const (
 	// has died.
 	EngineDead Reason = "engine_dead"
 	Status4xx  Reason = "status_4xx"
+	// UnknownModel: the engine does not serve the model or adapter, which another one may.
+	UnknownModel Reason = "unknown_model"
 	// Unauthorized: the engine refuses the key that the router has for it, which no
 	// client can mend.
 	Unauthorized Reason = "worker_unauthorized"
@@ -97,6 +103,7 @@ type Meaning struct {
 var meanings = map[Reason]Meaning{
 	Connect:  {Outcome: health.ConnectError},
 	Timeout:  {Broke: true, Lost: true, Mutual: true, Outcome: health.Timeout},
+	TooLong:  {Final: true, Outcome: health.Canceled},
 	Reset:    {Broke: true, Lost: true, Outcome: health.ServerError},
 	Protocol: {Broke: true, Outcome: health.ServerError},
 	Canceled: {Final: true, Outcome: health.Canceled},
@@ -107,6 +114,7 @@ var meanings = map[Reason]Meaning{
 	Overloaded:   {Outcome: health.Refused},
 	EngineDead:   {Broke: true, Lost: true, Outcome: health.ServerError},
 	Status4xx:    {Final: true, Outcome: health.ClientError},
+	UnknownModel: {Outcome: health.ClientError},
 	Unauthorized: {Outcome: health.ServerError},
 	Status3xx:    {Outcome: health.ServerError},
 	Loop:         {Outcome: health.ClientError},
@@ -139,6 +147,9 @@ func OfStatus(phase route.Phase, status int, retryAfter string, body []byte, key
 		return ofWords(body, Status5xx)
 	case phase == route.Prefill && status < 400:
 		return Status3xx
+	case status == http.StatusNotFound && rawjson.Value(body).Get("error.code").String() == string(api.CodeModelNotFound),
+		(status == http.StatusNotFound || status == http.StatusBadRequest) && ofWords(body, Status4xx) == UnknownModel:
+		return UnknownModel
 	}
 	return Status4xx // the request's own fault; nobody else will like it better
 }
@@ -161,6 +172,9 @@ var words = []struct {
 	{"SGLang", "The request queue is full", Overloaded},
 	{"SGLang", "The request is aborted by a higher priority request", Overloaded},
 	{"TGI", "Model is overloaded", Overloaded},
+	// 404; 400 for adapters.
+	{"vLLM", "The model `", UnknownModel},
+	{"SGLang", "The following requested LoRA adapters are not loaded", UnknownModel},
 	// EngineDeadError: the engine's process has ended, and the server ends next.
 	{"vLLM", "EngineCore encountered an issue", EngineDead},
 }

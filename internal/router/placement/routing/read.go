@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -18,7 +19,11 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 	now := time.Now()
 	switch {
 	case ep.Splittable || ep.Streamable:
-		q.Prompt = d.from.Prompts.Find(ctx, v, q.Model, q.List, q.IDs)
+		model := q.Model
+		if _, unlisted := q.Fleet.Candidates(model); unlisted {
+			model = cmp.Or(q.Fleet.Only(), model) // an adapter's prompts are those of its base
+		}
+		q.Prompt = d.from.Prompts.Find(ctx, v, model, q.List, q.IDs)
 		if q.Prompt.Source == route.FromIDs {
 			q.IDs = q.Prompt.IDs
 		}

@@ -109,9 +109,11 @@ func (q *Request) Blocks() (locals []uint64, blockSize int) {
 // UseFleet takes a fleet's workers that serve the request's model, and the blocks of the
 // adapter that the model is to them, unless the request names one itself.
 func (q *Request) UseFleet(fleet *workers.Snapshot) {
-	q.Fleet, q.List, q.LoRA, q.Run.Criteria.Model = fleet, fleet.Model(q.Model), q.Named, q.Model
+	q.Fleet, q.LoRA, q.Run.Criteria.Model = fleet, q.Named, q.Model
+	var unlisted bool
+	q.List, unlisted = fleet.Candidates(q.Model)
 	adapter := func(w *workers.Worker) bool { return slices.Contains(w.LoRAs, q.Model) }
-	if q.LoRA == "" && slices.ContainsFunc(q.List, adapter) {
+	if q.LoRA == "" && (unlisted || slices.ContainsFunc(q.List, adapter)) {
 		q.LoRA = q.Model
 	}
 }

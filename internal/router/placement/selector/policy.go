@@ -16,7 +16,8 @@ const (
 	// KVDynamo is the cost function of NVIDIA Dynamo's router with its
 	// defaults and its random tie-break: the baseline that KV is measured by.
 	KVDynamo Policy = "kv_dynamo"
-	// LeastLoaded takes the rank with the fewest requests running or waiting.
+	// LeastLoaded takes the rank with the fewest requests running or waiting, or with the
+	// fewest of this router where a rank reports no load.
 	LeastLoaded Policy = "least_loaded"
 	// RoundRobin takes the ranks in turn, in the order of their labels.
 	RoundRobin Policy = "round_robin"
@@ -57,7 +58,7 @@ type policy struct {
 func rankBy(in *Input, out *Ranking) {
 	switch in.Policy {
 	case LeastLoaded:
-		rankLeastLoaded(in, out)
+		byLoad(in, out, in.Limit)
 	case RoundRobin:
 		rankRoundRobin(in, out)
 	case PowerOfTwo:

@@ -217,30 +217,18 @@ func sample(in *Input, out *Ranking) {
 	out.Sampled = true
 }
 
-// load is the number of requests on a rank: what its engine reported, or what this
-// router sent there if that is more (the engine's figure is a scrape old, and
-// a burst within one scrape must not land on one rank).
-func load(c *decision.Candidate) int {
-	if c.HasLoad {
-		return max(c.Running+c.Waiting, c.ActiveRequests)
-	}
-	return c.ActiveRequests
-}
-
-func rankLeastLoaded(in *Input, out *Ranking) {
-	for _, i := range out.Order {
-		if !in.Candidates[i].HasLoad {
-			rankRoundRobin(in, out)
-			return
-		}
-	}
-	byLoad(in, out, in.Limit)
-}
-
-// byLoad orders by load, the router's own account breaking ties.
+// byLoad orders by load: what an engine reports, or what this router has there if that is
+// more. The report is a scrape old, and a burst within one scrape must not land on one rank.
+// Where a rank reports no load, the router's ledger alone is compared: it counts the same of
+// all ranks. The ledger also breaks ties.
 func byLoad(in *Input, out *Ranking, limit int) {
+	known := !slices.ContainsFunc(out.Order, func(i int) bool { return !in.Candidates[i].HasLoad })
 	for _, i := range out.Order {
-		in.Candidates[i].Cost = float64(load(&in.Candidates[i]))
+		c := &in.Candidates[i]
+		c.Cost = float64(c.ActiveRequests)
+		if known {
+			c.Cost = float64(max(c.Running+c.Waiting, c.ActiveRequests))
+		}
 	}
 	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareLoad(in, a, b) })
 	out.Tied = tied(in, out)
@@ -321,7 +309,7 @@ func rankPowerOfTwo(in *Input, out *Ranking) {
 func rankSession(in *Input, out *Ranking) {
 	if in.SessionKey == 0 {
 		out.Policy = LeastLoaded
-		rankLeastLoaded(in, out)
+		byLoad(in, out, in.Limit)
 		return
 	}
 	for _, i := range out.Order {

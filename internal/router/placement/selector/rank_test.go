@@ -130,7 +130,8 @@ func TestLeastLoaded(t *testing.T) {
 		tie    TieBreak
 	}{
 		{"19: 5+2 against 1+0", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("a", 5, 2), loaded("b", 1, 0)}}, []string{"b", "a"}, LeastLoaded, TieNone},
-		{"20: a missing figure gives round robin", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 9, 9), {Rank: "a"}}, Turn: 1}, []string{"b", "a"}, RoundRobin, TieNone},
+		{"20: where a figure is missing, the router's own requests count", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{{Rank: "a", ActiveRequests: 1}, loaded("b", 9, 9)}}, []string{"b", "a"}, LeastLoaded, TieNone},
+		{"20: with two draws as well", Input{Policy: PowerOfTwo, Candidates: []decision.Candidate{{Rank: "a", ActiveRequests: 1}, loaded("b", 9, 9)}}, []string{"b", "a"}, PowerOfTwo, TieNone},
 		{"20: and only eligible ranks count", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 9, 9), loaded("c", 1, 1), {Rank: "a", KeptOut: "draining"}}}, []string{"c", "b"}, LeastLoaded, TieNone},
 		{"21: round robin ignores figures", Input{Policy: RoundRobin, Candidates: []decision.Candidate{loaded("a", 99, 9), loaded("b", 0, 0)}}, []string{"a", "b"}, RoundRobin, TieNone},
 		{"the router's own account counts what the engine has not reported yet", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{

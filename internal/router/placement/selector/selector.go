@@ -195,9 +195,8 @@ const (
 // Ranking is the answer. Reuse one to avoid allocation.
 type Ranking struct {
 	Verdict Verdict
-	// Policy is the policy that was applied in the end: least_loaded answers
-	// as round_robin when a candidate has no load figure. Empty when nothing was
-	// ranked.
+	// Policy is the policy that was applied in the end: session answers as least_loaded
+	// without a session. Empty when nothing was ranked.
 	Policy Policy
 	// Order holds indices into Input.Candidates, best first: all eligible
 	// ranks, or the best Input.Limit of them.

@@ -139,9 +139,13 @@ func Lookup(method, path string) (*Endpoint, error) {
 		}
 	}
 	if e == nil {
+		advice := ""
+		if strings.HasSuffix(path, "_lora_adapter") {
+			advice = "; send it to each engine, the router finds the adapters that engines list"
+		}
 		return nil, &Error{
 			Status: http.StatusNotFound, Code: CodeUnknownPath,
-			Message: "no such path: " + clip(path, 128) + "; this router answers " + strings.Join(slices.Sorted(maps.Keys(endpoints)), ", "),
+			Message: "no such path: " + clip(path, 128) + advice + "; this router answers " + strings.Join(slices.Sorted(maps.Keys(endpoints)), ", "),
 		}
 	}
 	if slices.Contains(e.Methods, method) {

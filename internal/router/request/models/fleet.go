@@ -3,6 +3,7 @@ package models
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -29,19 +30,35 @@ func Query(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, query 
 			queried = append(queried, w)
 		}
 	}
+	answers := make([][]byte, len(queried))
+	each(ctx, queried, func(ctx context.Context, i int) { answers[i] = query(ctx, queried[i]) })
+	return Merge(slices.DeleteFunc(answers, func(b []byte) bool { return b == nil }), aliases)
+}
+
+// Reread has each usable worker of a fleet report its models again. read is called at most once
+// for each, and may be interrupted: the answers are for other requests, too, so that ctx ends
+// does not end it, but a limit for all workers together does.
+func Reread(ctx context.Context, fleet *workers.Snapshot, read func(context.Context, *workers.Worker)) {
+	list := slices.DeleteFunc(slices.Clone(fleet.Workers), func(w *workers.Worker) bool {
+		ok, _ := w.State.Usable()
+		return !ok
+	})
+	each(ctx, list, func(ctx context.Context, i int) { read(ctx, list[i]) })
+}
+
+// each calls do for each worker, a few at a time, within the limit for all of them.
+func each(ctx context.Context, list []*workers.Worker, do func(ctx context.Context, i int)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), queryTimeout)
 	defer cancel()
-	answers := make([][]byte, len(queried))
 	var g errgroup.Group
 	g.SetLimit(queriesAtOnce)
-	for i, w := range queried {
+	for i := range list {
 		g.Go(func() error {
-			answers[i] = query(ctx, w)
+			do(ctx, i)
 			return nil
 		})
 	}
 	_ = g.Wait() // none of them fails
-	return Merge(slices.DeleteFunc(answers, func(b []byte) bool { return b == nil }), aliases)
 }
 
 // NotServed is the error for a client that asks for a model which no worker of a fleet
@@ -122,8 +139,9 @@ func Find(requested string, fleet *workers.Snapshot, starting bool, key Key) (wo
 	if err := key.Refusal(requested, cmp.Or(of.Alias, of.Model), of.Model); err != nil {
 		return of, err
 	}
+	list, _ := fleet.Candidates(of.Model)
 	switch {
-	case len(fleet.Model(of.Model)) > 0:
+	case len(list) > 0:
 		return of, nil
 	case of.Default:
 		e := NotServed(of.Model, fleet, starting)
@@ -131,6 +149,13 @@ func Find(requested string, fleet *workers.Snapshot, starting bool, key Key) (wo
 		return of, e
 	}
 	return of, NotServed(requested, fleet, starting)
+}
+
+// Unknown reports whether an error of [Find] is that no worker serves the model: one may since
+// its models were read.
+func Unknown(err error) bool {
+	e, ok := errors.AsType[*api.Error](err)
+	return ok && e.Code == api.CodeModelNotFound
 }
 
 // Note says for a receipt how the model was found for a request that does not have its name

@@ -401,7 +401,7 @@ func (b *body) align() {
 	ctx, cancel := context.WithTimeout(b.ctx, alignTimeout)
 	defer cancel()
 	model := b.call.Model
-	list := b.e.Fleet().Model(model)
+	list, _ := b.e.Fleet().Candidates(model)
 	b.Stream.AlignBy(func(ids []uint32) (string, error) { return b.e.Tokens.Text(ctx, model, list, ids) })
 }
 
@@ -447,7 +447,8 @@ func (b *body) moves() bool {
 	}
 	b.nextLook = now.Add(moveInterval)
 	fleet, limit := b.e.Fleet(), s.Continue.AtOnce
-	if !slices.ContainsFunc(fleet.Model(x.Model), func(w *workers.Worker) bool {
+	list, _ := fleet.Candidates(x.Model)
+	if !slices.ContainsFunc(list, func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
 		return ok && w.State != from.State && w.Role.CanDecode() && b.ReportsIDs(w.WireEngine()) &&
 			slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return b.e.Moves.Free(k.Slot, limit) })
