@@ -168,7 +168,7 @@ func badPaths() []badPath {
 		{"answered by the router", "data", "GET /v1/models", 200, ""},
 		{"probe", "data", "POST /healthz", 200, ""},
 		{"no body expected", "data", "GET /version", 0, ""},
-		{"compressed", "data", "POST /v1/completions", 415, "Content-Encoding: gzip\r\n"},
+		{"compressed", "data", "POST /v1/completions", 415, "Content-Encoding: br\r\n"},
 		{"body of interest", "data", "POST /v1/completions", 408, ""},
 		{"multipart", "data", "POST /v1/audio/transcriptions", 408, "Content-Type: multipart/form-data; boundary=b\r\n"},
 		{"no token", "admin", "POST /admin/v1/drain", 401, ""},

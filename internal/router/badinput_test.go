@@ -97,7 +97,7 @@ func badBodies(t *testing.T, r *rig, p *tap) {
 	}
 	// Methods, forms and encodings.
 	r.send(http.MethodGet, "/v1/completions", nil).refused(t, http.StatusMethodNotAllowed, "method_not_allowed")
-	r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`), "Content-Encoding", "gzip").refused(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
+	r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`), "Content-Encoding", "br").refused(t, http.StatusUnsupportedMediaType, "unsupported_media_type")
 	// Still well.
 	r.complete(ids(40, 1))
 }

@@ -300,9 +300,9 @@ func (x *exchange) resolve() error {
 	if err := x.key.AdapterRefusal(&x.call.View); err != nil {
 		return x.refuse(access.ReasonKey, err)
 	}
-	// vLLM and SGLang store a response under the body's request_id, over any that is there:
-	// a tenant would overwrite another's.
-	x.call.View.EngineNamesResponse = x.call.Endpoint.Kind == api.Responses && x.r.secure.Keys() != nil
+	if x.r.secure.Keys() != nil {
+		x.call.View.Withheld = access.Withheld(x.call.Endpoint.Kind, s.Routing.AllowHeaders)
+	}
 	if s.Keys.Salt {
 		c, err := x.call, error(nil)
 		if c.Salted, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, x.req.URL.Path, c.Owner, c.Routing.List); err != nil {

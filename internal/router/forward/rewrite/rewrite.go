@@ -88,8 +88,8 @@ func (m *Scratch) Body(s *Source, p workers.Peer, ids bool, more []api.Edit) [][
 	if s.Model != s.RequestedModel && (s.RequestedModel != "" || s.Endpoint.Kind != api.SGLangGenerate) {
 		edits = append(edits, api.Set("model", api.RawString(s.Model)))
 	}
-	if s.View.EngineNamesResponse {
-		edits = append(edits, api.Delete("request_id"))
+	for _, member := range s.View.Withheld {
+		edits = append(edits, api.Delete(member))
 	}
 	if s.Salted {
 		edits = append(edits, api.Set("cache_salt", api.RawString(s.View.CacheSalt)))

@@ -84,12 +84,12 @@ func TestBody(t *testing.T) {
 		}, `{"model": "m", "prompt":"hi" }`},
 		{"renamed there", vllm, false, nil, func(s *Source) { s.Model, s.Endpoint = "big", endpoint(t, "/generate") }, `{"model": "big", "prompt":"hi" }`},
 		{"salted", vllm, false, nil, func(s *Source) { s.Salted, s.View.CacheSalt = true, "t" }, `{"model": "m", "prompt":"hi" ,"cache_salt":"t"}`},
-		{"a response that the engine names", vllm, false, nil, func(s *Source) {
+		{"withheld", vllm, false, nil, func(s *Source) {
 			s.Body, s.Endpoint = []byte(`{"model": "m", "input":"hi", "request_\u0069d":"resp_1"}`), endpoint(t, "/v1/responses")
 			if err := s.View.Parse(s.Body, s.Endpoint.Kind, api.Limits{}); err != nil {
 				t.Fatal(err)
 			}
-			s.View.EngineNamesResponse = true
+			s.View.Withheld = []string{"request_id", "absent"}
 		}, `{"model": "m", "input":"hi"}`},
 		{"a rank of several", peerOf(workers.SGLang, 2), false, nil, nil, `{"model": "m", "prompt":"hi" ,"routed_dp_rank":1}`},
 		{"a rank of several of vLLM", peerOf(workers.VLLM, 2), false, nil, nil, `{"model": "m", "prompt":"hi" }`},

@@ -61,8 +61,10 @@ func (r *Run) Needs(phase route.Phase, name string) string {
 	}
 	p := &r.Criteria.Pin
 	s := string(phase) + "\x00" + string(r.Criteria.Force) + "\x00" + p.Decode + "\x00" + p.Prefill + "\x00" + string(r.Plan.Reason)
-	if p.HasRank {
-		s += "\x00" + strconv.Itoa(p.Rank)
+	for _, phase := range [...]route.Phase{route.Decode, route.Prefill} {
+		if n, has := p.rank(phase); has {
+			s += "\x00" + string(phase) + strconv.Itoa(n)
+		}
 	}
 	if phase == route.Prefill {
 		s += "\x00" + r.Criteria.Facts.Kind.String()

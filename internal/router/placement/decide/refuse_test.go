@@ -80,6 +80,8 @@ func TestNeeds(t *testing.T) {
 	note("a worker", &r, route.Decode)
 	r.Criteria.Pin.HasRank = true
 	note("a rank", &r, route.Decode)
+	r.Criteria.Pin.HasRank, r.Criteria.Pin.HasPrefillRank = false, true
+	note("a rank for prefill", &r, route.Decode)
 	r.History.Add(attempt.Failure{Reason: attempt.Reset})
 	if s := r.Needs(route.Decode, "x"); s != "x" {
 		t.Errorf("after a failure %q", s)

@@ -58,14 +58,22 @@ type Criteria struct {
 	Waited bool
 }
 
-// Pin is the workers and the rank that the client requires.
+// Pin is the workers and the ranks that the client requires.
 type Pin struct {
 	// Decode and Prefill are the workers' names; empty for any.
 	Decode, Prefill string
 	// HasRank reports that Rank, the number of a data-parallel rank of the decode
-	// worker, is required.
-	HasRank bool
-	Rank    int
+	// worker, is required; HasPrefillRank and PrefillRank are the same for prefill.
+	HasRank, HasPrefillRank bool
+	Rank, PrefillRank       int
+}
+
+// rank is the required rank of a phase; has is false where any will do.
+func (p *Pin) rank(phase route.Phase) (n int, has bool) {
+	if phase == route.Prefill {
+		return p.PrefillRank, p.HasPrefillRank
+	}
+	return p.Rank, p.HasRank
 }
 
 // worker is the name of a phase's worker.
@@ -219,6 +227,7 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
 	pin, given := &r.Criteria.Pin, seen.Ledger()
 	stay, _ := r.History.Stay(in.Phase)
+	rank, pinned := pin.rank(in.Phase)
 	for _, w := range list {
 		if !can(w, in.Phase) {
 			continue
@@ -233,7 +242,7 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			c := &in.Candidates[len(in.Candidates)-1]
 			*c = decision.Candidate{}
 			c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks, c.KVUsage = k.Label, k.Slot, why, tried, capacity, -1
-			if why == "" && in.Phase == route.Decode && pin.HasRank && k.DP != pin.Rank {
+			if why == "" && pinned && k.DP != rank {
 				c.KeptOut = "another rank was asked for"
 			}
 			any = any || c.KeptOut == ""

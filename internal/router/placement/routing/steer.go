@@ -3,12 +3,15 @@ package routing
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // The headers by which a client steers.
@@ -29,24 +32,47 @@ func (q *Request) Steer(h http.Header) (err error) {
 	for _, p := range [...]struct {
 		header string
 		pin    *string
-	}{{headerWorker, &c.Pin.Decode}, {headerPrefill, &c.Pin.Prefill}} {
+		has    *bool
+		rank   *int
+	}{{headerWorker, &c.Pin.Decode, &c.Pin.HasRank, &c.Pin.Rank}, {headerPrefill, &c.Pin.Prefill, &c.Pin.HasPrefillRank, &c.Pin.PrefillRank}} {
 		name := h.Get(p.header)
 		if name == "" {
 			continue
 		}
-		if _, ok := q.Fleet.Worker(name); !ok {
-			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
+		w, k := q.named(name)
+		if w == nil {
+			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker or rank %q", p.header, api.Clip(name))}
 		}
-		*p.pin = name
+		*p.pin = w.Name
+		if k != nil {
+			*p.has, *p.rank = true, k.DP
+		}
 	}
 	if v := h.Get(headerRank); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 0 {
 			return api.BadRequest("X-data-parallel-rank", "header X-data-parallel-rank: %q is not a rank", api.Clip(v))
 		}
+		if c.Pin.HasRank && c.Pin.Rank != n {
+			return api.BadRequest("X-data-parallel-rank", "header X-data-parallel-rank: %d is not the rank in %s", n, headerWorker)
+		}
 		c.Pin.HasRank, c.Pin.Rank = true, n
 	}
 	return nil
+}
+
+// named finds a worker by its name, or with one of its ranks by the rank's label ("w/dp0"), as
+// the headers of answers have it. Both are nil for an unknown name.
+func (q *Request) named(name string) (*workers.Worker, *workers.Rank) {
+	if w, ok := q.Fleet.Worker(name); ok {
+		return w, nil
+	}
+	if w, ok := q.Fleet.Worker(name[:max(0, strings.LastIndexByte(name, '/'))]); ok {
+		if i := slices.IndexFunc(w.Ranks, func(k *workers.Rank) bool { return k.Label == name }); i >= 0 {
+			return w, w.Ranks[i]
+		}
+	}
+	return nil, nil
 }
 
 // FindSession takes the session that was named, or where that is empty the one that the

@@ -59,6 +59,11 @@ func TestSteer(t *testing.T) {
 		{"X-Dynctl-Worker", "w2", "", decide.Pin{}, http.StatusNotFound},
 		{"X-Dynctl-Prefill-Worker", "w0", route.ForceAuto, decide.Pin{Prefill: "w0"}, 0},
 		{"X-Dynctl-Prefill-Worker", "nobody", "", decide.Pin{}, http.StatusNotFound},
+		{"X-Dynctl-Worker", "w1/dp0", route.ForceAuto, decide.Pin{Decode: "w1", HasRank: true}, 0},
+		{"X-Dynctl-Worker", "w1/dp1", "", decide.Pin{}, http.StatusNotFound},
+		{"X-Dynctl-Worker", "/dp0", "", decide.Pin{}, http.StatusNotFound},
+		{"X-Dynctl-Worker", "w1/", "", decide.Pin{}, http.StatusNotFound},
+		{"X-Dynctl-Prefill-Worker", "w0/dp0", route.ForceAuto, decide.Pin{Prefill: "w0", HasPrefillRank: true}, 0},
 		{"X-data-parallel-rank", "3", route.ForceAuto, decide.Pin{HasRank: true, Rank: 3}, 0},
 		{"X-data-parallel-rank", "-1", "", decide.Pin{}, http.StatusBadRequest},
 		{"X-data-parallel-rank", "first", "", decide.Pin{}, http.StatusBadRequest},
@@ -77,6 +82,20 @@ func TestSteer(t *testing.T) {
 		if got := &q.Run.Criteria; err != nil || got.Force != c.force || got.Pin != c.pin {
 			t.Errorf("%s: %s: %+v %+v, %v", c.header, c.value, got.Force, got.Pin, err)
 		}
+	}
+}
+
+// TestSteerTwice: two headers that name different ranks of the decode worker are refused.
+func TestSteerTwice(t *testing.T) {
+	q := Request{Details: Details{Model: "m"}}
+	q.UseFleet(served(t, 1).Snapshot())
+	h := http.Header{"X-Dynctl-Worker": {"w0/dp0"}, "X-Data-Parallel-Rank": {"0"}}
+	if err := q.Steer(h); err != nil {
+		t.Error(err)
+	}
+	h.Set("X-Data-Parallel-Rank", "1")
+	if e := api.FromError(q.Steer(h)); e == nil || e.Status != http.StatusBadRequest {
+		t.Errorf("%+v", e)
 	}
 }
 

@@ -84,6 +84,19 @@ func (k *Key) AdapterRefusal(v *api.View) error {
 	return nil
 }
 
+// Withheld are the members of a body by which one tenant could act on another's requests.
+// vLLM and SGLang store a response under request_id, over any that is there, and schedule by
+// priority; clients that may steer keep that.
+func Withheld(kind api.Kind, steers bool) (members []string) {
+	if !steers {
+		members = append(members, "priority")
+	}
+	if kind == api.Responses {
+		members = append(members, "request_id")
+	}
+	return members
+}
+
 // SaltPrompt keeps a request's blocks apart from those of other tenants, in the engine
 // and in the index: whatever salt the client sends is its tenant's own. It reports
 // whether there is a prompt to salt. Where an engine of the list takes no salt, the

@@ -166,6 +166,19 @@ func TestAdapterRefusal(t *testing.T) {
 	}
 }
 
+// TestWithheld: tenants neither name responses nor go before others in engines.
+func TestWithheld(t *testing.T) {
+	for _, c := range []struct {
+		kind   api.Kind
+		steers bool
+		want   string
+	}{{api.Chat, false, "[priority]"}, {api.Chat, true, "[]"}, {api.Responses, false, "[priority request_id]"}, {api.Responses, true, "[request_id]"}} {
+		if got := fmt.Sprint(Withheld(c.kind, c.steers)); got != c.want {
+			t.Errorf("%v: %s, want %s", c.kind, got, c.want)
+		}
+	}
+}
+
 // TestSaltPrompt: a prompt that gets into a cache has its tenant's salt, whatever salt it
 // came with, or does not reach an engine that would drop it.
 func TestSaltPrompt(t *testing.T) {

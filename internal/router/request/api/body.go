@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 )
@@ -104,18 +103,19 @@ func newBuffer(class, length int) ([]byte, *[]byte) {
 // one that sends slowly four times what it has sent. How slow a writer may be is
 // the caller's matter (see [BoundBody]).
 //
-// The error is an [*Error]: 413 body_too_large, 415 for a compressed body, 408
-// when the read deadline passed, 400 for a body that ended early, 503 when the
+// A body in gzip, zstd or deflate is decoded, and loses its Content-Encoding; the limit is for
+// both forms.
+//
+// The error is an [*Error]: 413 body_too_large, 415 for another coding, 408
+// when the read deadline passed, 400 for a body that ended early or cannot be decoded, 503 when the
 // memory is used up.
 func ReadBody(r *http.Request, limit int64, memory Memory) (*Body, error) {
 	if limit <= 0 {
 		limit = DefaultBodyLimit
 	}
-	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
-		return nil, &Error{
-			Status: http.StatusUnsupportedMediaType, Code: CodeUnsupportedMedia,
-			Message: "Content-Encoding " + clip(enc, 32) + " is not supported; send the body uncompressed",
-		}
+	encoding, err := encodingOf(r.Header)
+	if err != nil {
+		return nil, err
 	}
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
@@ -125,7 +125,12 @@ func ReadBody(r *http.Request, limit int64, memory Memory) (*Body, error) {
 		want = 1 << minClass
 	}
 	body := &Body{class: -1, memory: memory}
-	if err := body.fill(r.Body, want, limit); err != nil {
+	err = body.fill(r.Body, want, limit)
+	if err == nil && encoding != "" {
+		r.Header.Del("Content-Encoding")
+		err = body.decode(encoding, limit)
+	}
+	if err != nil {
 		body.Release()
 		return nil, err
 	}
@@ -192,10 +197,7 @@ func (b *Body) resize(size int, limit int64) error {
 	class, length := bufferClass(size)
 	more := min(int64(length), limit) - b.taken
 	if !b.memory.Take(more) {
-		return &Error{
-			Status: http.StatusServiceUnavailable, Code: CodeOverloaded, RetryAfter: time.Second,
-			Message: "the memory for request bodies is used up; try again later",
-		}
+		return noMemory()
 	}
 	b.taken += more
 	next, box := newBuffer(class, length)
@@ -203,6 +205,13 @@ func (b *Body) resize(size int, limit int64) error {
 	b.recycle()
 	b.B, b.class, b.box = next, class, box
 	return nil
+}
+
+func noMemory() *Error {
+	return &Error{
+		Status: http.StatusServiceUnavailable, Code: CodeOverloaded, RetryAfter: time.Second,
+		Message: "the memory for request bodies is used up; try again later",
+	}
 }
 
 func tooLarge(limit int64) *Error {
@@ -213,6 +222,9 @@ func tooLarge(limit int64) *Error {
 }
 
 func readError(err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
 	var ne net.Error
 	if errors.As(err, &ne) && ne.Timeout() {
 		return &Error{

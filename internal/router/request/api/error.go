@@ -61,6 +61,8 @@ type Error struct {
 	RetryAfter time.Duration
 	// Allow is the Allow header of a 405.
 	Allow string
+	// AcceptEncoding is the Accept-Encoding header of a 415.
+	AcceptEncoding string
 	// Err is the cause, for logs; the client never sees it.
 	Err error
 }
@@ -274,6 +276,9 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if e.Allow != "" {
 		h.Set("Allow", e.Allow)
+	}
+	if e.AcceptEncoding != "" {
+		h.Set("Accept-Encoding", e.AcceptEncoding)
 	}
 	if e.Status == http.StatusRequestEntityTooLarge || e.Status == http.StatusRequestTimeout {
 		// The rest of the body is not read; the connection cannot be reused.

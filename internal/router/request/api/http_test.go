@@ -238,7 +238,7 @@ func TestReadBodyRefuses(t *testing.T) {
 	}{
 		{"announced too large", strings.NewReader("x"), 1001, nil, 413, CodeBodyTooLarge},
 		{"too large, not announced", strings.NewReader(strings.Repeat("x", 1001)), -1, nil, 413, CodeBodyTooLarge},
-		{"compressed", strings.NewReader("x"), 1, http.Header{"Content-Encoding": {"gzip"}}, 415, CodeUnsupportedMedia},
+		{"compressed", strings.NewReader("x"), 1, http.Header{"Content-Encoding": {"br"}}, 415, CodeUnsupportedMedia},
 		{"too slow", slowBody{os.ErrDeadlineExceeded}, 10, nil, 408, CodeRequestTimeout},
 		{"cut off", slowBody{io.ErrUnexpectedEOF}, 10, nil, 400, CodeInvalidRequest},
 		{"reset", slowBody{&net.OpError{Op: "read", Err: errors.New("reset")}}, -1, nil, 400, CodeInvalidRequest},

@@ -172,14 +172,15 @@ func lookupKey(k []byte) keyID {
 	return keyOther
 }
 
-// isTransferField reports whether a member steers the transfer of KV blocks or
-// the choice of a rank, which only the router may do.
+// isTransferField reports whether a member steers the transfer of KV blocks, the choice of a
+// rank or what KV events report, which only the router may do.
 func isTransferField(k []byte) bool {
 	switch string(k) {
 	case "kv_transfer_params", "ec_transfer_params", "disaggregated_params", "disagg_spec",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
 		"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "decode_tp_size",
-		"disagg_request_id", "ctx_request_id", "ret_first_tok":
+		"disagg_request_id", "ctx_request_id", "ret_first_tok",
+		"kv_cache_report_mode": // has vLLM report hits as stores, which the index would count
 		return true
 	}
 	return false

@@ -95,17 +95,12 @@ type View struct {
 	Logprobs, PromptLogprobs bool
 	// Echo is whether a completion repeats its prompt.
 	Echo bool
-	// Priority is the engine's scheduling priority; HasPriority says
-	// that there is one.
-	Priority    int64
-	HasPriority bool
 	// CacheSalt separates the prefix caches of tenants.
 	CacheSalt string
 	// LoRA is lora_path, SGLang's way to ask for an adapter; "" for the list of a batch.
 	LoRA string
-	// EngineNamesResponse has the engine choose the id under which it stores a response: the
-	// body's request_id stays here.
-	EngineNamesResponse bool
+	// Withheld are members of the body that do not reach engines.
+	Withheld []string
 	// PreviousResponseID is the response that the prompt continues.
 	PreviousResponseID string
 
@@ -441,9 +436,6 @@ func (v *View) note(id keyID, at Span) *Error {
 		}
 	case keyEcho:
 		v.Echo, e = v.boolean("echo", raw, at)
-	case keyPriority:
-		v.Priority, e = v.integer("priority", raw, at, math.MinInt32, math.MaxInt32)
-		v.HasPriority = e == nil
 	case keyCacheSalt:
 		v.CacheSalt, e = v.text("cache_salt", raw, at)
 	case keyPreviousResponseID:

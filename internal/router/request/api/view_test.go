@@ -48,7 +48,7 @@ func TestViewReadsWhatARequestSays(t *testing.T) {
 		{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{}"}}]},{"role":"tool","content":"four"}]}`)
 	want := View{
 		Model: "a/b", Stream: true, IncludeUsage: true, MaxTokens: 20, MaxTokensKey: "max_completion_tokens", MinTokens: 3,
-		N: 2, Logprobs: true, Priority: -5, HasPriority: true, CacheSalt: "s",
+		N: 2, Logprobs: true, CacheSalt: "s",
 	}
 	if diff := cmp.Diff(want, *v, plain); diff != "" {
 		t.Errorf("view (-want +got):\n%s", diff)
@@ -255,8 +255,8 @@ func TestLaxValues(t *testing.T) {
 	for _, value := range []string{`3`, `3.0`, `3e0`, `"3"`, `" 3 "`, `"+3"`, `"3.0"`, `"\u0033"`} {
 		v := parse(t, Chat, `{"max_completion_tokens":`+value+`,"n":`+value+`,"min_tokens":`+value+`,"priority":`+value+`,"truncate_prompt_tokens":`+value+`,
 			"user":"`+strings.Repeat("u", 5000)+`","prompt_cache_key":"`+strings.Repeat("k", 5000)+`"}`)
-		if v.MaxTokens != 3 || v.N != 3 || v.MinTokens != 3 || v.Priority != 3 || v.MaxTokensKey != "max_completion_tokens" {
-			t.Errorf("%s: %d %d %d %d", value, v.MaxTokens, v.N, v.MinTokens, v.Priority)
+		if v.MaxTokens != 3 || v.N != 3 || v.MinTokens != 3 || v.MaxTokensKey != "max_completion_tokens" {
+			t.Errorf("%s: %d %d %d", value, v.MaxTokens, v.N, v.MinTokens)
 		}
 	}
 	if v := parse(t, SGLangGenerate, `{"sampling_params":{"max_new_tokens":"7","n":"2"}}`); v.MaxTokens != 7 || v.N != 2 {
@@ -429,7 +429,7 @@ func TestCodePointsEqualsDecoding(t *testing.T) {
 // transferFields are those of isTransferField.
 var transferFields = [...]string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params", "disagg_spec",
-	"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+	"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "kv_cache_report_mode",
 	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "decode_tp_size",
 	"disagg_request_id", "ctx_request_id", "ret_first_tok",
 }

@@ -380,6 +380,7 @@ func (b *body) callForRest(ids []uint32, sent int, cut *attempt.Failure, fleet *
 	}
 	kind := resume.RestKind(c.Endpoint.Kind)
 	err := c.View.Parse(c.Body.B, kind, api.Limits{})
+	c.View.Withheld = x.View.Withheld
 	if err == nil && c.Salted {
 		path, _, _ := strings.Cut(b.first.Path, "?")
 		_, err = access.SaltPrompt(&c.View, c.Endpoint.Kind, path, c.Owner, q.List)
