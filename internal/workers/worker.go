@@ -407,6 +407,9 @@ type Condition struct {
 	Health Health
 	Reason string
 	Since  time.Time
+	// Silent says that an Unhealthy worker's port takes connections, and that nothing has
+	// come from the worker for two probes in a row. Its next sign of life makes it usable.
+	Silent bool
 }
 
 // State is the part of a worker that changes with time. It is safe for
@@ -423,6 +426,7 @@ type State struct {
 	generation atomic.Uint64
 	drains     atomic.Uint32 // who keeps new requests away
 	answered   atomic.Pointer[time.Time]
+	life       Life
 }
 
 // Condition is the worker's present health: a conflict comes before what the
@@ -442,6 +446,12 @@ func (s *State) present() (*Condition, *Ejection) {
 		return c, nil
 	}
 	c := s.probed()
+	if c.Silent && s.ejection.Load() == nil {
+		// Until the prober has noticed the sign.
+		if last := s.life.Last(); last.After(c.Since) {
+			return &Condition{Health: Healthy, Since: last}, nil
+		}
+	}
 	if e := s.ejection.Load(); e != nil && c.Health == Healthy && !e.Outlived(*c) {
 		return c, e
 	}
@@ -492,6 +502,15 @@ func (s *State) SetAnswered(sent time.Time) { s.answered.Store(&sent) }
 func (s *State) AnsweredSince(t time.Time) bool {
 	sent := s.answered.Load()
 	return sent != nil && sent.After(t)
+}
+
+// Life is where the worker's signs of life are noted.
+func (s *State) Life() *Life { return &s.life }
+
+// Silent reports whether nothing but its silence keeps new requests from the worker: its
+// port takes connections, so a request may try it when no other worker is left.
+func (s *State) Silent() bool {
+	return !s.Draining() && s.conflict.Load() == nil && s.ejection.Load() == nil && s.probed().Silent && !s.life.Last().After(s.probed().Since)
 }
 
 // Draining reports whether the worker takes no new requests while it finishes

@@ -31,7 +31,7 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	c.Routing.IDs = append(c.Routing.IDs, 1)
 	c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
 	used := c.scratch
-	c.leg("prefill", workers.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
+	c.leg("prefill", workers.Peer{Worker: &workers.Worker{State: new(workers.State)}}, nil, 0, "id")
 	first, second := New(), New()
 	c.SetRest(first)
 	first.ID = "first"
@@ -193,7 +193,7 @@ func TestReleaseOfAHeldCall(t *testing.T) {
 	c := New()
 	c.reserved, c.decided = books.Reserve(&workers.Rank{Label: "w/dp0"}, ledger.Claim{}), true
 	for _, p := range []route.Phase{route.Decode, route.Prefill} {
-		if err := g.permit(c, p, &workers.Worker{}, open.Try); err != nil {
+		if err := g.permit(c, p, &workers.Worker{State: new(workers.State)}, open.Try); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -134,6 +134,9 @@ func (g *Legs) permit(c *Call, p route.Phase, w *workers.Worker, take func(n int
 		return errNoLeg
 	}
 	m.legs = g
+	if w.State.Silent() {
+		c.Record.Note(w.Name + " is tried although it answers no probe: no other worker is left")
+	}
 	if m.admission, m.unreported = g.Outliers.Admit(w); !m.unreported {
 		m.giveBack()
 		return errEjected
@@ -207,7 +210,9 @@ func (c *Call) edit(more []api.Edit, p workers.Peer, phase route.Phase) [][]byte
 // leg makes the HTTP call of a phase, which carries a request id.
 func (c *Call) leg(phase route.Phase, p workers.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
 	s := c.source()
-	return c.memory(phase).Leg(&s, p, c.Path, id, body, headTimeout)
+	leg := c.memory(phase).Leg(&s, p, c.Path, id, body, headTimeout)
+	leg.Life = p.Worker.State.Life()
+	return leg
 }
 
 // broke turns a transport failure into one of the request. The client has got

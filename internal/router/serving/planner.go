@@ -137,7 +137,7 @@ func (p *FleetPlanner) Hold(c *Call, take func(*decide.Run) bool) (held bool) {
 	q := &c.Routing
 	return p.Queue.Try(func() bool {
 		e := p.Decider.Propose(q)
-		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better
+		if q.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected or silent worker is no better
 			return false
 		}
 		if !p.permitted(c) || !take(&q.Run) {

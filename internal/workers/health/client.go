@@ -10,8 +10,10 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
@@ -72,6 +74,16 @@ func (e *statusError) Error() string {
 	return text
 }
 
+// silence is a request that got no answer in time.
+type silence struct {
+	what    string // method and path
+	timeout time.Duration
+	// connected says that the worker's port took the connection.
+	connected bool
+}
+
+func (e *silence) Error() string { return fmt.Sprintf("%s: no answer within %s", e.what, e.timeout) }
+
 // notThere reports whether the error says that the engine lacks the path, or
 // keeps it from us, so that asking again soon is of no use.
 func notThere(err error) bool {
@@ -90,6 +102,15 @@ func (a *probeClient) send(ctx context.Context, w *workers.Worker, method, path 
 	what := method + " " + path
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
+	var dialed, connected atomic.Bool // dialing may last longer than the request
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		ConnectStart: func(string, string) { dialed.Store(true) },
+		ConnectDone: func(_, _ string, err error) {
+			if err == nil {
+				connected.Store(true)
+			}
+		},
+	})
 	req, err := http.NewRequestWithContext(ctx, method, w.URL.String()+path, bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -105,9 +126,10 @@ func (a *probeClient) send(ctx context.Context, w *workers.Worker, method, path 
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return a.explain(what, err)
+		return a.explain(what, err, connected.Load() || !dialed.Load())
 	}
 	defer resp.Body.Close()
+	w.State.Life().Sign(time.Now())
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		// What is left of a short answer is read, so that the connection serves again.
 		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
@@ -123,7 +145,7 @@ func (a *probeClient) send(ctx context.Context, w *workers.Worker, method, path 
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return a.explain(what, err)
+		return a.explain(what, err, true)
 	case n > maxAnswer:
 		return fmt.Errorf("%s: the answer is longer than %d bytes", what, maxAnswer)
 	case use == nil:
@@ -132,13 +154,14 @@ func (a *probeClient) send(ctx context.Context, w *workers.Worker, method, path 
 	return use(buf.Bytes())
 }
 
-// explain shortens what net/http says of a failed request.
-func (a *probeClient) explain(what string, err error) error {
+// explain shortens what net/http reports of a failed request. connected says that the
+// request had a connection.
+func (a *probeClient) explain(what string, err error, connected bool) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%s: no answer within %s", what, a.timeout)
+		return &silence{what, a.timeout, connected}
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

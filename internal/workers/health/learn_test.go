@@ -458,7 +458,7 @@ func TestAskerLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &workers.Worker{Name: "w", URL: u}
+	w := &workers.Worker{Name: "w", URL: u, State: new(workers.State)}
 	a := newProbeClient(nil, nil, time.Minute, http.Header{"X-Hop": {"mine"}})
 	defer a.close()
 	tests := []struct {
@@ -490,7 +490,7 @@ func TestAskerLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.get(t.Context(), &workers.Worker{URL: u2}, "/health", nil); err == nil || !strings.Contains(err.Error(), "connection refused") {
+	if err := a.get(t.Context(), &workers.Worker{URL: u2, State: new(workers.State)}, "/health", nil); err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("closed port: %v", err)
 	}
 }
@@ -534,7 +534,7 @@ func TestEngineClosesTheConnectionAsItIsUsed(t *testing.T) {
 	a := newProbeClient(nil, nil, 10*time.Second, nil)
 	defer a.close()
 	for range 3 {
-		if err := a.send(t.Context(), &workers.Worker{Name: "w", URL: u}, http.MethodPost, "/tokenize", []byte("{}"), func([]byte) error { return nil }); err != nil {
+		if err := a.send(t.Context(), &workers.Worker{Name: "w", URL: u, State: new(workers.State)}, http.MethodPost, "/tokenize", []byte("{}"), func([]byte) error { return nil }); err != nil {
 			t.Error(err)
 		}
 	}

@@ -168,24 +168,32 @@ func (h *watch) probeLoop(ctx context.Context) {
 		if !enter(ctx, h.m.probes) {
 			return
 		}
-		h.probe(ctx)
+		silent := h.probe(ctx)
 		<-h.m.probes
-		if !pause(ctx, h.m.opts.Interval) {
+		// A worker that does not answer always has a probe waiting, so that it is seen as
+		// soon as it continues.
+		if !silent && !pause(ctx, h.m.opts.Interval) || ctx.Err() != nil {
 			return
 		}
 	}
 }
 
-// probe asks once and draws the consequences.
-func (h *watch) probe(ctx context.Context) {
+// probe asks once and draws the consequences. It reports whether the worker took the
+// connection and gave no answer in time.
+func (h *watch) probe(ctx context.Context) (silent bool) {
 	w, sent := h.worker.Load(), time.Now()
 	err := h.m.ask.alive(ctx, w)
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	if err != nil {
-		h.failed(w, err)
-		return
+		e, late := errors.AsType[*silence](err)
+		if late && w.State.Life().Last().After(sent) {
+			h.busy(w)
+		} else {
+			h.failed(w, err, late && e.connected)
+		}
+		return late && e.connected
 	}
 	w.State.SetAnswered(sent)
 	h.mu.Lock()
@@ -209,7 +217,23 @@ func (h *watch) probe(ctx context.Context) {
 		h.askSleep(ctx, w)
 	}
 	if ctx.Err() == nil && (up || due) {
-		h.fold(w, "", false)
+		h.fold(w, "", false, false)
+	}
+	return false
+}
+
+// busy takes an unanswered probe of a worker that has shown another sign of life meanwhile:
+// it counts neither for nor against it, and ends a condition that came from silence alone.
+func (h *watch) busy(w *workers.Worker) {
+	h.mu.Lock()
+	h.good, h.bad = 0, 0
+	silent := w.State.Probed().Silent
+	if silent {
+		h.learnAt = time.Time{} // asked what it is at the next good probe
+	}
+	h.mu.Unlock()
+	if silent {
+		h.fold(w, "", false, false)
 	}
 }
 
@@ -222,7 +246,7 @@ func (a *probeClient) alive(ctx context.Context, w *workers.Worker) error {
 	return err
 }
 
-func (h *watch) failed(w *workers.Worker, err error) {
+func (h *watch) failed(w *workers.Worker, err error, silent bool) {
 	h.mu.Lock()
 	h.bad++
 	h.good = 0
@@ -237,13 +261,13 @@ func (h *watch) failed(w *workers.Worker, err error) {
 			r.SetLoad(nil)
 		}
 	}
-	h.fold(w, err.Error(), false)
+	h.fold(w, err.Error(), silent, false)
 }
 
 // fold writes the condition that follows from what is known; failure is the
-// reason why the worker is down, empty when it is up. With ifUp a worker that
-// is not up stays as it is.
-func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
+// reason why the worker is down, empty when it is up; silent is [workers.Condition.Silent].
+// With ifUp a worker that is not up stays as it is.
+func (h *watch) fold(w *workers.Worker, failure string, silent, ifUp bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := w.State.Probed()
@@ -253,13 +277,15 @@ func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
 	c := workers.Condition{Health: workers.Healthy, Since: time.Now()}
 	switch {
 	case failure != "":
-		c.Health, c.Reason = workers.Unhealthy, failure
+		c.Health, c.Reason, c.Silent = workers.Unhealthy, failure, silent
 	case h.asleep:
 		c.Health, c.Reason = workers.Asleep, "the engine sleeps"
 	}
 	if c.Health == old.Health {
-		if c.Reason != old.Reason {
-			c.Since = old.Since
+		if c.Reason != old.Reason || c.Silent != old.Silent {
+			if c.Silent == old.Silent { // else signs of life are those after now
+				c.Since = old.Since
+			}
 			w.State.SetCondition(c)
 		}
 		return
@@ -428,7 +454,7 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 		h.mu.Lock()
 		h.asleep = p.asleep
 		h.mu.Unlock()
-		h.fold(w, "", true)
+		h.fold(w, "", false, true)
 	}
 	restarted := !math.IsNaN(h.started) && !math.IsNaN(p.started) && math.Abs(h.started-p.started) > 0.5
 	if !math.IsNaN(p.started) {

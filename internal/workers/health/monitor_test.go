@@ -247,14 +247,16 @@ func TestMonitorThresholdsAndTimeout(t *testing.T) {
 		background(t, NewMonitor(reg, Options{Transport: f, Up: 3, Down: 2}, nil).Run)
 		elapse(2 * time.Second)
 		expect(t, w, workers.Unhealthy, "GET /health: no answer within 2s")
-		f.mu.Lock()
-		f.delay = 0
-		f.mu.Unlock()
-		elapse(2250 * time.Millisecond) // one or two good probes
+		f.slow(0)
+		f.set("a:1", map[string]string{"/health": "status 503"})
+		elapse(4 * time.Second)
+		expect(t, w, workers.Unhealthy, "GET /health answers 503")
+		f.set("a:1", vllmPages(1, ""))
+		elapse(1500 * time.Millisecond) // one or two good probes
 		if h := w.State.Condition().Health; h != workers.Unhealthy {
 			t.Errorf("%s before the third good probe", h)
 		}
-		elapse(1200 * time.Millisecond)
+		elapse(2 * time.Second)
 		expect(t, w, workers.Healthy, "")
 	})
 }

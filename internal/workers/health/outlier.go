@@ -109,6 +109,7 @@ type record struct {
 	trial       uint64    // number of the latest trial
 	trialSince  time.Time // zero without a trial
 	noted       bool      // reported that it was not ejected
+	silent      time.Time // since when it was silent as a request last tried it
 	refused     int       // requests refused since the last one that it took
 	refusedFrom time.Time // when the first of these was refused
 	key         peerKey   // that own and before are counted with
@@ -152,6 +153,9 @@ func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	generation := w.State.Generation()
 	e := w.State.Ejection()
 	if e == nil {
+		if w.State.Silent() {
+			o.tries(w)
+		}
 		return Admission{worker: w, number: generation}, true
 	}
 	if e.Outlived(w.State.Probed()) {
@@ -172,6 +176,23 @@ func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	o.mu.Unlock()
 	wait.Poke(o.wake) // Run gives the trial back if no report comes
 	return a, true
+}
+
+// tries reports, once for each time of silence, that a request tries a silent worker.
+func (o *Outliers) tries(w *workers.Worker) {
+	c := w.State.Probed()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.record(w)
+	if r.silent.Equal(c.Since) {
+		return
+	}
+	r.silent = c.Since
+	o.sink.Emit(eventlog.Event{
+		At: o.opts.Now(), Severity: eventlog.Warn, Kind: "silent_tried", Worker: w.Name,
+		Text:   fmt.Sprintf("requests try worker %s although it answers no probe: no other worker is left for its role and models", w.Name),
+		Fields: map[string]any{"reason": c.Reason},
+	})
 }
 
 // number is greater than all before it. The caller holds mu.

@@ -80,6 +80,7 @@ func New(o Options) (*Follower, error) {
 	f := &Follower{Options: o, ignoreCopies: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
 	f.feeding.Store(new([]*workers.Rank))
 	o.Feeds.Index, o.Feeds.Sources, o.Feeds.Process = o.Index, f.sources, f.process
+	o.Feeds.Life = f.life
 	var err error
 	f.feeds, err = kvfeed.New(o.Feeds)
 	return f, err
@@ -350,6 +351,14 @@ func (f *Follower) process(worker string, dp int) (started float64, queried time
 		}
 	}
 	return math.NaN(), time.Time{}
+}
+
+// life is where a worker's signs of life are noted; nil for a worker that has left.
+func (f *Follower) life(worker string) *workers.Life {
+	if w, ok := f.Registry.Snapshot().Worker(worker); ok {
+		return w.State.Life()
+	}
+	return nil
 }
 
 // sources asks a worker again where its ranks publish; the ports may have

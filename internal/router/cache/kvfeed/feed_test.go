@@ -46,10 +46,14 @@ func TestFeedWithoutReplay(t *testing.T) {
 	for range 20 {
 		p.step(false)
 	}
-	f := p.followed(false, nil)
+	var life workers.Life
+	f := p.followed(false, func(o *Options) { o.Life = func(string) *workers.Life { return &life } })
 	p.steps(20)
 	s := f.caughtUp(p)
 	f.within(p)
+	if life.Last().IsZero() {
+		t.Error("a batch is no sign of life")
+	}
 	if s.Complete || s.Gaps != 0 {
 		t.Errorf("joined late without a replay: %+v", s)
 	}

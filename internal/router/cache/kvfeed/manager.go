@@ -68,6 +68,9 @@ type Options struct {
 	// and when it was asked. Without it no rank keeps its entries over a lost
 	// connection, unless a replay shows that nothing was missed.
 	Process func(worker string, dp int) (started float64, asked time.Time)
+	// Life, where it is not nil, returns where a worker's signs of life are noted: each live
+	// batch is one. It may return nil.
+	Life func(worker string) *workers.Life
 	// Observer sees every change of a rank's entries, for a recorder. It is
 	// called with the rank locked: it must not block, call the Manager or keep
 	// the slices.

@@ -335,6 +335,9 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 		return
 	}
 	r.lastEvent = now
+	if r.m.o.Life != nil {
+		r.m.o.Life(r.key.Worker).Sign(now)
+	}
 	if r.want.holds() {
 		r.hold(topic, seq, payload, now)
 		if r.want == wantProof {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/quicksock"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Options set up a Client. A zero field means its default.
@@ -84,6 +85,8 @@ type Leg struct {
 	// an answer, the leg times out at AliveBy.
 	Alive   func(since time.Time) bool
 	AliveBy time.Time
+	// Life takes a sign of life for all bytes of the answer; nil for nothing.
+	Life *workers.Life
 	// Resend allows to send the request once more on a fresh connection when a
 	// reused one broke before a byte of the answer. Without it that is done
 	// only when no byte of the request was sent. GET and HEAD always may.
@@ -359,7 +362,7 @@ const opWait = "wait for the answer"
 
 // exchange sends the request and reads the head of the answer.
 func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
-	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
+	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, life: leg.Life, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
 	r.stop = context.AfterFunc(ctx, cn.close)
 	e := r.listen(leg)
 	sent, err := cn.send(head, leg.Body, c.opt.SendTimeout)

@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestAlive: an engine is waited for as long as it shows signs of life, and not
@@ -47,6 +49,7 @@ func TestAlive(t *testing.T) {
 			}))
 			defer srv.Close()
 			l := legTo(t, srv.URL)
+			l.Life = new(workers.Life)
 			l.AliveBy = until
 			l.Alive = func(since time.Time) bool {
 				if since.Before(begun) {
@@ -68,6 +71,9 @@ func TestAlive(t *testing.T) {
 				}
 			} else if _, body := get(t, newClient(t, Options{}), l); body != "hello" {
 				t.Fatalf("%q", body)
+			}
+			if seen := !l.Life.Last().IsZero(); seen == c.lost {
+				t.Errorf("the answer is a sign of life: %v", seen)
 			}
 		})
 	}

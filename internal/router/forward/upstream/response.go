@@ -7,6 +7,8 @@ import (
 	"math/bits"
 	"sync"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // How the rest of a body is found.
@@ -65,6 +67,7 @@ type Response struct {
 	ctx    context.Context
 	stop   func() bool // ends the watch over ctx
 	idle   time.Duration
+	life   *workers.Life
 
 	maxHead int
 	buf     []byte // buf[r:w] has arrived and is not used yet
@@ -103,6 +106,7 @@ func (r *Response) fill() error {
 		var err error
 		r.buf, r.w, err = r.conn.lends.ReadLent(lent{})
 		if r.w > 0 {
+			r.life.Sign(time.Now())
 			return nil
 		}
 		return err
@@ -120,6 +124,7 @@ func (r *Response) fill() error {
 	n, err := r.conn.nc.Read(r.buf[r.w:])
 	r.w += n
 	if n > 0 {
+		r.life.Sign(time.Now())
 		return nil // an error comes back with the next read
 	}
 	if err == nil {

@@ -102,7 +102,7 @@ type FleetView interface {
 
 // Effects are what a decision requires of its caller. A dry run drops them.
 type Effects struct {
-	// Readmit are ejected workers that were candidates, because a phase has no
+	// Readmit are ejected or silent workers that were candidates, because a phase has no
 	// other worker.
 	Readmit []*workers.Worker
 	// ReturnTurn says that the request has no use for its turn in the prefill
@@ -152,7 +152,8 @@ func (r *Run) Begin(q Criteria) {
 // NextPlan makes the plan of the next attempt from the workers that serve the
 // request's model. unit is the router's block in tokens. A phase whose workers are
 // all kept out, some of them by nothing but their ejection, has those as
-// candidates.
+// candidates. Where that leaves the request without a plan, so have those that are kept
+// out by nothing but their silence (see [workers.Condition.Silent]).
 func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetView) (e Effects) {
 	r.acquire()
 	in, q := &r.In, &r.Criteria
@@ -177,25 +178,40 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 		if r.list(p.in, p.peers, list, seen, nil) {
 			continue
 		}
-		if _, ok := r.History.Stay(p.phase); ok {
-			continue // others may be well: NoChoice lets them be chosen
-		}
-		before := len(e.Readmit)
-		for _, w := range list {
-			if ok, _ := w.State.Usable(); ok || !ejected(w) || !can(w, p.phase) {
-				continue
-			}
-			if why, _ := r.keptOut(w, p.phase, true); why == "" {
-				e.Readmit = append(e.Readmit, w)
-			}
-		}
-		if back := e.Readmit[before:]; len(back) > 0 {
-			r.list(p.in, p.peers, list, seen, back)
-		}
+		r.bringBack(&e, p.in, p.peers, seen, ejected)
 	}
 	MakePlan(in, &r.Plan)
+	silent := func(w *workers.Worker) bool { return w.State.Silent() }
+	if errors.Is(r.Plan.Err, ErrNoDecode) && r.bringBack(&e, &in.Decode, &in.DecodePeers, seen, silent) {
+		MakePlan(in, &r.Plan)
+	}
+	if errors.Is(r.Plan.Err, ErrNoPrefill) && r.bringBack(&e, &in.Prefill, &in.PrefillPeers, seen, silent) {
+		MakePlan(in, &r.Plan)
+	}
 	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != route.Remote
 	return e
+}
+
+// bringBack makes workers that are kept out by nothing but a condition the candidates of a
+// phase, if it has no other candidate, and reports whether there are any.
+func (r *Run) bringBack(e *Effects, in *selector.Input, peers *[]workers.Peer, seen FleetView, condition func(*workers.Worker) bool) bool {
+	if _, ok := r.History.Stay(in.Phase); ok { // others may be well: NoChoice lets them be chosen
+		return false
+	}
+	if slices.ContainsFunc(in.Candidates, func(c decision.Candidate) bool { return c.KeptOut == "" }) {
+		return false
+	}
+	before := len(e.Readmit)
+	for _, w := range r.workers {
+		if ok, _ := w.State.Usable(); ok || !condition(w) || !can(w, in.Phase) {
+			continue
+		}
+		if why, _ := r.keptOut(w, in.Phase, true); why == "" {
+			e.Readmit = append(e.Readmit, w)
+		}
+	}
+	back := e.Readmit[before:]
+	return len(back) > 0 && r.list(in, peers, r.workers, seen, back)
 }
 
 // CopyTo makes another run a copy of this one, with the same criteria and history and no

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"net/url"
 	"slices"
 	"strings"
@@ -391,5 +392,47 @@ func TestApart(t *testing.T) {
 	next := r.Failed(attempt.Failure{Worker: d.State, Name: "d1", Phase: route.Decode, Reason: attempt.Reset, Sent: true, Begun: true})
 	if next.Step != attempt.Continue || !r.HasOwnBans() {
 		t.Errorf("after its stream has broken off: %+v, apart: %v", next, r.HasOwnBans())
+	}
+}
+
+// TestSilentAreTriedWhenNoOtherIsLeft: a worker that answers no probe, and whose port takes
+// connections, is a candidate where the request has no plan without it.
+func TestSilentAreTriedWhenNoOtherIsLeft(t *testing.T) {
+	silence := func(w *workers.Worker, port bool) {
+		w.State.SetCondition(workers.Condition{Health: workers.Unhealthy, Reason: "no answer", Silent: port, Since: time.Now()})
+	}
+	for _, c := range []struct {
+		name, quiet, dead string
+		fallback          Fallback
+		decode, prefill   string
+		back              []string
+	}{
+		{name: "one is well", quiet: "d1 p1 p2", decode: "d2"},
+		{name: "a decode rank can prefill", quiet: "p1 p2", decode: "d1"},
+		{name: "no decode rank may prefill", quiet: "p1", dead: "p2", fallback: FallbackError, decode: "d1", prefill: "p1", back: []string{"p1"}},
+		{name: "no decode rank", quiet: "d2", dead: "d1", decode: "d2", prefill: "p1", back: []string{"d2"}},
+		{name: "neither phase", quiet: "d1 p2", dead: "d2 p1", fallback: FallbackError, decode: "d1", prefill: "p2", back: []string{"d1", "p2"}},
+		{name: "no port", dead: "d1 d2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			list := []*workers.Worker{well("d1", workers.Decode), well("d2", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill)}
+			for _, w := range list {
+				if strings.Contains(c.quiet, w.Name) || strings.Contains(c.dead, w.Name) {
+					silence(w, strings.Contains(c.quiet, w.Name))
+				}
+			}
+			s := usual()
+			s.Rule.Fallback = c.fallback
+			var r Run
+			r.Begin(prompt(100))
+			e := r.NextPlan(s, list, 16, nothing{})
+			var back []string
+			for _, w := range e.Readmit {
+				back = append(back, w.Name)
+			}
+			if d, p := chosen(&r); d != cmp.Or(c.decode, "-") || p != cmp.Or(c.prefill, "-") || !slices.Equal(back, c.back) {
+				t.Errorf("decode %q, prefill %q, back %q: %v; want %q, %q, %q", d, p, back, r.Plan.Err, c.decode, c.prefill, c.back)
+			}
+		})
 	}
 }
