@@ -90,7 +90,9 @@ type View struct {
 	// Logprobs is whether log probabilities are asked for, PromptLogprobs
 	// whether they are for the prompt's tokens too.
 	Logprobs, PromptLogprobs bool
-	// Echo is whether a completion repeats its prompt.
+	// RoutedExperts is whether the answer has the experts of each token, the prompt's too.
+	RoutedExperts bool
+	// Echo is whether an answer repeats its prompt.
 	Echo bool
 	// Priority is the engine's scheduling priority; HasPriority says
 	// that there is one.
@@ -414,6 +416,8 @@ func (v *View) note(id keyID, at Span) *Error {
 		if raw[0] != 'f' {
 			v.Logprobs, v.PromptLogprobs = true, true
 		}
+	case keyReturnExperts:
+		v.RoutedExperts = raw[0] != 'f'
 	case keyEcho:
 		v.Echo, e = v.boolean("echo", raw, at)
 	case keyPriority:
