@@ -34,6 +34,7 @@ const (
 	ReasonContinues      Reason = "previous_response"
 	ReasonServerTools    Reason = "server_tools"
 	ReasonPromptLogprobs Reason = "prompt_logprobs"
+	ReasonRoutedExperts  Reason = "routed_experts"
 	ReasonNoOutput       Reason = "no_output"
 	ReasonNoConnector    Reason = "no_connector"
 	ReasonShort          Reason = "prompt_short"

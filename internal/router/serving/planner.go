@@ -42,6 +42,13 @@ func (p *FleetPlanner) Plan(ctx context.Context, c *Call) (Engine, error) {
 	if q.Run.Attempt > 0 && !c.decided {
 		p.Decider.Renew(q, p.Fleet(), &c.View)
 	}
+	if q.Run.Attempt == 0 && !c.Rest {
+		if err := q.Fits(); err != nil {
+			c.Record.Undecided()
+			c.Record.Refused("request")
+			return nil, err
+		}
+	}
 	if err := p.decide(ctx, c); err != nil {
 		return nil, err
 	}

@@ -134,6 +134,7 @@ type factsLine struct {
 	Continues      bool         `json:"continues"`
 	ServerTools    bool         `json:"server_tools"`
 	PromptLogprobs bool         `json:"prompt_logprobs"`
+	RoutedExperts  bool         `json:"routed_experts"`
 	MaxTokens      int64        `json:"max_tokens"`
 }
 
@@ -265,6 +266,7 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.yes("continues", f.Continues)
 	o.yes("server_tools", f.ServerTools)
 	o.yes("prompt_logprobs", f.PromptLogprobs)
+	o.yes("routed_experts", f.RoutedExperts)
 	o.some("max_tokens", int(f.MaxTokens))
 	o.close()
 	o.str("force", string(in.Force))
@@ -561,7 +563,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 		Rule: s.value.Rule, Model: l.Model, Force: route.Force(l.Force), GaveUp: l.GaveUp,
 		Facts: api.Facts{
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
-			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,
+			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, RoutedExperts: f.RoutedExperts, MaxTokens: f.MaxTokens,
 		},
 	}
 	if l.Costs != 0 {

@@ -586,6 +586,8 @@ func whole(f *api.Facts) route.Reason {
 		return route.ReasonServerTools
 	case f.PromptLogprobs:
 		return route.ReasonPromptLogprobs
+	case f.RoutedExperts:
+		return route.ReasonRoutedExperts
 	case f.MaxTokens == 0:
 		return route.ReasonNoOutput
 	// What SGLang's connector can do comes last: nothing else is in its way.

@@ -268,6 +268,7 @@ func TestPath(t *testing.T) {
 		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), route.Local, route.ReasonAnswers},
 		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), route.Local, route.ReasonMultimodal},
 		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), route.Local, route.ReasonPromptLogprobs},
+		{"routed experts", 0, do(func(in *Input) { in.Facts.RoutedExperts = true }), route.Local, route.ReasonRoutedExperts},
 		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), route.Local, route.ReasonNoOutput},
 		{"less than a block", 16, do(isl(31)), route.Local, route.ReasonShort},
 		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Rule.Connector = workers.ConnectorSharedStorage }), route.Local, route.ReasonShort},

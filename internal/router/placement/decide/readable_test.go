@@ -65,6 +65,7 @@ var seldom = []func(in *Input){
 			p.Worker.BlockSize *= 1 + i%2
 		}
 	},
+	func(in *Input) { in.Facts.RoutedExperts = true },
 }
 
 func sglang(peers []workers.Peer, role workers.Role) {
@@ -239,6 +240,7 @@ func readable(in *Input, p *Plan) string {
 		{f.Continues, "continues a response"},
 		{f.ServerTools, "server tools"},
 		{f.PromptLogprobs, "logprobs of the prompt"},
+		{f.RoutedExperts, "experts of the prompt"},
 		{in.Force != route.ForceAuto, "forced " + string(in.Force)},
 		{in.GaveUp != "", "gave up " + in.GaveUp},
 	} {

@@ -63,6 +63,8 @@ func (p *Plan) words(in *Input) string {
 		return "the engine may run tools by itself and use the transfer parameters again"
 	case route.ReasonPromptLogprobs:
 		return "the answer needs the prompt's own log probabilities"
+	case route.ReasonRoutedExperts:
+		return "the answer needs the experts that computed the prompt"
 	case route.ReasonNoOutput:
 		return "the request asks for no output tokens"
 	case route.ReasonNoConnector:

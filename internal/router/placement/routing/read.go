@@ -40,8 +40,8 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 		Kind: kind, Splittable: ep.Splittable && ep.Body == api.JSONBody,
 		ISL: q.Prompt.ISL, Source: q.Prompt.Source,
 		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
-		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
-		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
+		PromptLogprobs: v.PromptLogprobs || v.Echo && (v.Logprobs || v.Kind == api.Chat), RoutedExperts: v.RoutedExperts,
+		MaxTokens: v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
 		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: q.Prompt.IDs,
 		Truncated: q.Prompt.Truncated, StreamUsage: v.Stream && v.IncludeUsage,
 	}

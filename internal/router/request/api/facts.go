@@ -25,8 +25,10 @@ type Facts struct {
 	// tokens for thinking (Anthropic's API).
 	ThinkingBudget bool
 	// PromptLogprobs says that the answer has those of the prompt's own tokens,
-	// which a rank that did not compute them cannot (echo with logprobs too).
-	PromptLogprobs bool
+	// which a rank that did not compute them cannot (a completion's echo with logprobs, and
+	// any echo of a chat, which vLLM turns into prompt_logprobs). RoutedExperts says the same
+	// of the experts that computed each token of the prompt.
+	PromptLogprobs, RoutedExperts bool
 	// MaxTokens is the longest answer asked for, -1 for no limit; MaxTokensKey is the
 	// body's member with the limit.
 	MaxTokens    int64

@@ -21,6 +21,7 @@ const (
 	keyLogprobs
 	keyPromptLogprobs
 	keyReturnLogprob
+	keyReturnExperts
 	keyEcho
 	keyPrompt
 	keyPromptEmbeds
@@ -64,6 +65,7 @@ var keyNames = [keyCount]string{
 	keyLogprobs:            "logprobs",
 	keyPromptLogprobs:      "prompt_logprobs",
 	keyReturnLogprob:       "return_logprob",
+	keyReturnExperts:       "return_routed_experts",
 	keyEcho:                "echo",
 	keyPrompt:              "prompt",
 	keyPromptEmbeds:        "prompt_embeds",
@@ -119,6 +121,8 @@ func lookupKey(k []byte) keyID {
 		return keyPromptLogprobs
 	case "return_logprob":
 		return keyReturnLogprob
+	case "return_routed_experts":
+		return keyReturnExperts
 	case "echo":
 		return keyEcho
 	case "prompt":

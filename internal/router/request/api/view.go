@@ -93,7 +93,9 @@ type View struct {
 	// Logprobs is whether log probabilities are asked for, PromptLogprobs
 	// whether they are for the prompt's tokens too.
 	Logprobs, PromptLogprobs bool
-	// Echo is whether a completion repeats its prompt.
+	// RoutedExperts is whether the answer has the experts of each token, the prompt's too.
+	RoutedExperts bool
+	// Echo is whether an answer repeats its prompt.
 	Echo bool
 	// CacheSalt separates the prefix caches of tenants.
 	CacheSalt string
@@ -434,6 +436,8 @@ func (v *View) note(id keyID, at Span) *Error {
 		if on, ok := laxBool(raw); on || !ok {
 			v.Logprobs, v.PromptLogprobs = true, true
 		}
+	case keyReturnExperts:
+		v.RoutedExperts = raw[0] != 'f'
 	case keyEcho:
 		v.Echo, e = v.boolean("echo", raw, at)
 	case keyCacheSalt:
