@@ -141,6 +141,9 @@ type Routing struct {
 	// which a part is not as expected are used where that does no known harm.
 	// A worker may state its own.
 	TransferCheck string
+	// PrefillUsage has answers report the cached tokens of their prefill engine; without it
+	// they keep the decode engine's count.
+	PrefillUsage bool
 	// Weights are those of the kv cost function.
 	Weights selector.Weights
 	// Busy limits exclude a rank; 0 turns one off.

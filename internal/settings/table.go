@@ -132,6 +132,8 @@ var rows = []*Row{
 		Help: "when a prefill answers without transfer parameters: error|local"},
 	{Key: "routing.transfer_check", Flag: "transfer-check", At: func(c *Config) any { return &c.Routing.TransferCheck }, Default: string(workers.TransferStrict), Values: []string{string(workers.TransferStrict), string(workers.TransferReport)},
 		Help: "transfer parameters that are not as expected and do no known harm: strict (refused) or report (used and reported)"},
+	{Key: "routing.prefill_usage", Flag: "prefill-usage", At: func(c *Config) any { return &c.Routing.PrefillUsage }, Default: true,
+		Help: "report the prefill engine's cached tokens in the usage of a disaggregated answer; false keeps the decode engine's count"},
 	{Key: "routing.overlap_credit", Flag: "overlap-credit", At: func(c *Config) any { return &c.Routing.Weights.OverlapCredit }, Default: weights.OverlapCredit, Check: weight, WhatIf: true,
 		Help: "weight of cached blocks in the kv cost"},
 	{Key: "routing.credit_cpu", Flag: "credit-cpu", At: func(c *Config) any { return &c.Routing.Weights.CreditCPU }, Default: weights.CreditCPU, Check: share, WhatIf: true,

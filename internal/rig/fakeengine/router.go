@@ -136,6 +136,8 @@ func Specs(t *testing.T, fleet string) (specs []workers.Spec) {
 			switch connector {
 			case "sglang":
 				w.Engine, w.Connector, w.Bootstrap = workers.SGLang, workers.ConnectorSGLang, &workers.Bootstrap{Host: w.Name, Port: 8998}
+			case "nixl-push":
+				w.Connector = workers.ConnectorNIXLPush
 			case "lmcache":
 				w.Connector, w.LMCache = workers.ConnectorLMCache, &workers.LMCacheDecoder{Host: w.Name, InitPorts: []int{1}, AllocPorts: []int{2}}
 			}

@@ -78,7 +78,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			c.refused = refused{transfer, prefill.Rank}
 		}
 	}
-	return a, err
+	return counted(c, transfer, a), err
 }
 
 // transfer begins a plan's transfer of KV.
@@ -183,7 +183,7 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 			}
 			p.End(err == nil)
 		}
-		return legs.answer, nil
+		return counted(c, t, legs.answer), nil
 	}
 	var f *attempt.Error
 	if errors.As(end.Err, &f) {

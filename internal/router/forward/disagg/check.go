@@ -139,6 +139,9 @@ func parseAnswer(body []byte) (*answer, error) {
 	if !present(a.params) {
 		a.params = nil
 	}
+	if a.cachedTokens < 0 { // the engine may keep details out of its usage
+		a.cachedTokens = count(a.params.Get("remote_prefill_cached_tokens"))
+	}
 	return a, nil
 }
 

@@ -30,7 +30,7 @@ func TestCheckPrefillOfMessagesAndResponses(t *testing.T) {
 		tokens int
 		cached int
 	}{
-		{"messages", api.Messages, `{"id":"chatcmpl-810f561d65b277a9","type":"message","role":"assistant","stop_reason":"max_tokens","usage":{"input_tokens":200,"output_tokens":1},` + params, nil, 200, -1},
+		{"messages", api.Messages, `{"id":"chatcmpl-810f561d65b277a9","type":"message","role":"assistant","stop_reason":"max_tokens","usage":{"input_tokens":200,"output_tokens":1},` + params, nil, 200, 0}, // by its parameters
 		{"messages, some cached", api.Messages, `{"id":"x","type":"message","stop_reason":"max_tokens","usage":{"input_tokens":30,"cache_read_input_tokens":160,"cache_creation_input_tokens":10,"output_tokens":1},` + params, nil, 200, 160},
 		{"messages, another count", api.Messages, `{"id":"x","type":"message","stop_reason":"max_tokens","usage":{"input_tokens":200,"cache_read_input_tokens":160,"output_tokens":1},` + params, ErrBadParams, 360, 160},
 		{"messages, the end of the turn", api.Messages, `{"id":"x","type":"message","stop_reason":"end_turn","usage":{"input_tokens":200}}`, ErrEnded, 200, -1},
@@ -38,7 +38,7 @@ func TestCheckPrefillOfMessagesAndResponses(t *testing.T) {
 		{"messages without a connector", api.Messages, `{"id":"x","type":"message","stop_reason":"max_tokens","usage":{"input_tokens":200}}`, ErrMissingParams, 200, -1},
 		{"messages, an error", api.Messages, `{"type":"error","error":{"type":"api_error","message":"m"}}`, ErrPrefillFailed, 0, 0},
 		{"responses", api.Responses, `{"id":"resp_b5f1","object":"response","status":"incomplete","error":null,"usage":{"input_tokens":200,"input_tokens_details":{"cached_tokens":32}},` + response, nil, 200, 32},
-		{"responses, another's", api.Responses, `{"id":"resp_c","object":"response","status":"incomplete","usage":{"input_tokens":200},` + response, ErrBadParams, 200, -1},
+		{"responses, another's", api.Responses, `{"id":"resp_c","object":"response","status":"incomplete","usage":{"input_tokens":200},` + response, ErrBadParams, 200, 0},
 		{"responses, complete with its first token", api.Responses, `{"id":"resp_b5f1","object":"response","status":"completed","usage":{"input_tokens":200},"kv_transfer_params":null}`, ErrEnded, 200, -1},
 		{"responses without a connector", api.Responses, `{"id":"resp_b5f1","object":"response","status":"incomplete","usage":{"input_tokens":200},"kv_transfer_params":null}`, ErrMissingParams, 200, -1},
 		{"responses, queued", api.Responses, `{"id":"resp_b5f1","object":"response","status":"queued","usage":null,"kv_transfer_params":null}`, ErrPrefillFailed, 0, 0},

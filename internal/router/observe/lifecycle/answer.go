@@ -17,7 +17,11 @@ type Answer struct {
 	// Prompt, Cached and Completion are tokens as the engine reports them; -1 when it
 	// does not.
 	Prompt, Cached, Completion int
-	Gaps                       traffic.Gaps
+	// FromPrefill says that Cached is the prefill engine's count. Decode is the decode
+	// engine's own then.
+	FromPrefill bool
+	Decode      int
+	Gaps        traffic.Gaps
 
 	leg *LegRecord // the newest decode leg
 }
@@ -26,7 +30,7 @@ type Answer struct {
 func (a *Answer) Of(l *LegRecord) { a.leg = l }
 
 // Unknown forgets the usage that an engine has reported.
-func (a *Answer) Unknown() { a.Prompt, a.Cached, a.Completion = -1, -1, -1 }
+func (a *Answer) Unknown() { a.Prompt, a.Cached, a.Completion, a.FromPrefill = -1, -1, -1, false }
 
 // Learn keeps what an answer said of itself.
 func (a *Answer) Learn(s sse.Summary) {
@@ -48,5 +52,17 @@ func (a *Answer) Piece(now time.Time, tokens int) {
 // fewer than were moved. NIXL's engines do not count them; see Recompute.
 func (r *Record) recomputed(block int) bool {
 	cached, p := r.Answer.Cached, &r.Routing.Run.Plan
+	if r.Answer.FromPrefill {
+		cached = r.Answer.Decode
+	}
 	return p.Path == route.Remote && cached >= 0 && disagg.CountsTransfers(p.Connector) && cached+block < p.Remote.Transfer
+}
+
+// predicted is how many tokens the rank whose count [Answer] has was predicted to have cached.
+func (r *Record) predicted() int {
+	p := &r.Routing.Run.Plan
+	if r.Answer.FromPrefill {
+		return p.PrefillCached
+	}
+	return p.CachedTokens
 }

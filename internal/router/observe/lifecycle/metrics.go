@@ -69,7 +69,7 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 			r, a := e.Request, &e.Request.Answer
 			m.Usage(r.Model, a.Prompt, a.Cached, a.Completion)
 			if r.Endpoint.Streamable && a.Cached >= 0 {
-				m.Cached(r.Routing.Run.Plan.CachedTokens, a.Cached)
+				m.Cached(r.predicted(), a.Cached)
 			}
 			if !a.FirstToken.IsZero() {
 				m.FirstToken(r.Model, r.Outcome.Path, a.FirstToken.Sub(r.Start))

@@ -166,15 +166,18 @@ func TestFinish(t *testing.T) {
 		name   string
 		plan   decide.Plan
 		cached int64
+		own    int // the decode engine's count, where the other one is the prefill's
 		end    Outcome
 		silent bool
 		prompt uint64
 	}{
-		{"local", decide.Plan{Path: route.Local}, 0, Outcome{Status: 200, Path: "local"}, false, 100},
-		{"moved", moved, 96, Outcome{Status: 200, Path: "remote"}, false, 100},
-		{"computed again", moved, 0, Outcome{Status: 200, Path: "remote"}, true, 100},
-		{"not reported", moved, -1, Outcome{Status: 200, Path: "remote"}, false, 100},
-		{"failed", moved, 0, Outcome{Status: 502, Path: "remote", Err: &api.Error{Code: api.CodeUpstreamError, Message: "gone"}}, false, 0},
+		{"local", decide.Plan{Path: route.Local}, 0, 0, Outcome{Status: 200, Path: "local"}, false, 100},
+		{"moved", moved, 96, 0, Outcome{Status: 200, Path: "remote"}, false, 100},
+		{"computed again", moved, 0, 0, Outcome{Status: 200, Path: "remote"}, true, 100},
+		{"moved, with the prefill's count", moved, 32, 96, Outcome{Status: 200, Path: "remote"}, false, 100},
+		{"computed again, with the prefill's count", moved, 96, 1, Outcome{Status: 200, Path: "remote"}, true, 100},
+		{"not reported", moved, -1, 0, Outcome{Status: 200, Path: "remote"}, false, 100},
+		{"failed", moved, 0, 0, Outcome{Status: 502, Path: "remote", Err: &api.Error{Code: api.CodeUpstreamError, Message: "gone"}}, false, 0},
 	} {
 		var final *receipt.Receipt
 		s := newStand(t, c.plan, Recording(nil, func(c *receipt.Receipt) { o := *c; final = &o }))
@@ -184,6 +187,7 @@ func TestFinish(t *testing.T) {
 		l.Streams(time.Now(), true)
 		s.Answer.Piece(time.Now(), 1)
 		s.Answer.Learn(sse.Summary{FinishReason: "stop", Usage: sse.Usage{PromptTokens: 100, CompletionTokens: 2, CachedTokens: c.cached}})
+		s.Answer.FromPrefill, s.Answer.Decode = c.own > 0, c.own
 		s.Finish(c.end)
 		o := s.receipt(t).Outcome
 		if o.SilentRecompute != c.silent || s.traffic.Recomputes.Load() != map[bool]uint64{true: 1}[c.silent] || s.traffic.Prompt.Load() != c.prompt {

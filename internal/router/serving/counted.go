@@ -1,0 +1,77 @@
+package serving
+
+import (
+	"errors"
+	"io"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
+)
+
+// counted is the answer of a decode leg, nil for none, that reports the cached tokens of its
+// prefill, where the settings want that.
+func counted(c *Call, t *disagg.Transfer, a *Answer) *Answer {
+	switch {
+	case a == nil || !c.Routing.Settings.Routing.PrefillUsage:
+	case a.Streams():
+		a.Body = &countedBody{Body: a.Body, c: c, t: t}
+	case a.Whole != nil:
+		var u disagg.Usage
+		body := u.Pass(a.Whole, prefillCached(c, t))
+		if body = append(body, u.Rest()...); u.Replaced {
+			a.Whole = body
+			c.Record.Answer.Learn(sse.Inspect(body))
+			c.Record.Answer.FromPrefill, c.Record.Answer.Decode = true, u.Own
+		}
+	}
+	return a
+}
+
+// prefillCached is how many tokens of the prompt the prefill engine had in its cache; -1 while
+// its answer has not come.
+func prefillCached(c *Call, t *disagg.Transfer) int {
+	if p := c.decoding.beside; p != nil && !p.PrefillEnded() {
+		return -1
+	}
+	return t.Facts().CachedTokens
+}
+
+// countedBody is the stream of a decode leg. A connector that does not read its prefill's answer
+// leaves the engine's count.
+type countedBody struct {
+	Body
+	c     *Call
+	t     *disagg.Transfer
+	usage disagg.Usage
+	ended bool
+}
+
+func (b *countedBody) Next() (p []byte, head bool, err error) {
+	for len(p) == 0 {
+		if b.ended {
+			return nil, false, io.EOF
+		}
+		var first bool
+		p, first, err = b.Body.Next()
+		head = head || first
+		switch {
+		case errors.Is(err, io.EOF):
+			if b.ended, p = true, b.usage.Rest(); len(p) > 0 {
+				return p, head, nil
+			}
+			return nil, head, err
+		case err != nil:
+			return nil, head, err
+		case len(p) == 0:
+			return p, head, nil
+		}
+		if p = b.usage.Pass(p, prefillCached(b.c, b.t)); b.usage.Replaced {
+			b.c.Record.Answer.FromPrefill, b.c.Record.Answer.Decode = true, b.usage.Own
+		}
+	}
+	return p, head, nil
+}
+
+func (b *countedBody) Done() bool {
+	return b.ended || len(b.usage.Rest()) == 0 && b.Body.Done()
+}
