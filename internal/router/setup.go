@@ -215,6 +215,13 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		lifecycle.Metrics(b.metrics),
 		lifecycle.Spans(),
 		lifecycle.Recompute(l.compute),
+		lifecycle.Contradictions(watch.NewContradictions(watch.ContradictionsOptions{
+			Removed: func(k *workers.Rank) (uint64, bool) {
+				x, ok := e.index.RankStats(kvindex.Rank(k.Slot))
+				return x.Removed, ok && e.fleet.Fed(k) && !e.feeds.Untrusted(kvindex.Rank(k.Slot))
+			},
+			Distrust: e.fleet.Distrust,
+		})),
 		lifecycle.Failures(&l.failures, b.event),
 		lifecycle.Costs(l.costs),
 		lifecycle.Progress(),

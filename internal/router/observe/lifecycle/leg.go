@@ -8,6 +8,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -34,7 +35,9 @@ type LegRecord struct {
 	at       int             // Receipts: its place in the receipt
 	span     *telemetry.Span // Spans
 	progress int             // Progress: the tokens that Held has got
-	pace     struct {
+	// Contradictions: what the index said of the prompt
+	predicted watch.Prediction
+	pace      struct {
 		meter    *pace.Meter // of its rank; nil while that is not known
 		computes int         // prompt tokens that the rank has to compute, -1 when another one does
 		waiting  bool        // the meter counts the prompt as one without a token
