@@ -45,7 +45,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 		c.Note(n)
 	}
 	lifecycle.Fill(c, &x.call.Routing, r.untrusted)
-	if _, busy := x.call.Routing.Run.Busy(); busy {
+	if _, _, waits := x.call.Routing.Waits(); waits {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
 		for _, q := range r.rankQueue.States() {
 			if q.Queue == x.call.Model {

@@ -327,12 +327,16 @@ func (x *exchange) findModel() (err error) {
 	c, q := x.call, &x.call.Routing
 	fleet := x.r.registry.Snapshot()
 	var of workers.Resolved
+	waits := q.Settings.Limits.WaitForWorker
 	switch {
 	case c.Endpoint.Body != api.NoBody:
-		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key); models.Unknown(err) {
+		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key, false); models.Unknown(err) {
 			x.r.rereadModels(x.ctx, fleet)
 			fleet = x.r.registry.Snapshot()
-			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key)
+			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key, false)
+		}
+		if err != nil && waits {
+			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key, true)
 		}
 	case c.Endpoint.Kind != api.ResponseObject: // a stored response has an owner
 		err = x.key.Refusal("")
@@ -342,7 +346,7 @@ func (x *exchange) findModel() (err error) {
 	}
 	c.Model, x.record.Model = of.Model, of.Model
 	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
-	if q.UseFleet(fleet); len(q.List) == 0 {
+	if q.UseFleet(fleet); len(q.List) == 0 && !(waits && fleet.Knows(of.Model)) {
 		return models.NotServed(c.Name, fleet, x.r.starting())
 	}
 	return nil
@@ -372,7 +376,9 @@ func (x *exchange) pinToResponse() error {
 func (x *exchange) tokenize() {
 	c := x.call
 	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
-	x.record.Tokenized(c.Routing.Prompt.Source)
+	if !c.Routing.Unread {
+		x.record.Tokenized(c.Routing.Prompt.Source)
+	}
 	x.record.Live = x.r.receipts.Begin(x.record.Start)
 	x.r.budget.Request(x.record.Start)
 }

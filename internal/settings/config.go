@@ -220,6 +220,8 @@ type Limits struct {
 	// room; QueueTimeout how long.
 	Queue        int
 	QueueTimeout time.Duration
+	// WaitForWorker has requests for a known model without a usable worker wait for one, too.
+	WaitForWorker bool
 	// TenantHeader and TenantField name the tenant of a request that waits, before its
 	// API key does.
 	TenantHeader, TenantField string

@@ -226,6 +226,8 @@ var rows = []*Row{
 		Help: "how many requests may wait for that, and as many for a rank that is under the limits of routing.busy_*; 0 refuses them at once"},
 	{Key: "limits.queue_timeout", Flag: "queue-timeout", At: func(c *Config) any { return &c.Limits.QueueTimeout }, Default: 30 * time.Second, Check: positive,
 		Help: "longest wait in the queue"},
+	{Key: "limits.wait_for_worker", Flag: "wait-for-worker", At: func(c *Config) any { return &c.Limits.WaitForWorker },
+		Help: "wait in that queue while a known model has no usable worker, instead of a 503 immediately: for models that scale to zero, and for restarts"},
 	{Key: "limits.tenant_header", Flag: "tenant-header", At: func(c *Config) any { return &c.Limits.TenantHeader },
 		Help: "request `HEADER` that names the tenant whose turn it takes where requests wait; without it, or without the header, tenant_field, then the API key's tenant"},
 	{Key: "limits.tenant_field", Flag: "tenant-field", At: func(c *Config) any { return &c.Limits.TenantField },

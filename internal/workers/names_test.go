@@ -3,6 +3,7 @@ package workers
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -114,6 +115,41 @@ func TestCandidates(t *testing.T) {
 	}
 	if list, unlisted := r.Snapshot().Candidates("other"); len(list) > 0 || unlisted {
 		t.Errorf("%d workers for a name that nobody serves", len(list))
+	}
+}
+
+// TestKnows: a fleet knows the models that it serves, that the configuration names, and that
+// left with their workers, but no model that an engine has dropped.
+func TestKnows(t *testing.T) {
+	r := NewRegistry(nil)
+	check := func(when string, want ...string) {
+		t.Helper()
+		for _, m := range []string{"", "a", "b", "lora", "target", "default", "other"} {
+			if got := r.Snapshot().Knows(m); got != slices.Contains(want, m) {
+				t.Errorf("%s: knows %q: %v", when, m, got)
+			}
+		}
+	}
+	check("no worker")
+	a, b := spec(t, Decode, "http://a:1,name=a,model=a;lora"), spec(t, Decode, "http://b:1,name=b,model=b")
+	apply(t, r, "flag", a, b)
+	check("both", "a", "b", "lora")
+	apply(t, r, "flag", b)
+	check("one has left", "a", "b", "lora")
+	apply(t, r, "flag")
+	check("both have left", "a", "b", "lora")
+	apply(t, r, "flag", spec(t, Decode, "http://a:1,name=a,model=a"))
+	apply(t, r, "flag", spec(t, Decode, "http://a:1,name=a,model=other"))
+	check("a worker has another model now", "b", "lora", "other")
+	if err := r.SetNames(Names{Aliases: map[string]string{"alias": "target", "d": "default"}, Default: "d"}); err != nil {
+		t.Fatal(err)
+	}
+	check("named", "b", "lora", "other", "target", "default")
+	for i := range 2 * maxLeft {
+		apply(t, r, "flag", spec(t, Decode, fmt.Sprintf("http://a:1,name=w%d,model=m%d", i, i)))
+	}
+	if s := r.Snapshot(); len(s.left) != maxLeft || s.Knows("b") || !s.Knows(fmt.Sprint("m", 2*maxLeft-2)) {
+		t.Errorf("%d models are remembered", len(s.left))
 	}
 }
 

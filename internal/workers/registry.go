@@ -426,7 +426,9 @@ func (r *Registry) store() *Snapshot {
 	}
 	slices.SortFunc(list, func(a, b *Worker) int { return strings.Compare(a.Name, b.Name) })
 	names := r.names // a snapshot's own
-	s := newSnapshot(r.snap.Load().Revision+1, list, &names, r.slots.max())
+	old := r.snap.Load()
+	s := newSnapshot(old.Revision+1, list, &names, r.slots.max())
+	s.remember(old)
 	r.snap.Store(s)
 	for c := range r.subs {
 		select {

@@ -32,6 +32,9 @@ type Snapshot struct {
 	// patterns are those of the aliases, in the order in which they are tried.
 	patterns []string
 	bySlot   []slotOwner
+	// left are models of workers that have left the fleet, the newest last; no worker serves
+	// them now.
+	left []string
 }
 
 type slotOwner struct {
@@ -67,6 +70,37 @@ func (s *Snapshot) Candidates(name string) (list []*Worker, unlisted bool) {
 		return list, false
 	}
 	return s.Workers, true
+}
+
+// Knows reports whether a model, by the engines' name, is served, is named by the configuration
+// as the default or the model of an alias, or was served by workers that have left the fleet. A
+// model that a worker of the fleet has dropped is unknown.
+func (s *Snapshot) Knows(model string) bool {
+	if _, served := s.byModel[model]; served || model == "" {
+		return served
+	}
+	for _, target := range s.names.Aliases {
+		if target == model {
+			return true
+		}
+	}
+	return s.Canonical(s.names.Default) == model || slices.Contains(s.left, model)
+}
+
+// maxLeft bounds the models without a worker that a fleet remembers.
+const maxLeft = 1024
+
+// remember makes s know the models of workers that have left the fleet since old, and what old
+// remembers.
+func (s *Snapshot) remember(old *Snapshot) {
+	s.left = slices.Clone(old.left)
+	for _, model := range slices.Sorted(maps.Keys(old.byModel)) {
+		if !slices.ContainsFunc(old.byModel[model], func(w *Worker) bool { return s.byName[w.Name] != nil }) {
+			s.left = append(s.left, model)
+		}
+	}
+	s.left = slices.DeleteFunc(s.left, func(model string) bool { return s.byModel[model] != nil })
+	s.left = s.left[max(0, len(s.left)-maxLeft):]
 }
 
 // Only is the only model that the workers serve, adapters aside; empty when they serve none or

@@ -17,7 +17,7 @@ import (
 )
 
 // FleetPlanner is the planner of a fleet. Where limits bound what ranks take, requests wait in
-// its queue for a rank; waiting for the first worker of a model belongs there, too.
+// its queue for a rank, and with limits.wait_for_worker for a worker of their model.
 type FleetPlanner struct {
 	Decider *routing.Decider
 	Fleet   func() *workers.Snapshot
@@ -75,16 +75,21 @@ type made struct {
 }
 
 // decide decides the call. Where limits bound what ranks take, it also reserves the chosen
-// decode rank; where all are at their limits it waits in the queue and decides again
-// whenever something may have changed.
+// decode rank; where all are at their limits, or the model has no usable worker, it waits in
+// the queue and decides again whenever something may have changed.
 func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	q := &c.Routing
 	if c.decided {
 		c.decided = false
 		return nil
 	}
-	if !q.Settings.Bounded {
+	limits := &q.Settings.Limits
+	switch {
+	case q.Settings.Bounded:
+	case !limits.WaitForWorker:
 		p.Decider.Decide(q)
+		return nil
+	case p.Decider.DecideUnlessUnserved(q):
 		return nil
 	}
 	claim, err := q.Claim(c.Claim, c.From.Header, &c.View, q.Prompt.ISL)
@@ -93,10 +98,20 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 		c.Record.Refused("request")
 		return err
 	}
-	reservation, waited, why, err := p.Decider.DecideInQueue(ctx, p.Queue, claim, q, &c.View, c.Record.Live.ID())
-	c.reserved = reservation
-	if q.Waited(waited, why) {
-		c.Record.Waited("queue", waited.For)
+	var why string
+	for read := true; read; {
+		if limits.WaitForWorker && claim.Patience == 0 && q.Took.Queue > 0 {
+			claim.Patience = limits.QueueTimeout // of all its waits together
+		}
+		var waited admission.Waited
+		c.reserved, waited, why, err = p.Decider.DecideInQueue(ctx, p.Queue, claim, q, &c.View, c.Record.Live.ID())
+		if q.Waited(waited, why) {
+			c.Record.Waited("queue", waited.For)
+		}
+		if read = err == nil && q.Unread; read {
+			p.Decider.Read(ctx, q, c.Endpoint, q.Run.Criteria.Facts.Kind, &c.View)
+			c.Record.Tokenized(q.Prompt.Source)
+		}
 	}
 	if err == nil {
 		return nil
@@ -110,6 +125,11 @@ func (p *FleetPlanner) decide(ctx context.Context, c *Call) error {
 	}
 	reason, err := admission.Refusal(err, admission.NamedQueue{Queue: p.DoorQueue}, admission.NamedQueue{Queue: p.Queue, Name: c.Model})
 	c.Record.Refused(reason)
+	if _, none := q.Run.Unserved(); none { // which is no overload
+		e := *api.FromError(err)
+		e.Status, e.Code = http.StatusServiceUnavailable, api.FromError(q.Run.Refusal()).Code
+		return &e
+	}
 	return err
 }
 

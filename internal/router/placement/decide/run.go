@@ -132,6 +132,9 @@ type progress struct {
 	gaveUp attempt.Reason
 	// forceBefore is the path that was required before remote prefill was given up.
 	forceBefore route.Force
+	// served says for which phases, decode and prefill, the newest decision has seen a worker
+	// that is usable, or only ejected.
+	served [2]bool
 }
 
 // Begin begins another request.
@@ -149,7 +152,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	r.acquire()
 	in, q := &r.In, &r.Criteria
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
-	r.settings, r.workers = s, list
+	r.settings, r.workers, r.served = s, list, [2]bool{}
 	r.Attempt++
 	for _, p := range [...]struct {
 		in     *selector.Input
@@ -177,7 +180,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 			if ok, _ := w.State.Usable(); ok || !ejected(w) || !can(w, p.phase) {
 				continue
 			}
-			if why, _ := r.keptOut(w, p.phase, true); why == "" {
+			if why, _ := r.keptOut(w, p.phase, ""); why == "" {
 				e.Readmit = append(e.Readmit, w)
 			}
 		}
@@ -213,6 +216,12 @@ func ejected(w *workers.Worker) bool {
 	return !w.State.Draining() && w.State.Condition().Health == workers.Ejected
 }
 
+// Serves reports whether a worker is usable, or only its ejection keeps it from use.
+func Serves(w *workers.Worker) bool {
+	ok, _ := w.State.Usable()
+	return ok || ejected(w)
+}
+
 // list fills the candidates of a phase and reports whether one of them may be
 // used. Those who are let back are taken for healthy.
 func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Worker, seen FleetView, back []*workers.Worker) (any bool) {
@@ -223,7 +232,14 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 		if !can(w, in.Phase) {
 			continue
 		}
-		why, tried := r.keptOut(w, in.Phase, slices.Contains(back, w))
+		unusable := ""
+		if ok, why := w.State.Usable(); !ok && !slices.Contains(back, w) {
+			unusable = why
+		}
+		if unusable == "" || ejected(w) {
+			r.served[index(in.Phase)] = true
+		}
+		why, tried := r.keptOut(w, in.Phase, unusable)
 		capacity := Capacity(w, in.BlockSize)
 		for _, k := range w.Ranks {
 			*peers = append(*peers, workers.Peer{Worker: w, Rank: k})
@@ -259,14 +275,14 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 }
 
 // keptOut says why a worker is no choice in a phase, whatever it would cost; empty
-// if it is one. tried says that it had its turn in this request. An ejected one
-// that is let back is taken for healthy.
-func (r *Run) keptOut(w *workers.Worker, p route.Phase, back bool) (why string, tried bool) {
+// if it is one. tried says that it had its turn in this request. unusable is why its state
+// forbids it; empty for a usable one, and for an ejected one that is let back.
+func (r *Run) keptOut(w *workers.Worker, p route.Phase, unusable string) (why string, tried bool) {
 	if why, tried = r.History.Banned(w.State, p); tried {
 		return why, true
 	}
-	if ok, why := w.State.Usable(); !ok && !back {
-		return why, false
+	if unusable != "" {
+		return unusable, false
 	}
 	if name := r.Criteria.Pin.worker(p); name != "" && name != w.Name {
 		return "another worker was asked for", false
@@ -328,6 +344,28 @@ func (r *Run) Busy() (phase route.Phase, is bool) {
 	return "", false
 }
 
+// Unserved reports whether the newest decision failed because the model has no usable worker
+// for a phase. Workers that only this request excludes, and ejected ones, count as usable.
+func (r *Run) Unserved() (phase route.Phase, is bool) {
+	switch err := r.Plan.Err; {
+	case errors.Is(err, ErrNoDecode):
+		phase = route.Decode
+	case errors.Is(err, ErrNoPrefill):
+		phase = route.Prefill
+	default:
+		return "", false
+	}
+	return phase, !r.served[index(phase)]
+}
+
+// index is a phase's place in pairs of decode and prefill.
+func index(p route.Phase) int {
+	if p == route.Prefill {
+		return 1
+	}
+	return 0
+}
+
 // HasOwnBans reports whether this request excludes workers that other requests may use,
 // after failures of its own or of the stream that it continues. What it does not find,
 // another request with the same criteria may find.
@@ -374,7 +412,7 @@ func (r *Run) enterNext(next attempt.Next) attempt.Next {
 // comes back when there is nobody else.
 func (r *Run) prefills() (list []*workers.State) {
 	for _, w := range r.workers {
-		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
+		if w.Role.CanPrefill() && Serves(w) {
 			list = append(list, w.State)
 		}
 	}

@@ -3,8 +3,10 @@ package routing
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -17,8 +19,12 @@ import (
 func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind api.Kind, v *api.View) {
 	q.AcquireHashes()
 	now := time.Now()
+	tokenized := ep.Splittable || ep.Streamable
+	q.Unread = tokenized && q.Settings.Limits.WaitForWorker && !slices.ContainsFunc(q.List, decide.Serves)
 	switch {
-	case ep.Splittable || ep.Streamable:
+	case q.Unread:
+		q.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: route.FromEstimate, Note: "not tokenized: the model has no usable worker"}
+	case tokenized:
 		model := q.Model
 		if _, unlisted := q.Fleet.Candidates(model); unlisted {
 			model = cmp.Or(q.Fleet.Only(), model) // an adapter's prompts are those of its base

@@ -59,6 +59,9 @@ type Details struct {
 	At time.Time
 	// Took is the router's own time.
 	Took StageTimes
+	// Unread says that the prompt is only estimated so far: it is tokenized once the model has
+	// a usable worker (limits.wait_for_worker).
+	Unread bool
 	// Dry asks without changing anything.
 	Dry bool
 

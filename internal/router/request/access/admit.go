@@ -112,6 +112,9 @@ func takesNoSalt(kind api.Kind, path string, list []*workers.Worker) string {
 	if kind == api.SGLangGenerate || kind == api.Transcription || kind == api.Speech || path == "/v2/embed" {
 		return "it is no member of the body there"
 	}
+	if len(list) == 0 {
+		return "no worker of its model is there, so that its engine is not known"
+	}
 	for _, w := range list {
 		if w.WireEngine() != workers.VLLM || !w.VersionAtLeast(0, 32) {
 			return fmt.Sprintf("worker %s is not known to be vLLM 0.32 or later", w.Name)

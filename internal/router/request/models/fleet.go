@@ -130,8 +130,8 @@ type Key interface {
 }
 
 // Find is the model that a request asks for, as a key may. The error is that there is none,
-// or that no worker serves it.
-func Find(requested string, fleet *workers.Snapshot, starting bool, key Key) (workers.Resolved, error) {
+// or that no worker serves it; with known, a model that the fleet knows may be without one.
+func Find(requested string, fleet *workers.Snapshot, starting bool, key Key, known bool) (workers.Resolved, error) {
 	of := fleet.Resolve(requested)
 	if e := Unresolved(requested, of, fleet, starting, func(model string) bool { return key.May(model) }); e != nil {
 		return of, e
@@ -141,7 +141,7 @@ func Find(requested string, fleet *workers.Snapshot, starting bool, key Key) (wo
 	}
 	list, _ := fleet.Candidates(of.Model)
 	switch {
-	case len(list) > 0:
+	case len(list) > 0 || known && fleet.Knows(of.Model):
 		return of, nil
 	case of.Default:
 		e := NotServed(of.Model, fleet, starting)
