@@ -201,6 +201,7 @@ func TestSaltPrompt(t *testing.T) {
 		{api.Messages, "/v1/messages", worker(workers.VLLM, "0.31.9"), false, "worker w is not known to be vLLM 0.32"},
 		{api.Rerank, "/rerank", worker(workers.VLLM, ""), false, "worker w is not known"},
 		{api.Pooling, "/pooling", worker(workers.SGLang, "0.32.0"), false, "worker w is not known"},
+		{api.Messages, "/v1/messages", nil, false, "no worker of its model is there"},
 		{api.Embeddings, "/v2/embed", good, false, "no member of the body"},
 		{api.SGLangGenerate, "/generate", good, false, "no member of the body"},
 		{api.Transcription, "/v1/audio/transcriptions", good, false, "no member of the body"},
