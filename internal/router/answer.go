@@ -2,19 +2,27 @@ package router
 
 import (
 	"errors"
+	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/serving"
 )
 
 // copy sends the answer to the client.
 func (x *exchange) copy() error {
 	a := x.answer
-	x.record.Headers(x.w.Header())
-	x.status, x.committed = a.Status, true
+	if x.opened() {
+		if !a.Streams() {
+			return &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine answered a request for a stream with something else; the stream had begun with comments (timeouts.sse_keepalive)"}
+		}
+	} else {
+		x.record.Headers(x.w.Header())
+		x.status, x.committed = a.Status, true
+	}
 	if a.Whole != nil {
 		return x.copyWhole(a)
 	}
@@ -25,7 +33,9 @@ func (x *exchange) copy() error {
 		x.along = sse.AcquireHead()
 		opt.Observe, opt.Gate = pieces.observe, &x.along.Gate
 	}
-	a.WriteHead(x.w)
+	if !x.opened() {
+		a.WriteHead(x.w)
+	}
 	if len(a.Before) > 0 {
 		if _, err := upstream.NewWriter(x.w, opt.WriteTimeout).Write(a.Before); err != nil {
 			return err

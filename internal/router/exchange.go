@@ -40,6 +40,7 @@ type exchange struct {
 	cut       bool            // a stream broke off within an event
 	pieces    piecesOf
 	along     *sse.Head // reads along with a stream
+	early     *early    // a head that may go out before the answer; nil for none
 	committed bool      // the head of the answer is sent
 	closed    bool      // the outcome is recorded
 	status    int
@@ -181,6 +182,8 @@ func (x *exchange) serve() error {
 	if err := x.read(); err != nil {
 		return err
 	}
+	defer x.settle()
+	x.keepAlive()
 	if err := x.enter(); err != nil {
 		return err
 	}
@@ -195,6 +198,7 @@ func (x *exchange) serve() error {
 // respond has the call answered, and copies the answer.
 func (x *exchange) respond() error {
 	a, err := x.r.answers.Do(x.ctx, x.call)
+	x.settle()
 	if err != nil {
 		return err
 	}
@@ -439,7 +443,7 @@ func (x *exchange) ended(e *api.Error, err error) {
 // last error event, anything else is cut so that the client notices. So is the
 // connection of a client that is gone: net/http would send an empty 200.
 func (x *exchange) abort(e *api.Error) {
-	if e.Status == api.StatusClientClosed || !x.record.Answer.Streamed || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
+	if e.Status == api.StatusClientClosed || !x.record.Answer.Streamed && !x.opened() || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -240,6 +240,9 @@ type Timeouts struct {
 	// ClientIdle is how long a client's connection is kept between two requests.
 	ClientIdle time.Duration
 	Write      time.Duration // one write to a slow client
+	// SSEKeepAlive is the time between two comments to the client of a stream that has no
+	// token yet; 0 for none.
+	SSEKeepAlive time.Duration
 	// Leave is how long new requests are served after the signal to end, Drain how
 	// long running ones may take after that.
 	Leave, Drain time.Duration

@@ -248,6 +248,8 @@ var rows = []*Row{
 		Help: "how long a client's connection is kept without a request; more than the load balancer in front keeps its own"},
 	{Key: "timeouts.write", Flag: "write-timeout", At: func(c *Config) any { return &c.Timeouts.Write }, Default: 30 * time.Second, Check: positive,
 		Help: "for one write to a slow client"},
+	{Key: "timeouts.sse_keepalive", Flag: "sse-keepalive", At: func(c *Config) any { return &c.Timeouts.SSEKeepAlive }, Check: notNegative,
+		Help: "between two comments in a stream without a token yet, whose head goes out with the first one: later failures are error events; 0 is off"},
 	{Key: "timeouts.leave", Flag: "leave-time", At: func(c *Config) any { return &c.Timeouts.Leave }, Check: notNegative,
 		Help: "how long a router that stops still serves new requests, each as the last of its connection, while load balancers take it out; 0 refuses them at once"},
 	{Key: "timeouts.drain", Flag: "drain-timeout", At: func(c *Config) any { return &c.Timeouts.Drain }, Default: 30 * time.Second, Check: positive,

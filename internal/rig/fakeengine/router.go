@@ -340,9 +340,11 @@ type Ask struct {
 	Method, Path, Body string // POST by default
 	Header             http.Header
 	// Piece, where it is set, is called for each piece before the next one; its error ends the
-	// answer, as that of a client would. Beat is called with each comment of Idle.
-	Piece func(p []byte) error
-	Beat  func(words string) error
+	// answer, as that of a client would. Beat is called with each comment of Idle, Comment with
+	// those of engines before a first token.
+	Piece   func(p []byte) error
+	Beat    func(words string) error
+	Comment func(p []byte)
 }
 
 // Got is what a client gets.
@@ -398,10 +400,7 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 	r.ids++
 	id := fmt.Sprintf("r%d", r.ids)
 	r.mu.Unlock()
-	c, beat := serving.New(), q.Beat
-	if beat == nil {
-		beat = func(string) error { return nil }
-	}
+	c := serving.New()
 	req, err := http.NewRequest(q.Method, q.Path, http.NoBody)
 	if err != nil {
 		r.t.Fatal(err)
@@ -412,7 +411,7 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 	}
 	var record lifecycle.Record
 	c.Details = serving.Details{
-		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Record: &record, Idle: idle(beat),
+		ID: id, Start: time.Now(), From: rewrite.ClientOf(req), Path: q.Path, Endpoint: ep, Name: "m", Model: "m", Record: &record, Idle: idle{&q},
 	}
 	d := &c.Routing
 	d.Settings, d.Model = r.Settings, "m"
@@ -437,9 +436,21 @@ func (r *Router) Send(ctx context.Context, q Ask) *Got {
 	return got
 }
 
-type idle func(string) error
+// idle is what a client hears while its stream waits.
+type idle struct{ *Ask }
 
-func (f idle) Idle(words string) error { return f(words) }
+func (i idle) Idle(words string) error {
+	if i.Beat == nil {
+		return nil
+	}
+	return i.Beat(words)
+}
+
+func (i idle) Comment(p []byte) {
+	if i.Ask.Comment != nil {
+		i.Ask.Comment(p)
+	}
+}
 
 // answer serves the call.
 func (r *Router) answer(ctx context.Context, c *serving.Call, q *Ask, got *Got) {

@@ -225,6 +225,9 @@ func (q *request) WriteHeader(int)             {}
 func (q *request) Write(p []byte) (int, error) { q.client = append(q.client, p...); return len(p), nil }
 func (q *request) FlushError() error           { return nil }
 
+// Comment is for serving.Idle.
+func (q *request) Comment([]byte) {}
+
 // Idle is for serving.Idle.
 func (q *request) Idle(words string) error {
 	_, err := q.Write([]byte(": " + words + "\n\n"))

@@ -73,7 +73,8 @@ type Details struct {
 	WantIDs bool
 	// Keeps leaves it to the wrapper to drop the input of a stream: it keeps a part of that.
 	Keeps bool
-	// Idle hears of it while a stream waits that the client has a part of.
+	// Idle hears of it while a stream waits: one that the client has a part of, or whose
+	// engine sends comments before its first token.
 	Idle Idle
 	// Pacer, where it is not nil, paces the call: it enters the ranks of a plan before a leg
 	// of it is sent, and leaves them when the head of an answer is good.
@@ -82,7 +83,12 @@ type Details struct {
 
 // Idle hears from time to time that a stream waits, and in a few words for what; its error
 // ends the call.
-type Idle interface{ Idle(words string) error }
+type Idle interface {
+	Idle(words string) error
+	// Comment hears the comments, whole lines, that an engine sends before its first token.
+	// Another attempt may follow.
+	Comment(p []byte)
+}
 
 // Pacer admits calls to the ranks of a plan, a few at a time.
 type Pacer interface {

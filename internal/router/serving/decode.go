@@ -150,6 +150,9 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 			return b.g.broke(ctx, b.c, route.Decode, w, err)
 		default:
 			verdict = head.Feed(piece, time.Now())
+			if comments := head.Comments(); len(comments) > 0 && b.c.Idle != nil {
+				b.c.Idle.Comment(comments)
+			}
 		}
 	}
 	if verdict == sse.Failed {

@@ -324,3 +324,21 @@ func TestStoredResponses(t *testing.T) {
 		})
 	}
 }
+
+// TestCommentsOfEngines: comments of an engine before its first token reach the client as they
+// come, also where another attempt follows; and no comment comes twice.
+func TestCommentsOfEngines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := fakeengine.New(t, "2a")
+		first := fakeengine.Stream(": one\n\n", ": two\n\n").Every(time.Second)
+		r.Next("aggregated-0", first.Then(2, fakeengine.Piece{Fail: upstream.Reset}))
+		r.Next("aggregated-1", fakeengine.Stream(": three\n\n", `{"choices":[{"index":0,"text":"F"}]}`, ": four\n\n", "[DONE]").Every(time.Second))
+		began, heard := time.Now(), ""
+		q := ask(true, "")
+		q.Comment = func(p []byte) { heard += fmt.Sprintf("%v%s", time.Since(began), strings.TrimSpace(string(p))) }
+		got := r.Send(t.Context(), q)
+		if want := "data: {\"choices\":[{\"index\":0,\"text\":\"F\"}]}\n\n: four\n\ndata: [DONE]\n\n"; got.Body != want || got.Err != nil || heard != "0s: one1s: two1s: three" {
+			t.Errorf("heard %q, then %s", heard, got)
+		}
+	})
+}

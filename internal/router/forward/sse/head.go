@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"bytes"
 	"sync"
 	"time"
 )
@@ -35,14 +36,16 @@ type Head struct {
 	// Gate is for what is sent on of the stream, the head included.
 	Gate Gate
 	// MaxBytes and MaxTime bound what is held; 0 means the defaults. MaxTime
-	// runs from the first byte, and is looked at when bytes arrive: a role
+	// runs from the first byte that is held, and is looked at when bytes arrive: a role
 	// chunk that waits for the first token is not sent alone.
 	MaxBytes int
 	MaxTime  time.Duration
 
-	held  []byte
-	since time.Time
-	out   Verdict
+	held     []byte
+	comments []byte // that the last Feed has taken out of held
+	at       int    // where the event under way begins in held
+	since    time.Time
+	out      Verdict
 }
 
 var heads = sync.Pool{New: func() any { return new(Head) }}
@@ -64,18 +67,20 @@ func (h *Head) Reset() {
 	if cap(h.held) > 16<<10 {
 		h.held = nil
 	}
-	h.held, h.since, h.out = h.held[:0], time.Time{}, Hold
+	h.held, h.comments, h.at, h.since, h.out = h.held[:0], h.comments[:0], 0, time.Time{}, Hold
 }
 
 // Held are the bytes that were held back. They are valid until Reset.
 func (h *Head) Held() []byte { return h.held }
 
+// Comments are the engine's comments between events that came with the last piece, if the
+// verdict on it was Hold: they say that the engine lives, and need not wait for a token. They
+// are no longer held, and valid until the next Feed.
+func (h *Head) Comments() []byte { return h.comments }
+
 // Feed takes the next piece, which arrived at now, copies it to what is held,
 // and decides. It must not be called after another verdict than Hold.
 func (h *Head) Feed(p []byte, now time.Time) Verdict {
-	if h.since.IsZero() {
-		h.since = now
-	}
 	maxBytes, maxTime := h.MaxBytes, h.MaxTime
 	if maxBytes <= 0 {
 		maxBytes = DefaultHeadBytes
@@ -84,14 +89,66 @@ func (h *Head) Feed(p []byte, now time.Time) Verdict {
 		maxTime = DefaultHeadTime
 	}
 	h.Scanner.Feed(p)
-	h.held = append(h.held, p...)
+	h.held, h.comments = append(h.held, p...), h.comments[:0]
 	switch {
 	case h.Scanner.sum.ErrorFirst:
 		h.out = Failed
-	case h.Scanner.Started(), len(h.held) >= maxBytes, now.Sub(h.since) >= maxTime:
+	case h.Scanner.Started(), len(h.held) >= maxBytes:
 		h.out = Forward
+	default:
+		h.takeComments()
+		if h.since.IsZero() && len(h.held) > 0 {
+			h.since = now
+		}
+		if len(h.held) > 0 && now.Sub(h.since) >= maxTime {
+			h.out = Forward
+		}
 	}
 	return h.out
+}
+
+// takeComments moves comments between events from what is held to comments.
+func (h *Head) takeComments() {
+	for {
+		next := h.held[h.at:]
+		n := comments(next)
+		if n == 0 {
+			if n = eventEnd(next); n == 0 {
+				return
+			}
+			h.at += n
+			continue
+		}
+		n += blank(next[n:])
+		h.comments = append(h.comments, next[:n]...)
+		h.held = append(h.held[:h.at], next[n:]...)
+	}
+}
+
+// blank is the size of the empty line that p begins with.
+func blank(p []byte) int {
+	switch {
+	case bytes.HasPrefix(p, []byte("\n")):
+		return 1
+	case bytes.HasPrefix(p, []byte("\r\n")):
+		return 2
+	}
+	return 0
+}
+
+// eventEnd is the index after the first empty line of p; 0 for none.
+func eventEnd(p []byte) (n int) {
+	for n < len(p) {
+		if k := blank(p[n:]); k > 0 {
+			return n + k
+		}
+		k := bytes.IndexByte(p[n:], '\n')
+		if k < 0 {
+			return 0
+		}
+		n += k + 1
+	}
+	return 0
 }
 
 // End is the verdict on a stream that ended while its head was held: nothing

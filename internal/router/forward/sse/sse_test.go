@@ -207,8 +207,8 @@ func TestHead(t *testing.T) {
 		{"token and error in one", []string{vllmRole + vllmToken + vllmError}, 0, []Verdict{Forward}, 0},
 		{"split within the error", []string{vllmRole + vllmError[:20], vllmError[20:100], vllmError[100:]}, 0, []Verdict{Hold, Hold, Failed}, 0},
 		{"empty answer", []string{vllmRole, `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"}, 0, []Verdict{Hold, Forward}, 0},
-		{"bytes", []string{": ping\n\n", ": ping\n\n", ": ping\n\n"}, 0, []Verdict{Hold, Hold, Forward}, 20},
-		{"time", []string{": ping\n\n", ": ping\n\n", ": ping\n\n"}, 6 * time.Second, []Verdict{Hold, Hold, Forward}, 0},
+		{"bytes", []string{"data: {}\n\n", "data: {}\n\n", "data: {}\n\n"}, 0, []Verdict{Hold, Hold, Forward}, 30},
+		{"time", []string{"data: {}\n\n", "data: {}\n\n", "data: {}\n\n"}, 6 * time.Second, []Verdict{Hold, Hold, Forward}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -233,6 +233,41 @@ func TestHead(t *testing.T) {
 	h.Reset()
 	if v := h.Feed([]byte(vllmRole), now); v != Hold || h.End() != Forward {
 		t.Error("a stream that ends without content is not forwarded")
+	}
+}
+
+// TestHeadPassesComments: comments between events are not held, wherever the stream is split;
+// those within an event, and all other bytes, are. They do not count as bytes held, nor does the
+// time of the head run.
+func TestHeadPassesComments(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"\n", "\r\n"} {
+		lines := func(s string) string { return strings.ReplaceAll(s, "~", end) }
+		text, passed, held := lines(": a~~:~: b~~data: {}~~: c~~event: x~: d~data: {}~~: e~: f"), lines(": a~~:~: b~~: c~~: e~"), lines("data: {}~~event: x~: d~data: {}~~: f")
+		for size := 1; size <= len(text); size++ {
+			h, at, out := Head{MaxBytes: len(text) + 1}, time.Unix(1000, 0), ""
+			for rest := text; rest != ""; {
+				n := min(size, len(rest))
+				if v := h.Feed([]byte(rest[:n]), at); v != Hold {
+					t.Fatalf("verdict %v with %q to come", v, rest)
+				}
+				out, rest = out+string(h.Comments()), rest[n:]
+			}
+			// The empty line behind a comment is held where it comes alone.
+			blank := func(s string) string { return strings.ReplaceAll(s, end, "") }
+			if blank(out) != blank(passed) || blank(string(h.Held())) != blank(held) {
+				t.Fatalf("in pieces of %d: passed %q, held %q", size, out, h.Held())
+			}
+		}
+	}
+	h := Head{MaxBytes: 20}
+	for i := range 100 {
+		if v := h.Feed([]byte(": ping\n\n"), time.Unix(int64(1000*i), 0)); v != Hold || string(h.Comments()) != ": ping\n\n" {
+			t.Fatalf("comment %d: verdict %v, passed %q", i, v, h.Comments())
+		}
+	}
+	if v := h.Feed([]byte(vllmToken), time.Unix(1e6, 0)); v != Forward || string(h.Held()) != vllmToken || len(h.Comments()) != 0 {
+		t.Errorf("verdict %v, held %q, passed %q", v, h.Held(), h.Comments())
 	}
 }
 
