@@ -16,9 +16,11 @@ type Reason string
 
 // The reasons. Those of a leg that got no answer, in the words of package upstream:
 const (
-	Connect  Reason = "connect"
-	Timeout  Reason = "timeout"
-	Reset    Reason = "reset"
+	Connect Reason = "connect"
+	Timeout Reason = "timeout"
+	Reset   Reason = "reset"
+	// Silent: its worker showed no sign of life, and another one could take the request.
+	Silent   Reason = "silent"
 	Protocol Reason = "protocol"
 	// Stale: the engine had closed the connection as idle when the request was
 	// sent, as far as is known. That is nobody's fault.
@@ -98,6 +100,7 @@ var meanings = map[Reason]Meaning{
 	Connect:  {Outcome: health.ConnectError},
 	Timeout:  {Broke: true, Lost: true, Mutual: true, Outcome: health.Timeout},
 	Reset:    {Broke: true, Lost: true, Outcome: health.ServerError},
+	Silent:   {Lost: true, Outcome: health.Canceled}, // probes judge silence
 	Protocol: {Broke: true, Outcome: health.ServerError},
 	Canceled: {Final: true, Outcome: health.Canceled},
 	Stale:    {Outcome: health.Canceled},
