@@ -276,6 +276,7 @@ func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panick
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 			Reread:  func(ctx context.Context) { e.rereadModels(ctx, b.registry.Snapshot()) },
+			Silence: 2 * b.settings.Load().Health.Timeout, Budget: &in.budget,
 			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
 		},
 		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/serving"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Never is longer than any timeout of a test.
@@ -212,9 +213,11 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 	fail := func(kind upstream.Kind, err error) error {
 		return &upstream.Failure{Kind: kind, Addr: q.Worker, Op: "wait for the answer", Sent: true, Err: err}
 	}
-	limit, lost := leg.HeadTimeout, false // lost: it gave no sign of life
+	limit, silent := leg.HeadTimeout, false
+	lost := false // it gave no sign of life
 	if leg.Alive != nil {
-		if d := time.Until(leg.AliveBy); a.Wait > d && (limit == 0 || d < limit) && pause(ctx, d) == nil {
+		if d := time.Until(leg.AliveBy); a.Wait > d && (limit == 0 || d < limit) {
+			silent, _ = await(ctx, leg.Watch, d) // of an end of ctx the next wait hears
 			if a.Wait, limit = a.Wait-d, limit-d; !leg.Alive(q.At) {
 				a.Wait, limit, lost = Never, 1, true
 			}
@@ -224,13 +227,18 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 	if late {
 		a.Wait = limit
 	}
-	err := pause(ctx, a.Wait)
-	if a.Meets != "" && err == nil && !late {
+	var err error
+	if !silent {
+		silent, err = await(ctx, leg.Watch, a.Wait)
+	}
+	if a.Meets != "" && err == nil && !late && !silent {
 		late, err = f.meet(ctx, &a, limit-a.Wait)
 	}
 	switch {
 	case err != nil:
 		err = fail(upstream.Canceled, err)
+	case silent:
+		err = fail(upstream.Silent, errors.New("no sign of life"))
 	case late:
 		err = &upstream.Failure{Kind: upstream.Timeout, Addr: q.Worker, Op: "wait for the answer", Sent: true, Late: !lost, Err: errors.New("no answer in time")}
 	case a.Panic:
@@ -255,7 +263,8 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 	if leg.Method == http.MethodHead {
 		a.Pieces = nil
 	}
-	return &response{f: f, q: q, ctx: ctx, idle: leg.IdleTimeout, head: head, left: a.Pieces}, nil
+	leg.Life.Sign(time.Now())
+	return &response{f: f, q: q, ctx: ctx, watch: leg.Watch, life: leg.Life, idle: leg.IdleTimeout, head: head, left: a.Pieces}, nil
 }
 
 // meet enters a room, or waits there for as long as limit, if that is above 0.
@@ -308,16 +317,36 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// await waits for d, or until the watch gives the engine up.
+func await(ctx context.Context, watch upstream.Watch, d time.Duration) (silent bool, err error) {
+	for watch != nil && d > 0 {
+		more, giveUp := watch.Wait(time.Now())
+		if giveUp {
+			return true, nil
+		}
+		if more <= 0 || more >= d {
+			break
+		}
+		if err := pause(ctx, more); err != nil {
+			return false, err
+		}
+		d -= more
+	}
+	return false, pause(ctx, d)
+}
+
 // response is an answer. Only one goroutine reads it.
 type response struct {
-	f    *Fleet
-	q    *Request
-	ctx  context.Context //nolint:containedctx // of the whole answer
-	idle time.Duration
-	head *upstream.Head
-	left []Piece
-	buf  []byte // of the newest piece, which the next one overwrites
-	err  error
+	f     *Fleet
+	q     *Request
+	ctx   context.Context //nolint:containedctx // of the whole answer
+	idle  time.Duration
+	watch upstream.Watch
+	life  *workers.Life
+	head  *upstream.Head
+	left  []Piece
+	buf   []byte // of the newest piece, which the next one overwrites
+	err   error
 }
 
 func (r *response) Begins() *upstream.Head { return r.head }
@@ -344,9 +373,11 @@ func (r *response) Next() ([]byte, error) {
 		p.Wait = r.idle
 	}
 	kind := p.Fail
-	switch err := pause(r.ctx, p.Wait); {
+	switch silent, err := await(r.ctx, r.watch, p.Wait); {
 	case err != nil:
 		kind = upstream.Canceled
+	case silent:
+		kind = upstream.Silent
 	case late:
 		kind = upstream.Timeout
 	case p.Panic:
@@ -356,6 +387,7 @@ func (r *response) Next() ([]byte, error) {
 		r.err = &upstream.Failure{Kind: kind, Addr: r.q.Worker, Op: "read the answer", Sent: true, Started: true, Err: errors.New("by the test")}
 		return nil, r.err
 	}
+	r.life.Sign(time.Now())
 	r.buf = append(r.buf[:0], p.Text...)
 	return r.buf, nil
 }

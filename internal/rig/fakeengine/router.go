@@ -64,6 +64,8 @@ type Router struct {
 	Engine    serving.Engine
 	// Decided, where it is set, is called after each decision, before a leg is sent.
 	Decided func(c *serving.Call)
+	// Legs are how it sends requests; their Silence is 0.
+	Legs *serving.Legs
 	// Alive says whether a worker gives a sign of life when the router asks for one.
 	Alive func(w *workers.Worker) bool
 
@@ -210,15 +212,17 @@ func (r *Router) build() {
 		lifecycle.Costs(costs),
 		lifecycle.Progress(),
 	)
+	r.Legs = &serving.Legs{
+		Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: new(attempt.Repeats), Stored: r.Stored,
+		Budget:   &r.Budget,
+		Answers:  func(_ context.Context, w *workers.Worker) bool { return r.Alive(w) },
+		Panicked: func(_ *serving.Call, p any) { r.event(eventlog.Event{Kind: "panic", Text: fmt.Sprint(p)}) },
+	}
 	r.Engine = resumed.New(resumed.Parts{
 		Decider: r.decider, Fleet: r.Registry.Snapshot, Queue: r.Queue, DoorQueue: admission.NewQueue(0, 0, 0),
 		Watched: func(p serving.Planner) serving.Planner { return decided{p, r} },
-		Legs: &serving.Legs{
-			Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: new(attempt.Repeats), Stored: r.Stored,
-			Answers:  func(_ context.Context, w *workers.Worker) bool { return r.Alive(w) },
-			Panicked: func(_ *serving.Call, p any) { r.event(eventlog.Event{Kind: "panic", Text: fmt.Sprint(p)}) },
-		},
-		Budget: &r.Budget, Outliers: r.Outliers, Failures: failures, Tokens: tokens, Bodies: r.Bodies, Moves: &r.Moves,
+		Legs:    r.Legs,
+		Budget:  &r.Budget, Outliers: r.Outliers, Failures: failures, Tokens: tokens, Bodies: r.Bodies, Moves: &r.Moves,
 	})
 }
 

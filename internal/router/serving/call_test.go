@@ -31,7 +31,7 @@ func TestReleasedCallIsEmpty(t *testing.T) {
 	c.Routing.IDs = append(c.Routing.IDs, 1)
 	c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
 	used := c.scratch
-	c.leg("prefill", workers.Peer{Worker: &workers.Worker{State: new(workers.State)}}, nil, 0, "id")
+	new(Legs).leg(c, "prefill", workers.Peer{Worker: &workers.Worker{State: new(workers.State)}}, nil, 0, "id")
 	first, second := New(), New()
 	c.SetRest(first)
 	first.ID = "first"

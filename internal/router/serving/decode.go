@@ -64,7 +64,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 	if t != nil {
 		id = t.RequestID()
 	}
-	leg := c.leg(route.Decode, p, body, c.Routing.Settings.Timeouts.Response, id)
+	leg := g.leg(c, route.Decode, p, body, c.Routing.Settings.Timeouts.Response, id)
 	if t != nil && t.Leased() {
 		// An engine that hangs for longer than the lease and then continues
 		// would fetch what other prompts have put into the blocks.

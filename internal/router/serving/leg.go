@@ -62,6 +62,10 @@ type Legs struct {
 	Open     *admission.Memory
 	Ledger   *ledger.Ledger
 	Outliers Health
+	// Silence is how long a worker may show no sign of life until one leg of a request that
+	// waits for it is given up; 0 is for ever. Budget is that of the retries for it.
+	Silence time.Duration
+	Budget  *attempt.Budget
 	// Answers asks whether a worker gives a sign of life.
 	Answers func(ctx context.Context, w *workers.Worker) bool
 	// Reread reads again which models the workers serve, because one does not serve what it
@@ -99,7 +103,7 @@ func readUpTo(r Response, limit int) (body []byte, more bool, err error) {
 func (g *Legs) fail(c *Call, phase route.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
 	out := reason.Means().Outcome
 	g.report(c, phase, out)
-	if out.Failure() {
+	if out.Failure() || reason == attempt.Silent {
 		c.Record.Failed(phase, w, reason, err)
 	}
 	return attempt.NewError(phase, w, reason, sent, err)
@@ -208,10 +212,18 @@ func (c *Call) edit(more []api.Edit, p workers.Peer, phase route.Phase) [][]byte
 }
 
 // leg makes the HTTP call of a phase, which carries a request id.
-func (c *Call) leg(phase route.Phase, p workers.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
+func (g *Legs) leg(c *Call, phase route.Phase, p workers.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
 	s := c.source()
 	leg := c.memory(phase).Leg(&s, p, c.Path, id, body, headTimeout)
 	leg.Life = p.Worker.State.Life()
+	if g.Silence > 0 {
+		v := &c.vigils[0]
+		if phase == route.Prefill {
+			v = &c.vigils[1]
+		}
+		*v = vigil{g: g, c: c, phase: phase, worker: p.Worker}
+		leg.Watch = v
+	}
 	return leg
 }
 

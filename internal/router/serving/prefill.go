@@ -21,7 +21,7 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p worke
 	defer c.permit(route.Prefill).giveBack()
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
-	leg := c.leg(route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
+	leg := g.leg(c, route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
 	record := c.Record.BeginLeg(route.Prefill, p, leg)
 	err = errPanic // until it returns
 	defer func() { record.End(err, time.Now()) }()

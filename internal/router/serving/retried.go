@@ -63,6 +63,8 @@ type attempts struct {
 	// permits are the permissions to send the legs, decode and prefill. While a prefill leg
 	// runs, its own is in its hands.
 	permits  [2]permit
+	vigils   [2]vigil // of the legs, decode and prefill
+	silence  silence
 	made     made
 	decoding decoding
 }
@@ -134,7 +136,7 @@ func (r *Retried) prepareRetry(c *Call, number int, err error) bool {
 	f.Admission = c.permit(f.Phase).admission
 	next := run.Failed(f.Failure)
 	if next.Budgeted && !c.retry.budgeted {
-		if c.retry.budgeted = r.Budget.Take(time.Now(), c.Routing.Settings.Retry.Budget); !c.retry.budgeted {
+		if c.retry.budgeted = c.silence.paid.Swap(false) || r.Budget.Take(time.Now(), c.Routing.Settings.Retry.Budget); !c.retry.budgeted {
 			next = run.NoBudget()
 		}
 	}
@@ -160,12 +162,13 @@ func (c *Call) sends() {
 		c.Record.Retried(p.phase, p.reason)
 	}
 	c.retry = retry{}
+	c.silence.paid.Store(false)
 }
 
 // refundRetry returns a reserved retry to the budget when no other worker was available: a
 // lone worker that refuses would use up what the others need.
 func (r *Retried) refundRetry(c *Call) {
-	if c.retry.budgeted {
+	if c.silence.paid.Swap(false) || c.retry.budgeted {
 		r.Budget.Return(time.Now())
 	}
 	c.retry = retry{}

@@ -85,6 +85,8 @@ type Leg struct {
 	// an answer, the leg times out at AliveBy.
 	Alive   func(since time.Time) bool
 	AliveBy time.Time
+	// Watch, when set, ends the wait for an engine that shows no sign of life.
+	Watch Watch
 	// Life takes a sign of life for all bytes of the answer; nil for nothing.
 	Life *workers.Life
 	// Resend allows to send the request once more on a fresh connection when a

@@ -93,6 +93,14 @@ func (c *conn) readWithin(d time.Duration) error {
 	if !move {
 		return nil
 	}
+	return c.readUntil(by)
+}
+
+// readUntil sets the deadline of reads; zero is none.
+func (c *conn) readUntil(by time.Time) error {
+	if by.Equal(c.readBy) {
+		return nil
+	}
 	c.readBy = by
 	return c.nc.SetReadDeadline(by)
 }

@@ -71,16 +71,17 @@ func (e *early) stop() bool {
 	return true
 }
 
-// awaitHead reads the head of the answer, which e may be doing already.
+// awaitHead reads the head of the answer, which e may be doing already: no watch looks at the
+// engine then.
 func (r *Response) awaitHead(e *early, leg *Leg, timeout time.Duration) error {
-	err := r.conn.readWithin(timeout)
 	if !e.stop() {
-		if err != nil {
+		if r.conn.readWithin(timeout) != nil {
 			r.conn.close() // ends the reading, too
 		}
 		return <-e.head
 	}
-	if err != nil {
+	r.watch = leg.Watch
+	if err := r.allow(timeout); err != nil {
 		return err
 	}
 	return r.readHead(leg)

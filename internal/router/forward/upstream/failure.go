@@ -25,6 +25,8 @@ const (
 	// Timeout: connecting, sending, waiting for the answer or a pause within
 	// it took too long.
 	Timeout Kind = "timeout"
+	// Silent: [Leg.Watch] gave up an engine without a sign of life.
+	Silent Kind = "silent"
 	// Reset: the engine closed the connection before its answer was complete.
 	Reset Kind = "reset"
 	// Protocol: the answer is not HTTP, or larger than allowed.
@@ -103,7 +105,7 @@ func (f *Failure) APIError() *api.Error {
 	switch f.Kind {
 	case Canceled:
 		e.Status, e.Code, e.Message = api.StatusClientClosed, api.CodeClientClosed, "the client closed the connection"
-	case Timeout:
+	case Timeout, Silent:
 		e.Status, e.Code, e.Message = http.StatusGatewayTimeout, api.CodeTimeout, "the engine did not answer in time"
 	case Connect:
 		e.Message = "the engine cannot be reached"
@@ -159,6 +161,8 @@ func kindOf(ctx context.Context, err error) Kind {
 	var ne net.Error
 	var m malformed
 	switch {
+	case errors.Is(err, errSilent):
+		return Silent
 	case errors.As(err, &m), errors.Is(err, errHeadSize), errors.Is(err, errBodySize):
 		return Protocol
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):

@@ -189,7 +189,7 @@ func (r *Response) readHead(leg *Leg) error {
 				return errHeadSize
 			}
 			moved := r.r
-			if err := r.fill(); err != nil {
+			if err := r.read(); err != nil {
 				return err
 			}
 			if r.r == 0 { // the rest was moved to the front

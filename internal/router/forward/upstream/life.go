@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -9,6 +10,18 @@ import (
 
 // errNoLife ends a leg whose engine gave no sign of life in time.
 var errNoLife = fmt.Errorf("the engine gave no sign of life: %w", context.DeadlineExceeded)
+
+// errSilent ends a leg that its Watch gives up.
+var errSilent = errors.New("the engine shows no sign of life: it answers no probe, sends no byte of any answer and no KV event")
+
+// Watch decides how long a leg waits for bytes of its answer. It is used on the goroutine of
+// the leg.
+type Watch interface {
+	// Wait is called when the leg begins to wait, and again whenever the time that it
+	// returned last is over: more is how long the leg waits until the next call, 0 without
+	// a further one. With giveUp the leg fails as [Silent].
+	Wait(now time.Time) (more time.Duration, giveUp bool)
+}
 
 // life watches over the wait for the head of an answer. A nil one has nothing to
 // watch.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math/bits"
+	"os"
 	"sync"
 	"time"
 
@@ -68,6 +69,8 @@ type Response struct {
 	stop   func() bool // ends the watch over ctx
 	idle   time.Duration
 	life   *workers.Life
+	watch  Watch     // nil when the wait has no further look at the engine
+	until  time.Time // when a wait under watch ends; zero for never
 
 	maxHead int
 	buf     []byte // buf[r:w] has arrived and is not used yet
@@ -133,6 +136,51 @@ func (r *Response) fill() error {
 	return err
 }
 
+// allow lets the reads that follow pause for d, 0 for ever.
+func (r *Response) allow(d time.Duration) error {
+	if r.watch == nil {
+		return r.conn.readWithin(d)
+	}
+	now := time.Now()
+	if r.until = (time.Time{}); d > 0 {
+		r.until = now.Add(d)
+	}
+	return r.look(now)
+}
+
+// look asks the watch how long to wait on.
+func (r *Response) look(now time.Time) error {
+	more, giveUp := r.watch.Wait(now)
+	if giveUp {
+		return errSilent
+	}
+	by := now.Add(more)
+	if more <= 0 {
+		r.watch = nil
+	}
+	if more <= 0 || !r.until.IsZero() && r.until.Before(by) {
+		by = r.until
+	}
+	return r.conn.readUntil(by)
+}
+
+// read is fill, which it continues for as long as the watch wants to wait.
+func (r *Response) read() error {
+	for {
+		err := r.fill()
+		now := time.Now()
+		if err == nil || r.watch == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !r.until.IsZero() && !now.Before(r.until) {
+			return err
+		}
+		if err := r.look(now); err != nil {
+			return err
+		}
+		if len(r.buf) == 0 {
+			r.buf = smallBuffer()
+		}
+	}
+}
+
 // Next is the next piece of the body as soon as there is one, without copying
 // it: valid until the next call. It is io.EOF after the last piece, and a
 // [*Failure] when the answer breaks off or pauses for too long.
@@ -161,10 +209,10 @@ func (r *Response) Next() ([]byte, error) {
 			keepBuffer(r.buf)
 			r.buf, r.r, r.w = largePool.Get().(*[largeSize]byte)[:], 0, 0
 		}
-		if err := r.conn.readWithin(r.idle); err != nil {
+		if err := r.allow(r.idle); err != nil {
 			return nil, r.fail(err)
 		}
-		if err := r.fill(); err != nil {
+		if err := r.read(); err != nil {
 			if errors.Is(err, io.EOF) {
 				if r.state == bodyToEnd {
 					r.state = bodyDone

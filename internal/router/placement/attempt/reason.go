@@ -21,8 +21,10 @@ const (
 	Timeout Reason = "timeout"
 	// TooLong: the time for an answer was up, and the engine is alive: it works on the answer,
 	// which another engine would have to begin again.
-	TooLong  Reason = "too_long"
-	Reset    Reason = "reset"
+	TooLong Reason = "too_long"
+	Reset   Reason = "reset"
+	// Silent: its worker showed no sign of life, and another one could take the request.
+	Silent   Reason = "silent"
 	Protocol Reason = "protocol"
 	// Stale: the engine had closed the connection as idle when the request was
 	// sent, as far as is known. That is nobody's fault.
@@ -105,6 +107,7 @@ var meanings = map[Reason]Meaning{
 	Timeout:  {Broke: true, Lost: true, Mutual: true, Outcome: health.Timeout},
 	TooLong:  {Final: true, Outcome: health.Canceled},
 	Reset:    {Broke: true, Lost: true, Outcome: health.ServerError},
+	Silent:   {Lost: true, Outcome: health.Canceled}, // probes judge silence
 	Protocol: {Broke: true, Outcome: health.ServerError},
 	Canceled: {Final: true, Outcome: health.Canceled},
 	Stale:    {Outcome: health.Canceled},

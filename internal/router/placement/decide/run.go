@@ -354,6 +354,23 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 	}, r.prefills()))
 }
 
+// MayMove reports whether another worker could take the request, or its decode rank prefill,
+// if a leg failed now. It changes nothing.
+func (r *Run) MayMove(f attempt.Failure) bool {
+	var after Run
+	r.CopyTo(&after)
+	switch after.Failed(f).Step {
+	case attempt.FallBack:
+		return true
+	case attempt.Retry:
+		return slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
+			why, _ := after.keptOut(w, f.Phase, false)
+			return why == "" && can(w, f.Phase)
+		})
+	}
+	return false
+}
+
 // NoBudget says what follows when there is no budget for a retry.
 func (r *Run) NoBudget() attempt.Next { return r.enterNext(attempt.AfterNoBudget(&r.History)) }
 
