@@ -307,6 +307,7 @@ func rolesOfTheAdminAPI(t *testing.T, r *watched) {
 		{"GET", "/metrics", "", "read"},
 		{"POST", "/admin/v1/route", `{"prompt": "hello"}`, "operate"},
 		{"POST", "/admin/v1/workers/" + worker + "/drain", "", "operate"},
+		{"POST", "/admin/v1/control/start_profile", "", "admin"},
 		{"POST", "/admin/v1/workers/" + worker + "/resume", "", "operate"},
 		{"POST", "/admin/v1/config", `{"settings": {"routing.threshold": 7}}`, "admin"},
 		{"POST", "/admin/v1/workers", `{"role": "decode", "spec": "http://127.0.0.1:1"}`, "admin"},

@@ -330,7 +330,9 @@ type AdminOptions = control.Options
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	c := &control.Router{
 		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Kept: r.receipts, Log: r.events,
-		Secure: r.secure, Ending: r.drain, DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
+		Secure: r.secure, Ending: r.drain,
+		Engines: control.NewEngines(control.EnginesOptions{Client: r.client, Forget: r.fleet.Distrust, Models: r.monitor.Models, Event: r.event}),
+		DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 			return dryRun(ctx, r, ep, in)
 		}, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
 	}

@@ -19,16 +19,16 @@ import (
 )
 
 // newWorkersCmd makes the command workers: the fleet of a running router listed, drained,
-// resumed, added to and taken from.
+// resumed, added to, taken from and called.
 func newWorkersCmd() *cobra.Command {
 	var router cli.RouterFlags
-	cmd := &cobra.Command{Use: "workers", Short: "List, drain, resume, add and remove the workers of a running router"}
+	cmd := &cobra.Command{Use: "workers", Short: "List, drain, resume, add, remove and call the workers of a running router"}
 	router.Add(cmd)
 	drain, resume, remove := newWorkersDrainCmd(&router), newWorkersResumeCmd(&router), newWorkersRemoveCmd(&router)
 	for _, c := range []*cobra.Command{drain, resume, remove} {
 		c.ValidArgsFunction = router.Complete(workerNames)
 	}
-	cmd.AddCommand(newWorkersListCmd(&router), drain, resume, newWorkersAddCmd(&router), remove)
+	cmd.AddCommand(newWorkersListCmd(&router), drain, resume, newWorkersAddCmd(&router), remove, newWorkersCallCmd(&router))
 	return cmd
 }
 

@@ -53,6 +53,7 @@ type Router struct {
 	Log      *eventlog.Log
 	Secure   *Secure
 	Ending   *Drain
+	Engines  *Engines
 	// DryRun decides about a request to an endpoint, with its body, and does nothing.
 	DryRun func(context.Context, *api.Endpoint, admin.RouteRequest) (*receipt.Receipt, error)
 	// Metrics answers with the page of metrics, Probe whether requests can be served.
@@ -225,6 +226,25 @@ func (c *console) MoveStreams(name string) (admin.Worker, error) {
 		c.Log.Add(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
 	}
 	return c.worker(name)
+}
+
+// CallEngines is for adminserver.Control.
+func (c *console) CallEngines(ctx context.Context, in *admin.ControlCall) (admin.ControlAnswer, error) {
+	fleet := c.Registry.Snapshot()
+	list := fleet.Workers
+	if len(in.Workers) > 0 {
+		list = nil
+		for _, name := range in.Workers {
+			w, ok := fleet.Worker(name)
+			if !ok {
+				return admin.ControlAnswer{}, c.noWorker(name)
+			}
+			if !slices.Contains(list, w) {
+				list = append(list, w)
+			}
+		}
+	}
+	return c.Engines.Call(ctx, list, in), nil
 }
 
 // Route is for adminserver.Control.

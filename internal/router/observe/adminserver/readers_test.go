@@ -128,6 +128,10 @@ func answers(t *testing.T, readers map[string]http.Handler) {
 		{"POST", "/admin/v1/workers/w/drain", `{}`, answer{200, `"draining":true`}, answer{}},
 		{"POST", "/admin/v1/workers/w/resume", `{}`, answer{200, `"draining":false`}, answer{}},
 		{"POST", "/admin/v1/workers/v/drain", `{}`, answer{404, `did you mean \"w\"`}, answer{}},
+		{"POST", "/admin/v1/control/sleep?worker=v", "", answer{404, `did you mean \"w\"`}, answer{}},
+		{"POST", "/admin/v1/control/sleep?depth=1", "", answer{400, `takes no \"depth\"`}, answer{}},
+		{"POST", "/admin/v1/control/sleep", `{"worker":"w"}`, answer{400, "takes no body"}, answer{}},
+		{"POST", "/admin/v1/control/start_profile?worker=w", "", answer{200, `"failed":1`}, answer{}},
 		{"DELETE", "/admin/v1/workers/w", ``, answer{200, `"removed":"w"`}, answer{}},
 		{"POST", "/admin/v1/drain", `{"timeout_seconds":-1}`, answer{400, "not a number from 0"}, answer{}},
 

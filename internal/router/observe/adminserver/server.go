@@ -64,6 +64,8 @@ type Control interface {
 	DrainWorker(name string, on bool) (admin.Worker, error)
 	// MoveStreams begins a drain whose streams go on elsewhere, those that can.
 	MoveStreams(name string) (admin.Worker, error)
+	// CallEngines calls the engines of all workers, or of those that are named.
+	CallEngines(context.Context, *admin.ControlCall) (admin.ControlAnswer, error)
 	// Route decides about a request and does nothing. One of the body, the prompt
 	// and the tokens is given.
 	Route(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
@@ -145,6 +147,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		"POST /admin/v1/workers/{name}/drain":  func(q *http.Request) (any, error) { return c.DrainWorker(q.PathValue("name"), true) },
 		"POST /admin/v1/workers/{name}/move":   func(q *http.Request) (any, error) { return c.MoveStreams(q.PathValue("name")) },
 		"POST /admin/v1/workers/{name}/resume": func(q *http.Request) (any, error) { return c.DrainWorker(q.PathValue("name"), false) },
+		"POST /admin/v1/control/{action}":      s.control,
 		"POST /admin/v1/route":                 s.route,
 		"GET /admin/v1/config":                 func(*http.Request) (any, error) { return c.Config(), nil },
 		"POST /admin/v1/config":                s.patchConfig,
@@ -357,6 +360,17 @@ func (s *server) addWorker(q *http.Request) (any, error) {
 		return nil, bad("spec", "%v", err)
 	}
 	return s.c.AddWorker(spec)
+}
+
+func (s *server) control(q *http.Request) (any, error) {
+	if q.ContentLength != 0 {
+		return nil, bad("", "a control call takes no body; its parameters go into the query, as in /admin/v1/control/sleep?worker=NAME&level=1")
+	}
+	in, param, err := admin.ParseControl(q.PathValue("action"), q.URL.Query())
+	if err != nil {
+		return nil, bad(param, "%s", api.Clip(err.Error()))
+	}
+	return s.c.CallEngines(q.Context(), &in)
 }
 
 func (s *server) removeWorker(q *http.Request) (any, error) {

@@ -140,8 +140,8 @@ func Lookup(method, path string) (*Endpoint, error) {
 	}
 	if e == nil {
 		advice := ""
-		if strings.HasSuffix(path, "_lora_adapter") {
-			advice = "; send it to each engine, the router finds the adapters that engines list"
+		if !strings.HasPrefix(path, "/v1/") || strings.HasSuffix(path, "_lora_adapter") {
+			advice = "; calls that control engines go through the admin API (dynctl workers call)"
 		}
 		return nil, &Error{
 			Status: http.StatusNotFound, Code: CodeUnknownPath,

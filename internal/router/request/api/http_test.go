@@ -60,7 +60,7 @@ func TestLookup(t *testing.T) {
 				t.Errorf("%s %s: %v", c.method, c.path, err)
 			} else if c.status == 404 && !strings.Contains(e.Message, "/v1/chat/completions") {
 				t.Errorf("%s: does not say what there is: %s", c.path, e.Message)
-			} else if strings.Contains(c.path, "lora") && !strings.Contains(e.Message, "send it to each engine") {
+			} else if strings.Contains(c.path, "lora") && !strings.Contains(e.Message, "dynctl workers call") {
 				t.Errorf("%s: does not say where it belongs: %s", c.path, e.Message)
 			}
 			continue
