@@ -364,7 +364,8 @@ func (r *Run) MayMove(f attempt.Failure) bool {
 		return true
 	case attempt.Retry:
 		return slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
-			why, _ := after.keptOut(w, f.Phase, false)
+			_, unusable := w.State.Usable()
+			why, _ := after.keptOut(w, f.Phase, unusable)
 			return why == "" && can(w, f.Phase)
 		})
 	}
