@@ -446,6 +446,9 @@ func TestGarbageEngines(t *testing.T) {
 				for i := range 2 {
 					r.Router.Heal("garbage")
 					a := r.send(http.MethodPost, "/v1/completions", fmt.Appendf(nil, `{"model":"sim","prompt":"hello %s %d","max_tokens":3}`, c.name, i))
+					if c.name == "silence" && a.status == http.StatusGatewayTimeout {
+						continue // it answers probes: it may be computing
+					}
 					if a.status != 200 || !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), "good") {
 						t.Errorf("%s", a)
 					}

@@ -102,6 +102,7 @@ func TestHungEngine(t *testing.T) {
 						s.Timeouts.Prefill, s.Timeouts.Response, s.Timeouts.Idle, s.Retry.Budget = long, long, long, max(0, c.budget)
 					})
 					r.Legs.Silence = 4 * time.Second
+					r.Alive = func(w *workers.Worker) bool { return c.alive || !strings.HasPrefix(w.Name, c.hang) }
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
 					if c.alive {
