@@ -32,6 +32,10 @@ func (x *exchange) copy() error {
 	if a.Streams() {
 		x.along = sse.AcquireHead()
 		opt.Observe, opt.Gate = pieces.observe, &x.along.Gate
+		if x.record.Answer.UsageAdded {
+			x.usage = sse.UsageGate{Gate: &x.along.Gate, Scanner: &x.along.Scanner}
+			opt.Gate = &x.usage
+		}
 	}
 	if !x.opened() {
 		a.WriteHead(x.w)

@@ -33,16 +33,18 @@ type exchange struct {
 	ctx    context.Context
 	call   *serving.Call
 	key    *access.Key // nil for a request that shows none
+	spent  int         // tokens that the key has paid for this request
 	record lifecycle.Record
 
 	// What the client got.
 	answer    *serving.Answer // nil while none is open
 	cut       bool            // a stream broke off within an event
 	pieces    piecesOf
-	along     *sse.Head // reads along with a stream
-	early     *early    // a head that may go out before the answer; nil for none
-	committed bool      // the head of the answer is sent
-	closed    bool      // the outcome is recorded
+	along     *sse.Head     // reads along with a stream
+	early     *early        // a head that may go out before the answer; nil for none
+	usage     sse.UsageGate // of a stream with usage that the client did not request
+	committed bool          // the head of the answer is sent
+	closed    bool          // the outcome is recorded
 	status    int
 	writeBy   api.AnswerDeadline
 }
@@ -257,11 +259,18 @@ func (x *exchange) read() error {
 		x.call.Name = x.call.View.Model
 	}
 	x.call.Routing.Took.Parse = time.Since(now)
+	x.call.WantUsage = wantsUsage(&x.call.View)
 	x.record.RequestedModel, x.record.Stream = x.call.Name, x.call.View.Stream
 	if err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
+}
+
+// wantsUsage reports whether the router requests the usage of a stream whose client did not.
+// The client's other options of streams stay as they are: they cannot be joined with that.
+func wantsUsage(v *api.View) bool {
+	return v.Stream && !v.IncludeUsage && !v.OtherStreamOptions && (v.Kind == api.Chat || v.Kind == api.Completion)
 }
 
 // enter takes a slot of the requests in progress, or waits for one in the queue.
@@ -384,6 +393,9 @@ func (x *exchange) tokenize() {
 		x.record.Tokenized(c.Routing.Prompt.Source)
 	}
 	x.record.Live = x.r.receipts.Begin(x.record.Start)
+	if c.Endpoint.Streamable {
+		x.spend(c.Routing.Prompt.ISL) // and not at the end: many may begin before that
+	}
 	x.r.budget.Request(x.record.Start)
 }
 
@@ -424,6 +436,12 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	return e
 }
 
+// spend has the key pay for so many tokens of the request, and no more.
+func (x *exchange) spend(tokens int) {
+	x.key.Spend(tokens-x.spent, time.Now())
+	x.spent = tokens
+}
+
 // ended reports what came of the request.
 func (x *exchange) ended(e *api.Error, err error) {
 	r := x.r
@@ -434,6 +452,9 @@ func (x *exchange) ended(e *api.Error, err error) {
 	x.record.Ended(lifecycle.Outcome{
 		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.record.Start),
 	})
+	if t := x.record.Tokens(); x.key != nil {
+		x.spend(max(0, t.Prompt) + max(0, t.Completion))
+	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
 		r.log.Debug("request failed", "request", x.call.ID, "decision", x.record.Live.ID(), "status", status, "err", err)
 	}

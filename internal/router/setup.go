@@ -213,6 +213,7 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		lifecycle.Ranks(e.fleet),
 		lifecycle.Traffic(&l.traffic),
 		lifecycle.Metrics(b.metrics),
+		lifecycle.TokensByTenant(b.metrics),
 		lifecycle.Spans(),
 		lifecycle.Recompute(l.compute),
 		lifecycle.Contradictions(watch.NewContradictions(watch.ContradictionsOptions{

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -163,4 +164,82 @@ func storedResponsesAreTheirTenants(t *testing.T, r *rig, _ *tap) {
 		}
 	}
 	r.send(http.MethodPost, "/v1/responses", []byte(`{"model":"sim","input":"x","previous_response_id":"resp_nobody"}`), bearer(userSecret)...).refused(t, 404, "invalid_request")
+}
+
+// TestTokensByTenant: each tenant's tokens are counted, whether or not its clients request the
+// usage of streams. Those that did get it from the engine, and the others get none.
+func TestTokensByTenant(t *testing.T) {
+	t.Parallel()
+	path := keysFile(t)
+	putKeys(t, path, "name: user, tenant: web", userSecret, "name: other, tenant: batch", otherSecret)
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) {
+		c.Keys = settings.APIKeys{File: path, Required: true}
+		c.Routing.Threshold.Tokens = 64
+	})
+	usages := map[string]int{ // of the client's options
+		"": 0, `,"stream_options":null`: 0, `,"stream_options":{"include_usage":false}`: 0, `,"stream_options":{"include_usage":true}`: 1,
+	}
+	for options, want := range usages {
+		for i, n := range []int{20, 100} { // local, remote
+			for path, prompt := range map[string]string{
+				"/v1/completions":      `"prompt":` + string(encode(t, ids(n, len(options)+i))),
+				"/v1/chat/completions": `"messages":[{"role":"user","content":"` + strings.Repeat("word ", n) + `"}]`,
+			} {
+				p.reset()
+				a := r.send(http.MethodPost, path, []byte(`{"model":"sim",`+prompt+`,"max_tokens":4,"ignore_eos":true,"stream":true`+options+`}`), bearer(userSecret)...)
+				if got := strings.Count(string(a.body), `"usage":{`); got != want || a.status != 200 || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") {
+					t.Errorf("%s%s: the client got usage %d times, want %d: %s", path, options, got, want, a)
+				}
+				if legs := p.legsOf("decode"); len(legs) != 1 || !rawjson.Value(legs[0].body).Get("stream_options.include_usage").Bool() {
+					t.Errorf("%s%s: the engine was not asked for usage", path, options)
+				}
+			}
+		}
+	}
+	r.post("/v1/completions", object{"model": "sim", "prompt": ids(30, 99), "max_tokens": 5, "ignore_eos": true}, bearer(otherSecret)...)
+	for series, want := range map[string]float64{
+		`dynctl_tokens_total{kind="completion",model="sim",source="engine",tenant="web"}`:   4 * 4 * 4,
+		`dynctl_tokens_total{kind="completion",model="sim",source="router",tenant="web"}`:   -1, // no series
+		`dynctl_tokens_total{kind="prompt",model="sim",source="engine",tenant="batch"}`:     30,
+		`dynctl_tokens_total{kind="completion",model="sim",source="engine",tenant="batch"}`: 5,
+	} {
+		r.eventually(series, func() error {
+			if got := r.metricWith(series, ""); got != want {
+				return fmt.Errorf("%v, want %v", got, want)
+			}
+			return nil
+		})
+	}
+	// Options that the router does not know stay alone, and the router counts.
+	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"hi","max_tokens":4,"ignore_eos":true,"stream":true,"stream_options":{"x":1}}`), bearer(userSecret)...)
+	if legs := p.legsOf("decode"); a.status != 200 || rawjson.Value(legs[len(legs)-1].body).Get("stream_options.x").String() == "" {
+		t.Errorf("%s", a)
+	}
+	r.eventually("what the router counts", func() error {
+		if got := r.metricWith(`dynctl_tokens_total{kind="completion",model="sim",source="router",tenant="web"}`, ""); got != 1 { // the engine sends all in one event
+			return fmt.Errorf("%v, want 1", got)
+		}
+		return nil
+	})
+}
+
+// TestTokensOfAKey: a key that has used its tokens waits for the next ones, and the tokens of
+// streams count although their clients did not request usage.
+func TestTokensOfAKey(t *testing.T) {
+	t.Parallel()
+	path := keysFile(t)
+	putKeys(t, path, "name: user, tokens: 100", userSecret, "name: other", otherSecret)
+	r, _ := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Keys.File = path })
+	big := encode(t, object{"model": "sim", "prompt": ids(1000, 1), "max_tokens": 5, "ignore_eos": true, "stream": true})
+	if a := r.send(http.MethodPost, "/v1/completions", big, bearer(userSecret)...); a.status != 200 {
+		t.Fatalf("the first request: %s", a)
+	}
+	a := r.send(http.MethodPost, "/v1/completions", big, bearer(userSecret)...)
+	a.refused(t, 429, "rate_limited")
+	if a.header.Get("Retry-After") == "" {
+		t.Error("a refusal without Retry-After")
+	}
+	if a := r.send(http.MethodPost, "/v1/completions", big, bearer(otherSecret)...); a.status != 200 {
+		t.Errorf("another key: %s", a)
+	}
 }

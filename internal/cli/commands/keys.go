@@ -69,6 +69,7 @@ leads to is replaced.`,
 	fl.StringVar(&k.Tenant, "tenant", "", "`TENANT` whose key it is (default its name)")
 	fl.StringArrayVar(&k.Models, "model", nil, "`MODEL` that it may ask for (repeatable; default all)")
 	fl.IntVar(&k.Rate, "rate", 0, "how many `REQUESTS` it may begin a minute; 0 is no limit")
+	fl.IntVar(&k.Tokens, "tokens", 0, "how many `TOKENS` of prompts and answers it may use a minute; 0 is no limit")
 	fl.IntVar(&k.Weight, "weight", 0, "its tenant's `SHARE` of places that many wait for, against that of others (default 1)")
 	fl.StringVar(&priority, "priority", admission.Normal.String(), "`BAND` in which its requests wait, where they do: high, normal or low")
 	_ = cmd.RegisterFlagCompletionFunc("priority", cobra.FixedCompletions(admission.Bands[:], cobra.ShellCompDirectiveNoFileComp))
@@ -97,16 +98,20 @@ func newKeysCheckCmd() *cobra.Command {
 				Tenant string        `json:"tenant"`
 				Models []string      `json:"models"`
 				Rate   int           `json:"rate_per_minute"`
+				Tokens int           `json:"tokens_per_minute"`
 				Weight int           `json:"weight"`
 				Roles  []access.Role `json:"roles"`
 			}
 			all := []shown{}
-			l := cli.Listing{Head: []string{"NAME", "TENANT", "MODELS", "RATE/MIN", "WEIGHT", "ROLES"}}
+			l := cli.Listing{Head: []string{"NAME", "TENANT", "MODELS", "RATE/MIN", "TOKENS/MIN", "WEIGHT", "ROLES"}}
 			for _, k := range set.Keys() {
-				s := shown{k.Name, k.Tenant, append([]string{}, k.Models...), k.Rate, k.Weight, k.Roles}
-				rate, models := "-", "all"
+				s := shown{k.Name, k.Tenant, append([]string{}, k.Models...), k.Rate, k.Tokens, k.Weight, k.Roles}
+				rate, tokens, models := "-", "-", "all"
 				if k.Rate > 0 {
 					rate = fmt.Sprint(k.Rate)
+				}
+				if k.Tokens > 0 {
+					tokens = fmt.Sprint(k.Tokens)
 				}
 				if len(k.Models) > 0 {
 					models = strings.Join(k.Models, " ")
@@ -116,7 +121,7 @@ func newKeysCheckCmd() *cobra.Command {
 					roles[i] = string(r)
 				}
 				all = append(all, s)
-				l.Add(s, k.Name, k.Tenant, models, rate, fmt.Sprint(k.Weight), strings.Join(roles, " "))
+				l.Add(s, k.Name, k.Tenant, models, rate, tokens, fmt.Sprint(k.Weight), strings.Join(roles, " "))
 			}
 			l.Whole = map[string]any{"keys": all}
 			return l.Write(cmd.OutOrStdout(), output)

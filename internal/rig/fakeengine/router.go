@@ -207,6 +207,7 @@ func (r *Router) build() {
 		lifecycle.Ranks(fleet),
 		lifecycle.Traffic(&r.Traffic),
 		lifecycle.Metrics(r.Metrics),
+		lifecycle.TokensByTenant(r.Metrics),
 		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{Event: r.event})),
 		lifecycle.Failures(failures, r.event),
 		lifecycle.Costs(costs),

@@ -122,6 +122,7 @@ func (s *stage) openRouter() {
 		lifecycle.Ranks(counts{s}),
 		lifecycle.Traffic(&r.traffic),
 		lifecycle.Metrics(metrics()),
+		lifecycle.TokensByTenant(metrics()),
 		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{})),
 		lifecycle.Failures(&r.failures, event),
 		lifecycle.Costs(costs),

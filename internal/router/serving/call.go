@@ -71,6 +71,9 @@ type Details struct {
 	Rest bool
 	// WantIDs asks the engine for the ids of its tokens, where it can report them.
 	WantIDs bool
+	// WantUsage requests the usage of a stream whose client did not, where the engine has
+	// stream_options. The caller takes it out of the answer; see [lifecycle.Answer.UsageAdded].
+	WantUsage bool
 	// Keeps leaves it to the wrapper to drop the input of a stream: it keeps a part of that.
 	Keeps bool
 	// Idle hears of it while a stream waits: one that the client has a part of, or whose

@@ -208,6 +208,11 @@ func (c *Call) edit(more []api.Edit, p workers.Peer, phase route.Phase) [][]byte
 		return nil
 	}
 	s, ids := c.source(), phase == route.Decode && c.WantIDs && p.Worker.WireEngine() == workers.VLLM
+	if phase == route.Decode {
+		e := p.Worker.WireEngine()
+		s.Usage = c.WantUsage && (e == workers.VLLM || e == workers.SGLang)
+		c.Record.Answer.UsageAdded = s.Usage
+	}
 	return c.memory(phase).Body(&s, p, ids, more)
 }
 

@@ -50,7 +50,12 @@ type Source struct {
 	Hops string
 	// Salted says that the view's salt is the router's.
 	Salted bool
+	// Usage requests the usage of a stream (stream_options.include_usage).
+	Usage bool
 }
+
+// includeUsage is the member stream_options that requests usage.
+var includeUsage = []byte(`{"include_usage":true}`)
 
 // Scratch is the memory of the requests of one phase, which follow each other. The zero
 // value is ready.
@@ -96,6 +101,9 @@ func (m *Scratch) Body(s *Source, p workers.Peer, ids bool, more []api.Edit) [][
 	}
 	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && s.Endpoint.Streamable {
 		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
+	}
+	if s.Usage {
+		edits = append(edits, api.Set("stream_options", includeUsage))
 	}
 	if ids {
 		edits = append(edits, api.Set("return_token_ids", api.RawTrue))

@@ -94,6 +94,7 @@ func TestBody(t *testing.T) {
 		{"a rank of several", peerOf(workers.SGLang, 2), false, nil, nil, `{"model": "m", "prompt":"hi" ,"routed_dp_rank":1}`},
 		{"a rank of several of vLLM", peerOf(workers.VLLM, 2), false, nil, nil, `{"model": "m", "prompt":"hi" }`},
 		{"with ids", vllm, true, nil, nil, `{"model": "m", "prompt":"hi" ,"return_token_ids":true}`},
+		{"with usage", vllm, false, nil, func(s *Source) { s.Usage = true }, `{"model": "m", "prompt":"hi" ,"stream_options":{"include_usage":true}}`},
 		{"with more", vllm, false, []api.Edit{api.Set("max_tokens", api.RawOne)}, nil, `{"model": "m", "prompt":"hi" ,"max_tokens":1}`},
 	} {
 		s := sourceOf(t, "/v1/completions", body, nil)

@@ -22,6 +22,7 @@ type payload struct {
 	token  bool // holds generated content
 	fails  bool // is an error
 	ends   bool // the last event of its protocol
+	empty  bool // has an empty list of choices
 	finish []byte
 	usage  Usage
 }
@@ -136,7 +137,9 @@ func (p *payload) choices(w *rawjson.Walker) {
 		w.Value() // null, or nothing that is known
 		return
 	}
+	p.empty = true
 	for more := w.Open('['); more; more = w.Next() {
+		p.empty = false
 		for inside := w.Open('{'); inside; inside = w.Next() {
 			switch string(w.Key()) {
 			case "delta", "message":

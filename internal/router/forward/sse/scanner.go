@@ -48,6 +48,7 @@ type Scanner struct {
 	isError  bool   // the event is of type "error"
 	skip     bool   // the event is too large
 	begun    bool   // at least one byte was seen
+	usages   int    // events that hold usage and no choice
 	p        payload
 }
 
@@ -239,6 +240,9 @@ func (s *Scanner) note(data []byte, isError bool) {
 			s.sum.Usage, s.hasUsage = noUsage, true
 		}
 		s.sum.Usage.merge(p.usage)
+		if p.empty {
+			s.usages++
+		}
 	}
 }
 

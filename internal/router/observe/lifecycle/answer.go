@@ -22,6 +22,11 @@ type Answer struct {
 	FromPrefill bool
 	Decode      int
 	Gaps        traffic.Gaps
+	// Events counts the streamed events with content, of all decode legs.
+	Events int
+	// UsageAdded reports that the router requested the usage of the newest decode leg, and
+	// that the client did not.
+	UsageAdded bool
 
 	leg *LegRecord // the newest decode leg
 }
@@ -41,6 +46,7 @@ func (a *Answer) Learn(s sse.Summary) {
 // Piece reports another piece of the stream, with its tokens.
 func (a *Answer) Piece(now time.Time, tokens int) {
 	gap := a.Gaps.Tick(now)
+	a.Events += tokens
 	if l := a.leg; l != nil {
 		l.Tokens += tokens
 		l.send(Event{Kind: Piece, At: now, Took: gap, Count: tokens})

@@ -88,6 +88,7 @@ func (l *LegRecord) Streams(now time.Time, token bool) {
 // Runs reports that the rest of a decode leg's stream begins; its head had some tokens.
 func (l *LegRecord) Runs(tokens int, now time.Time) {
 	l.Tokens = tokens
+	l.of.Answer.Events += tokens
 	l.send(Event{Kind: Runs, At: now})
 }
 

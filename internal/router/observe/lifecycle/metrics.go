@@ -67,7 +67,6 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 		},
 		Answered: func(e Event) {
 			r, a := e.Request, &e.Request.Answer
-			m.Usage(r.Model, a.Prompt, a.Cached, a.Completion)
 			if r.Endpoint.Streamable && a.Cached >= 0 {
 				m.Cached(r.predicted(), a.Cached)
 			}

@@ -16,7 +16,7 @@ import (
 )
 
 // maxLabelValues bounds the distinct values of a label that clients can
-// choose (the model); further ones are counted as "other".
+// choose (the model), or that a file of keys has (the tenant); further ones are counted as "other".
 const maxLabelValues = 256
 
 // Metrics holds the router's counters and histograms. All names begin with
@@ -40,7 +40,7 @@ type Metrics struct {
 	aborts     *counters   // reason
 	recompute  *counters   // worker
 	events     *counters   // kind, severity
-	tokens     *counters   // model, kind
+	tokens     *counters   // model, tenant, kind, source
 	tokenize   *counters   // source
 	predicted  *counters   // kind: predicted, actual
 	reloads    *counters   // result
@@ -58,7 +58,7 @@ type Metrics struct {
 	stages                        map[string]prometheus.Observer
 	cachedPredicted, cachedActual prometheus.Counter
 
-	models bounded
+	models, tenants bounded
 
 	making    sync.Mutex                         // orders the making of series with their end
 	ofWorkers []interface{ drop(worker string) } // all families that have the label worker
@@ -128,7 +128,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.aborts = counter("aborts_total", "Requests that ended early, by who ended them.", "reason")
 	m.recompute = counter("silent_recompute_total", "Remote prefills whose KV the decode worker seems not to have used.", "worker")
 	m.events = counter("events_total", "Events of the event log.", "kind", "severity")
-	m.tokens = counter("tokens_total", "Tokens that engines reported in usage.", "model", "kind")
+	m.tokens = counter("tokens_total", "Prompt, cached and completion tokens by the tenant of the key; source is engine for its usage, or router where the engine reported none and the router counted (of a stream its events with content).", "model", "tenant", "kind", "source")
 	m.tokenize = counter("tokenize_total", "Prompts by the source of their tokens.", "source")
 	m.predicted = counter("cached_tokens_total", "Prompt tokens expected from, and reported by, prefix caches.", "kind")
 	m.reloads = counter("config_reloads_total", "Reloads of the configuration.", "result")
@@ -140,7 +140,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.continued = counter("streams_continued_total", "Streams whose rest another engine was asked for, by the worker that broke off and how.", "worker", "reason")
 	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
 	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
-	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, connections (limits.client_connections), key (none, a wrong one, or one for something else), rate (of a key), body, body_memory, request, model, overload, legs (limits.legs), loop (it came back), or draining (this router stops).", "reason")
+	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, connections (limits.client_connections), key (none, a wrong one, or one for something else), rate or tokens (of a key), body, body_memory, request, model, overload, legs (limits.legs), loop (it came back), or draining (this router stops).", "reason")
 	m.stages = map[string]prometheus.Observer{}
 	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move"} {
 		m.stages[s] = m.stage.of(s)
@@ -247,17 +247,13 @@ func (m *Metrics) SilentRecompute(worker string) { m.recompute.of(worker).Inc() 
 // Event counts an event.
 func (m *Metrics) Event(kind, severity string) { m.events.of(kind, severity).Inc() }
 
-// Usage adds what an engine reported of one request, in tokens.
-func (m *Metrics) Usage(model string, prompt, cachedTokens, completion int) {
-	model = m.models.value(model)
-	add := func(kind string, n int) {
-		if n > 0 {
-			m.tokens.of(model, kind).Add(float64(n))
-		}
+// Tokens adds n tokens of a kind ("prompt", "cached" or "completion") of one request, and
+// nothing where n is unknown, -1. tenant is empty for a request without a key. source is who
+// counted them, "engine" or "router".
+func (m *Metrics) Tokens(model, tenant, kind, source string, n int) {
+	if n > 0 {
+		m.tokens.of(m.models.value(model), m.tenants.value(tenant), kind, source).Add(float64(n))
 	}
-	add("prompt", prompt)
-	add("cached", cachedTokens)
-	add("completion", completion)
 }
 
 // Tokenized counts a prompt by the source of its tokens.

@@ -13,6 +13,8 @@ import (
 const (
 	ReasonKey  = "key"
 	ReasonRate = "rate"
+	// ReasonTokens is that the key has used its tokens.
+	ReasonTokens = "tokens"
 )
 
 // Admit finds the key of a request, nil for none, and whether it may begin; if it may not,
@@ -32,6 +34,12 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 		return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the API key is not known here: it is wrong, or was revoked"}
 	case !k.Has(Use):
 		return nil, ReasonKey, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: fmt.Sprintf("the API key %q is for the admin API only: it lacks the role use", k.Name)}
+	}
+	if wait := k.tokens.wait(k.Tokens, now); wait > 0 {
+		return nil, ReasonTokens, &api.Error{
+			Status: http.StatusTooManyRequests, Code: api.CodeRateLimited, RetryAfter: wait,
+			Message: fmt.Sprintf("the API key %q has used its %d tokens a minute; try again later", k.Name, k.Tokens),
+		}
 	}
 	if wait := k.Take(now); wait > 0 {
 		return nil, ReasonRate, &api.Error{

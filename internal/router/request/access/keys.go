@@ -31,6 +31,8 @@ const (
 	maxFile = 8 << 20 // bytes
 	maxKeys = 20_000
 	maxName = 128 // bytes of a name, a tenant, a model
+
+	maxTokens = 1_000_000_000_000 // a minute
 )
 
 // Role is what a key may do.
@@ -49,7 +51,7 @@ const (
 // roles are all, those of the admin API in rising order.
 var roles = []Role{Use, Read, Operate, Admin}
 
-// Key is what is known of one key. Only what its rate has let through changes.
+// Key is what is known of one key. Only what its rate and its tokens have let through changes.
 type Key struct {
 	// Name is the key's for people and logs; unique.
 	Name string
@@ -59,6 +61,8 @@ type Key struct {
 	Models []string
 	// Rate is how many requests a minute may begin; 0 is no limit.
 	Rate int
+	// Tokens is how many tokens, of prompts and answers, it may use a minute; 0 is no limit.
+	Tokens int
 	// Weight is its tenant's share of places that many wait for, against that of
 	// others; 1 when none is stated.
 	Weight int
@@ -67,8 +71,9 @@ type Key struct {
 	// Roles are what it may do.
 	Roles []Role
 
-	sum   [sha256.Size]byte
-	limit *rate.Limiter // kept when the file is read again
+	sum    [sha256.Size]byte
+	limit  *rate.Limiter // kept when the file is read again
+	tokens *allowance    // also kept
 }
 
 // Owner is the tenant that owns a request with this key, and what an engine keeps of it;
@@ -151,6 +156,7 @@ type entry struct {
 	Tenant   string   `yaml:"tenant,omitempty"`
 	Models   []string `yaml:"models,omitempty,flow"`
 	Rate     int      `yaml:"rate,omitempty"`
+	Tokens   int      `yaml:"tokens,omitempty"`
 	Weight   int      `yaml:"weight,omitempty"`
 	Priority string   `yaml:"priority,omitempty"`
 	Roles    []Role   `yaml:"roles,omitempty,flow"`
@@ -186,8 +192,8 @@ func Parse(raw []byte) (*Set, error) {
 			what = fmt.Sprintf("key %.*q", maxName, e.Name)
 		}
 		bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(what+": "+format, a...)) }
-		*k = Key{Name: e.Name, Tenant: e.Tenant, Models: e.Models, Rate: e.Rate, Weight: max(1, e.Weight), Roles: e.Roles}
-		k.limit = rate.NewLimiter(k.bucket())
+		*k = Key{Name: e.Name, Tenant: e.Tenant, Models: e.Models, Rate: e.Rate, Tokens: e.Tokens, Weight: max(1, e.Weight), Roles: e.Roles}
+		k.limit, k.tokens = rate.NewLimiter(k.bucket()), new(allowance)
 		if k.Tenant == "" {
 			k.Tenant = k.Name
 		}
@@ -208,6 +214,9 @@ func Parse(raw []byte) (*Set, error) {
 		}
 		if e.Rate < 0 || e.Rate > 60_000_000 {
 			bad("rate %d is not a number of requests a minute", e.Rate)
+		}
+		if e.Tokens < 0 || e.Tokens > maxTokens {
+			bad("tokens %d is not a number of tokens a minute up to %d", e.Tokens, int64(maxTokens))
 		}
 		if e.Weight < 0 || e.Weight > 1000 {
 			bad("weight %d is not between 1 and 1000", e.Weight)
@@ -286,7 +295,7 @@ func New(k Key, content []byte) (secret string, with []byte, err error) {
 	if k.Priority != admission.Normal {
 		priority = k.Priority.String()
 	}
-	with, err = appendEntry(content, entry{Name: k.Name, SHA256: hex.EncodeToString(sum[:]), Tenant: k.Tenant, Models: k.Models, Rate: k.Rate, Weight: k.Weight, Priority: priority, Roles: k.Roles})
+	with, err = appendEntry(content, entry{Name: k.Name, SHA256: hex.EncodeToString(sum[:]), Tenant: k.Tenant, Models: k.Models, Rate: k.Rate, Tokens: k.Tokens, Weight: k.Weight, Priority: priority, Roles: k.Roles})
 	return secret, with, err
 }
 

@@ -102,7 +102,7 @@ func (s *Store) reload() {
 	})
 }
 
-// difference compares two sets; keys that stay keep what their rate has let through.
+// difference compares two sets; keys that stay keep what their rate and their tokens have let through.
 func difference(old, set *Set) (added, changed, removed int) {
 	was := make(map[string]*Key, len(old.keys))
 	for i := range old.keys {
@@ -116,12 +116,13 @@ func difference(old, set *Set) (added, changed, removed int) {
 			continue
 		}
 		delete(was, k.Name)
+		k.tokens = o.tokens
 		if k.limit = o.limit; k.Rate != o.Rate {
 			refill, size := k.bucket()
 			k.limit.SetLimit(refill)
 			k.limit.SetBurst(size)
 		}
-		if o.sum != k.sum || o.Tenant != k.Tenant || o.Rate != k.Rate || o.Weight != k.Weight || fmt.Sprint(o.Models, o.Roles) != fmt.Sprint(k.Models, k.Roles) {
+		if o.sum != k.sum || o.Tenant != k.Tenant || o.Rate != k.Rate || o.Tokens != k.Tokens || o.Weight != k.Weight || fmt.Sprint(o.Models, o.Roles) != fmt.Sprint(k.Models, k.Roles) {
 			changed++
 		}
 	}

@@ -80,6 +80,8 @@ type View struct {
 	Stream bool
 	// IncludeUsage is stream_options.include_usage.
 	IncludeUsage bool
+	// OtherStreamOptions is whether stream_options has members that are not about usage.
+	OtherStreamOptions bool
 	// MaxTokens is the longest answer asked for, in tokens; -1 when absent.
 	// With more than one member that sets it, the one of the newer name wins.
 	MaxTokens int64
@@ -608,6 +610,9 @@ func (v *View) streamOptions(raw []byte, at Span) *Error {
 	eachMember(v.Body, at, func(name []byte, value Span) bool {
 		if string(name) == "include_usage" && v.Body[value.Start] != 'n' {
 			v.IncludeUsage, bad = v.boolean("stream_options.include_usage", value.Of(v.Body), value)
+		}
+		if string(name) != "include_usage" && string(name) != "continuous_usage_stats" {
+			v.OtherStreamOptions = true
 		}
 		return bad == nil
 	})
