@@ -33,8 +33,8 @@ func (x *exchange) copy() error {
 		x.along = sse.AcquireHead()
 		opt.Observe, opt.Gate = pieces.observe, &x.along.Gate
 		if x.record.Answer.UsageAdded {
-			x.usage = sse.UsageGate{Gate: &x.along.Gate, Scanner: &x.along.Scanner}
-			opt.Gate = &x.usage
+			x.along.Usage = sse.UsageGate{Gate: &x.along.Gate, Scanner: &x.along.Scanner}
+			opt.Gate = &x.along.Usage
 		}
 	}
 	if !x.opened() {

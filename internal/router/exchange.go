@@ -40,11 +40,10 @@ type exchange struct {
 	answer    *serving.Answer // nil while none is open
 	cut       bool            // a stream broke off within an event
 	pieces    piecesOf
-	along     *sse.Head     // reads along with a stream
-	early     *early        // a head that may go out before the answer; nil for none
-	usage     sse.UsageGate // of a stream with usage that the client did not request
-	committed bool          // the head of the answer is sent
-	closed    bool          // the outcome is recorded
+	along     *sse.Head // reads along with a stream
+	early     *early    // a head that may go out before the answer; nil for none
+	committed bool      // the head of the answer is sent
+	closed    bool      // the outcome is recorded
 	status    int
 	writeBy   api.AnswerDeadline
 }

@@ -94,7 +94,7 @@ func (e *Engines) Call(ctx context.Context, list []*workers.Worker, in *admin.Co
 // one calls one worker.
 func (e *Engines) one(ctx context.Context, w *workers.Worker, leg *upstream.Leg, action string, r *admin.ControlResult) {
 	began := time.Now()
-	sent := true // as far as is known
+	var sent bool // as far as is known
 	resp, err := e.o.Client.Do(ctx, leg)
 	if err != nil {
 		f, ok := errors.AsType[*upstream.Failure](err)

@@ -35,6 +35,8 @@ type Head struct {
 	Scanner Scanner
 	// Gate is for what is sent on of the stream, the head included.
 	Gate Gate
+	// Usage is in Gate's place where the stream has usage that the client did not request.
+	Usage UsageGate
 	// MaxBytes and MaxTime bound what is held; 0 means the defaults. MaxTime
 	// runs from the first byte that is held, and is looked at when bytes arrive: a role
 	// chunk that waits for the first token is not sent alone.
