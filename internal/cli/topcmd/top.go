@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/tui"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 )
 
 // topFlags are the flags of top.
@@ -149,6 +150,9 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		o.Note, f.routers = "DEMO", []string{demo.URL}
 		if f.profile != "" {
 			o.Note = "DEMO, a model: " + f.profile
+		}
+		if p, ok := profiles.Find(f.profile); ok && plain { // which has no place for o.Note
+			fmt.Fprintln(cmd.ErrOrStderr(), "note:", p.Note())
 		}
 	}
 	given := f.access

@@ -551,6 +551,18 @@ func TestTopDemo(t *testing.T) {
 	}
 }
 
+// TestTopDemoOfAModel: figures of a simulated GPU are printed with the words that they are a
+// model's.
+func TestTopDemoOfAModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts engines")
+	}
+	code, stdout, stderr := typed("top", "--demo", "--once", "--profile", "h100-8b")
+	if code != cli.ExitOK || stdout == "" || !strings.Contains(stderr, "not a measurement of your engines") {
+		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
+	}
+}
+
 // TestTopOnceWaitsForABigRouter: a router that takes three seconds to answer is one
 // that answers.
 func TestTopOnceWaitsForABigRouter(t *testing.T) {
