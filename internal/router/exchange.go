@@ -267,9 +267,14 @@ func (x *exchange) read() error {
 }
 
 // wantsUsage reports whether the router requests the usage of a stream whose client did not.
-// The client's other options of streams stay as they are: they cannot be joined with that.
+// The client's other options of streams stay as they are: they cannot be joined with that. So
+// does a body whose stream is no plain true: engines read "true" or 1 each in its own way.
 func wantsUsage(v *api.View) bool {
-	return v.Stream && !v.IncludeUsage && !v.OtherStreamOptions && (v.Kind == api.Chat || v.Kind == api.Completion)
+	if !v.Stream || v.IncludeUsage || v.OtherStreamOptions || v.Kind != api.Chat && v.Kind != api.Completion {
+		return false
+	}
+	raw, _ := v.Get("stream")
+	return string(raw) == "true"
 }
 
 // enter takes a slot of the requests in progress, or waits for one in the queue.

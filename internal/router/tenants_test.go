@@ -223,6 +223,19 @@ func TestTokensByTenant(t *testing.T) {
 	})
 }
 
+// TestUsageOfOddStreams: engines get a body whose stream is no plain true as it was sent.
+func TestUsageOfOddStreams(t *testing.T) {
+	r, p := tappedRig(t, "1a:profile=instant")
+	for _, stream := range []string{`"true"`, "1"} {
+		p.reset()
+		body := `{"model":"sim","prompt":[1,2,3],"max_tokens":2,"stream":` + stream + `}`
+		a := r.send(http.MethodPost, "/v1/completions", []byte(body))
+		if legs := p.legsOf("aggregated"); len(legs) != 1 || string(legs[0].body) != body {
+			t.Errorf("%s: %d legs, %s", stream, len(legs), a)
+		}
+	}
+}
+
 // TestTokensOfAKey: a key that has used its tokens waits for the next ones, and the tokens of
 // streams count although their clients did not request usage.
 func TestTokensOfAKey(t *testing.T) {

@@ -34,7 +34,8 @@ FLEET. Besides mocker (the default), instant, cpu and files there are models of
 real GPUs: fitted to published measurements (ai-dynamo/aiconfigurator), h100-8b to
 one of our own, and never measurements of your engines. The percentages are their
 errors on measurements held out of the fit, median and 90th percentile.
-docs/profiles.md has the sources, and what the models cannot say.
+They cannot say how much running answers suffer from a prefill beside them, or what
+holds beyond the measured lengths and loads. docs/profiles.md has sources and limits.
 
 ` + profileTable() + `
 transfer= in a part of FLEET sets the time that moving KV takes:
