@@ -203,6 +203,11 @@ func (s *soak) failedBefore(ctx context.Context, t *try, restarted bool) {
 		s.counts.duringRestart.Add(1)
 		return
 	}
+	if t.status == http.StatusGatewayTimeout && !t.job.stream && strings.Contains(string(t.body), "timeouts.response") && s.chaos.faulty(t.worker, t.from, t.to) {
+		// The engine was made slow and answers probes: its answer is not begun elsewhere.
+		s.counts.tooLong.Add(1)
+		return
+	}
 	if s.tooManyBroke(ctx, t) {
 		s.counts.tooManyBroke.Add(1)
 		return

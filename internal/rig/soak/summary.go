@@ -177,7 +177,7 @@ func sorted[V any](m map[string]V) []string {
 
 // counts are the figures of the load.
 type counts struct {
-	completed, compared, left, cutByRestart, cutByFault, duringRestart, tooManyBroke atomic.Uint64
+	completed, compared, left, cutByRestart, cutByFault, duringRestart, tooManyBroke, tooLong atomic.Uint64
 
 	mu   sync.Mutex
 	more map[string]uint64
@@ -230,7 +230,7 @@ func (s *soak) fill(sum *Summary) {
 	c.mu.Unlock()
 	for k, v := range map[string]uint64{
 		"end: completed": c.completed.Load(), "end: client left": c.left.Load(), "end: cut by a fault midway": c.cutByFault.Load(),
-		"end: cut by router restart": c.cutByRestart.Load(), "end: refused by restart": c.duringRestart.Load(), "end: too many engines broke on it": c.tooManyBroke.Load(), "outputs compared": c.compared.Load(),
+		"end: cut by router restart": c.cutByRestart.Load(), "end: refused by restart": c.duringRestart.Load(), "end: too many engines broke on it": c.tooManyBroke.Load(), "end: took longer than timeouts.response": c.tooLong.Load(), "outputs compared": c.compared.Load(),
 	} {
 		sum.Requests[k] = v
 	}

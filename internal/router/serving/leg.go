@@ -242,7 +242,8 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 		return g.fail(c, phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
-	if u.Late && phase == route.Decode && g.Answers(ctx, w) {
+	// The first byte of an answer that is not streamed comes after its last token.
+	if u.Late && phase == route.Decode && !c.View.Stream && g.Answers(ctx, w) {
 		err = fmt.Errorf("no answer within %s (timeouts.response), and the engine is alive: raise timeouts.response for longer answers, or have them streamed: %w", c.Routing.Settings.Timeouts.Response, err)
 		return g.fail(c, phase, w, attempt.TooLong, true, err)
 	}

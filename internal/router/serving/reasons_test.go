@@ -117,7 +117,8 @@ func TestLongAnswers(t *testing.T) {
 var reasons = []reason{
 	{name: "refused", answer: fakeengine.Fails(upstream.Connect, false), follows: elsewhere, reason: "connect", health: "connect error", budget: 1},
 	{name: "no answer", answer: fakeengine.Hangs(), dead: true, follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "local decode"},
-	{name: "an answer that takes too long", answer: fakeengine.Hangs(), follows: given, status: 504, reason: "too_long", health: "canceled", phases: "local decode"},
+	{name: "an answer that takes too long", answer: fakeengine.Hangs(), follows: given, status: 504, reason: "too_long", health: "canceled", phases: "local decode", stream: "no"},
+	{name: "no first token in time", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "local decode", stream: "only"},
 	{name: "no answer of a prefill", answer: fakeengine.Hangs(), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "prefill"},
 	{name: "reset", answer: fakeengine.Fails(upstream.Reset, true), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "reset, not sent", answer: fakeengine.Fails(upstream.Reset, false), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
@@ -181,7 +182,7 @@ func TestReasons(t *testing.T) {
 				if strings.HasPrefix(c.phases, "nixl") {
 					fits = phase.name == c.phases
 				}
-				if !fits || c.stream == "only" && !stream {
+				if !fits || c.stream == "only" && !stream || c.stream == "no" && stream {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s/%v", phase.name, c.name, stream), func(t *testing.T) {
