@@ -565,7 +565,7 @@ func configure(o *Options) func(*settings.Config) {
 		c.Retry = settings.Retry{Attempts: 6, Budget: 1}
 		c.Continue.Mode = settings.ContinueExact
 		// Fewer than there are clients, so that some queue, and leave the queue.
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = max(2, o.Clients*3/4), 1000, patience
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = clients*3/4, 1000, patience
 		c.Timeouts.Body = o.Timeout
 		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
 		c.Receipts, c.Events = 512, 4096

@@ -48,7 +48,7 @@ func (s *soak) client(ctx context.Context, no int) {
 			s.request(ctx, rng)
 		}
 		s.gate.RUnlock()
-		wait.For(ctx, time.Duration(rng.ExpFloat64()*float64(s.o.Think)))
+		wait.For(ctx, time.Duration(rng.ExpFloat64()*float64(think)))
 	}
 }
 
@@ -74,7 +74,7 @@ func (s *soak) request(ctx context.Context, rng *rand.Rand) {
 		s.poisonous(ctx, rng.Uint64())
 		return
 	}
-	epoch, n := uint64(time.Since(s.began)/s.o.Epoch), rng.IntN(poolSize)
+	epoch, n := uint64(time.Since(s.began)/epochTime), rng.IntN(poolSize)
 	j := makeJob(s.o.Seed, epoch, n)
 	if way == slowly {
 		j.stream = j.streams()
