@@ -3,10 +3,8 @@ package virtualsoak
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +13,8 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
 // inBubble runs seeds where the clock is theirs.
@@ -92,20 +92,6 @@ func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (s
 	return sum, bad
 }
 
-// asked is a number from the environment, or what it is without one.
-func asked(t *testing.T, name string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	v, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return v
-}
-
 // tail is the end of a history.
 func tail(o *Outcome, n int) string {
 	h := o.History
@@ -123,7 +109,7 @@ func TestVirtual(t *testing.T) {
 	if testing.Short() {
 		n = 100
 	}
-	n, from := asked(t, "DYNCTL_SOAK_SEEDS", n), asked(t, "DYNCTL_SOAK_SEED", 1)
+	n, from := property.FromEnv(t, "DYNCTL_SOAK_SEEDS", n), property.FromEnv(t, "DYNCTL_SOAK_SEED", 1)
 	began := time.Now()
 	sum, bad := seeds(t, from, n, nothing, func(*Outcome) bool { return false })
 	took := time.Since(began)
@@ -177,7 +163,7 @@ const rareSeeds = 2000
 // tried until it is found; the rare ones, which need too many seeds for every
 // day, only when many are asked for, and then within as many.
 func TestPlantedBugsAreFound(t *testing.T) {
-	many := asked(t, "DYNCTL_SOAK_SEEDS", 0)
+	many := property.FromEnv(t, "DYNCTL_SOAK_SEEDS", 0)
 	for _, c := range []struct {
 		plant plant
 		name  string
