@@ -247,12 +247,7 @@ func TestVirtualGroups(t *testing.T) {
 		if seed == from && playGroups(all, seed, nothing).Digest != o.Digest {
 			t.Errorf("seed %d has another history when it is run again", seed)
 		}
-		sum.Requests += o.Requests
-		sum.Completed += o.Completed
-		sum.Batches += o.Batches
-		sum.Gaps += o.Gaps
-		sum.Resyncs += o.Resyncs
-		sum.Restarts += o.Restarts
+		sum.add(o)
 	}
 	text := fmt.Sprintf("%d prompts, %d of them counted as cached; %d batches, %d gaps, %d resyncs, %d restarts of the router", sum.Requests, sum.Completed, sum.Batches, sum.Gaps, sum.Resyncs, sum.Restarts)
 	t.Log(text)

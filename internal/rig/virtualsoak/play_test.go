@@ -3,6 +3,7 @@ package virtualsoak
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -30,10 +31,25 @@ func played(t *testing.T, seed uint64, p plant, history bool) (o *Outcome) {
 	return o
 }
 
+// add adds what another seed did.
+func (o *Outcome) add(p *Outcome) {
+	to, from := reflect.ValueOf(o).Elem(), reflect.ValueOf(p).Elem()
+	for i := range to.NumField() {
+		if f := to.Field(i); f.Kind() == reflect.Int {
+			f.SetInt(f.Int() + from.Field(i).Int())
+		}
+	}
+	for why, n := range p.CutFor {
+		if o.CutFor == nil {
+			o.CutFor = map[string]int{}
+		}
+		o.CutFor[why] += n
+	}
+}
+
 // seeds runs many seeds, none after one that is enough, and returns the sum of
 // what they did and those that failed, by seed.
 func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, bad []*Outcome) {
-	sum.CutFor = map[string]int{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var next atomic.Uint64
@@ -46,37 +62,7 @@ func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (s
 				}
 				o := played(t, from+i, p, false)
 				mu.Lock()
-				sum.Requests += o.Requests
-				sum.Completed += o.Completed
-				sum.Left += o.Left
-				sum.Cut += o.Cut
-				sum.Hopeless += o.Hopeless
-				sum.Attempts += o.Attempts
-				sum.Remote += o.Remote
-				sum.Fallbacks += o.Fallbacks
-				sum.Faults += o.Faults
-				sum.Batches += o.Batches
-				sum.Gaps += o.Gaps
-				sum.Resyncs += o.Resyncs
-				sum.Restarts += o.Restarts
-				sum.Ejections += o.Ejections
-				sum.Readmitted += o.Readmitted
-				sum.Refused += o.Refused
-				sum.Excused += o.Excused
-				sum.Continued += o.Continued
-				sum.Moved += o.Moved
-				sum.Closed += o.Closed
-				sum.MovesWaited += o.MovesWaited
-				sum.Stopped += o.Stopped
-				for why, n := range o.CutFor {
-					sum.CutFor[why] += n
-				}
-				sum.Waited += o.Waited
-				sum.Outside += o.Outside
-				sum.Died += o.Died
-				sum.HandedOver += o.HandedOver
-				sum.Checks += o.Checks
-				sum.Steps += o.Steps
+				sum.add(o)
 				if o.Err() != nil {
 					bad = append(bad, o)
 					if enough(o) {
