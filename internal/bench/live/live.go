@@ -39,8 +39,6 @@ type Bench struct {
 	OnResult func(c plan.Cell, r *loadgen.Result)
 	// Patience is how long a lost worker is waited for; 0 means 2 minutes.
 	Patience time.Duration
-	// SaltAll makes every cell send the same prompts: for tests of the gates.
-	SaltAll bool
 }
 
 // keep is how many results of a cell are held for exact quantiles and
@@ -56,16 +54,12 @@ const maxEvents = 10000
 
 // Measure runs a threshold cell.
 func (b *Bench) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
-	name := c.ID
-	if b.SaltAll {
-		name = "same"
-	}
 	src := &workload.Cell{
-		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: c.Arm.Header(), Name: name, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
+		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: c.Arm.Header(), Name: c.ID, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
 		Fresh:  c.EffISL, OSL: c.OSL,
 	}
 	if c.CachedTokens > 0 {
-		src.Prefix = b.Pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed("prefix", b.Spec.Salt, name), 1)), c.CachedTokens)
+		src.Prefix = b.Pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed("prefix", b.Spec.Salt, c.ID), 1)), c.CachedTokens)
 		if err := b.prime(ctx, src.Prefix); err != nil {
 			return nil, err
 		}
