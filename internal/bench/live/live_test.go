@@ -99,7 +99,7 @@ func TestCachedShareIsWhatItShouldBe(t *testing.T) {
 
 func TestRouterWithoutTheHeader(t *testing.T) {
 	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=instant"}, false)
-	if _, _, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote}); !errors.Is(err, live.ErrNotForced) {
+	if _, _, err := b.Preflight(t.Context()); !errors.Is(err, live.ErrNotForced) {
 		t.Errorf("%v", err)
 	}
 }
@@ -110,7 +110,7 @@ func TestRouterWithoutTheHeader(t *testing.T) {
 func TestPreflightEstimates(t *testing.T) {
 	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
 	b.Spec.ISL = []int{64, 2048}
-	checks, seconds, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote})
+	checks, seconds, err := b.Preflight(t.Context())
 	if err != nil || len(checks) != 4 {
 		t.Fatal(err, checks)
 	}

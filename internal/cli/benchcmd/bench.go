@@ -365,7 +365,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	if err != nil {
 		return err
 	}
-	checks, seconds, err := b.Preflight(ctx, []plan.Arm{plan.Local, plan.Remote})
+	checks, seconds, err := b.Preflight(ctx)
 	for _, c := range checks {
 		mark := "ok"
 		if !c.OK {
