@@ -283,13 +283,13 @@ func newStage(t testing.TB, g stage, w, h, seconds int, o Options) *app {
 	a.now = start
 	a.Update(tea.WindowSizeMsg{Width: w, Height: h})
 	for s := range seconds {
-		sendSample(a, g, 0, s)
+		sendSample(a, g, s)
 	}
 	return a
 }
 
-func sendSample(a *app, g stage, replica, s int) {
-	a.Update(sampleMsg{replica, feed.Sample{Snapshot: g.snapshot(s), Prefixes: g.prefixes(s), PrefixesAsked: true, At: start.Add(time.Duration(s) * time.Second), Took: 3 * time.Millisecond}})
+func sendSample(a *app, g stage, s int) {
+	a.Update(sampleMsg{0, feed.Sample{Snapshot: g.snapshot(s), Prefixes: g.prefixes(s), PrefixesAsked: true, At: start.Add(time.Duration(s) * time.Second), Took: 3 * time.Millisecond}})
 }
 
 // press sends keys: single characters, or names such as "enter".
@@ -342,10 +342,13 @@ func loadTree(a *app, g stage, nodes ...string) {
 	}
 }
 
-func loadList(a *app, g stage, filter string, s int) {
+// The newest decision, and when its list is loaded in seconds after the start.
+const newest, listed = listed*42 + 100, 19
+
+func loadList(a *app, g stage, filter string) {
 	var list []feed.Decision
 	for i := range 30 {
-		d, ok := feed.ParseDecision(encode(g.receipt(s*42+100-i, start.Add(time.Duration(s)*time.Second-time.Duration(i)*23*time.Millisecond), false)))
+		d, ok := feed.ParseDecision(encode(g.receipt(newest-i, start.Add(listed*time.Second-time.Duration(i)*23*time.Millisecond), false)))
 		if ok {
 			list = append(list, d)
 		}
@@ -353,8 +356,8 @@ func loadList(a *app, g stage, filter string, s int) {
 	a.Update(page.DecisionsMsg{Router: a.sel, Filter: filter, List: list, Total: 5000})
 }
 
-func loadReceipt(a *app, g stage, n int) {
-	r := g.receipt(n, start.Add(19*time.Second), true)
+func loadReceipt(a *app, g stage) {
+	r := g.receipt(newest, start.Add(listed*time.Second), true)
 	a.Update(page.DecisionMsg{Router: a.sel, ID: r.ID, Raw: encode(r)})
 }
 
