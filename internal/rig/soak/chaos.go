@@ -251,12 +251,10 @@ func (c *chaos) strike(ctx context.Context, rng *rand.Rand) {
 		return
 	}
 	f := c.begin(kind, target.Name(), "")
-	c.wg.Add(1)
-	go func() {
-		defer c.wg.Done()
+	c.wg.Go(func() {
 		defer c.end(f)
 		c.failed(f, c.carry(ctx, f, g, target, hold, number, status))
-	}()
+	})
 }
 
 // spareable reports whether another worker of the group is left that the router
