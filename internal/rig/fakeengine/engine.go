@@ -18,6 +18,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/serving"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -302,21 +303,6 @@ func (f *Fleet) end(q *Request, err error, canceled bool) {
 	q.Ended, q.Err, q.Canceled = time.Now(), err, canceled
 }
 
-// pause waits for a while, at most until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // await waits for d, or until the watch gives the engine up.
 func await(ctx context.Context, watch upstream.Watch, d time.Duration) (silent bool, err error) {
 	for watch != nil && d > 0 {
@@ -327,12 +313,15 @@ func await(ctx context.Context, watch upstream.Watch, d time.Duration) (silent b
 		if more <= 0 || more >= d {
 			break
 		}
-		if err := pause(ctx, more); err != nil {
-			return false, err
+		if !wait.For(ctx, more) {
+			return false, ctx.Err()
 		}
 		d -= more
 	}
-	return false, pause(ctx, d)
+	if d <= 0 || !wait.For(ctx, d) {
+		return false, ctx.Err()
+	}
+	return false, nil
 }
 
 // response is an answer. Only one goroutine reads it.

@@ -36,7 +36,7 @@ func TestDocumentSettings(t *testing.T) {
 		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s |\n", r.Key, r.Flag, commands.YAML(r.Get(&defaults)), meaning)
 	}
 	b.WriteString("\n")
-	document(t, "settings", b.String())
+	Document(t, configurationDoc, "settings", b.String(), writes, *update)
 }
 
 // TestDocumentMetrics keeps the table of metrics equal to what the source
@@ -64,7 +64,7 @@ func TestDocumentMetrics(t *testing.T) {
 	}
 	slices.Sort(rows)
 	b.WriteString(strings.Join(slices.Compact(rows), "") + "\n")
-	document(t, "metrics", b.String())
+	Document(t, configurationDoc, "metrics", b.String(), writes, *update)
 }
 
 // TestDocumentNames compares names in the documentation with those in the
@@ -175,39 +175,5 @@ func source(t *testing.T, name string) string {
 	return all.String()
 }
 
-// document keeps a part of docs/configuration.md equal to want.
-func document(t *testing.T, part, want string) {
-	t.Helper()
-	documentIn(t, configurationDoc, part, want)
-}
-
-// documentIn keeps a part of a document equal to want. Marks stand around the part.
-func documentIn(t *testing.T, path, part, want string) {
-	t.Helper()
-	begin, end := "<!-- "+part+": written by go test ./internal/rig/repository -run Document -update -->\n", "<!-- end of "+part+" -->"
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(raw), begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the %s", path, part)
-	}
-	written(t, path, head+begin+want+end+tail)
-}
-
-// written keeps a file equal to want.
-func written(t *testing.T, path, want string) {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	if err == nil && string(raw) == want {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s is not what it is written from (%v); run go test ./internal/rig/repository -run Document -update", path, err)
-	}
-	if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
+// writes is the command that writes the generated parts.
+const writes = "go test ./internal/rig/repository -run Document -update"
