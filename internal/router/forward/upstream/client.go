@@ -89,10 +89,6 @@ type Leg struct {
 	Watch Watch
 	// Life takes a sign of life for all bytes of the answer; nil for nothing.
 	Life *workers.Life
-	// Resend allows to send the request once more on a fresh connection when a
-	// reused one broke before a byte of the answer. Without it that is done
-	// only when no byte of the request was sent. GET and HEAD always may.
-	Resend bool
 }
 
 // Client keeps connections to engines. It is safe for concurrent use.
@@ -312,9 +308,12 @@ func (c *Client) dial(ctx context.Context, p *pool) (*conn, error) {
 // The context governs the whole exchange: when it ends, the connection is
 // closed, so that the engine notices, and every call fails. The caller must
 // close the answer. The error is always a [*Failure].
+//
+// A reused connection that breaks before a byte of the answer has the request sent once more
+// on a fresh one: where no byte of it was sent, and for GET and HEAD.
 func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	p := c.pool(leg.Base)
-	resend := leg.Resend || leg.Method == http.MethodGet || leg.Method == http.MethodHead
+	resend := leg.Method == http.MethodGet || leg.Method == http.MethodHead
 	buf := headPool.Get().(*[]byte)
 	head, err := appendHead((*buf)[:0], leg)
 	defer keepHeadBuffer(buf, head)
