@@ -13,6 +13,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // ErrGone says that a worker left the fleet, or became another process.
@@ -431,10 +432,7 @@ func (r *Registry) store() *Snapshot {
 	s.remember(old)
 	r.snap.Store(s)
 	for c := range r.subs {
-		select {
-		case c <- struct{}{}:
-		default: // the token that lies there already stands for this change too
-		}
+		wait.Poke(c)
 	}
 	return s
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // inferencePools are the InferencePools of the Gateway API's inference extension.
@@ -55,12 +56,7 @@ func (s *Source) newPool(client *rest.RESTClient, objects dynamic.Interface, nam
 	return p
 }
 
-func (p *pool) touch() {
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
+func (p *pool) touch() { wait.Poke(p.changed) }
 
 // members are the pods of a pool as its object says.
 type members struct {
