@@ -241,7 +241,7 @@ func (r *rank) drain() bool {
 		}
 		switch v.Kind {
 		case kvstream.Apply:
-			r.applied(b.seq, b.topic, b.payload, b.at, false)
+			r.applied(b.seq, b.payload, b.at, false)
 			continue
 		case kvstream.Duplicate:
 			r.n.Duplicates++
@@ -395,7 +395,7 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 	switch v.Kind {
 	case kvstream.Apply:
 		r.n.ReplayedBatches++
-		r.applied(seq, nil, payload, r.m.now(), true)
+		r.applied(seq, payload, r.m.now(), true)
 	case kvstream.Restart:
 		p.restarted = true
 		r.restarted(wantMissed, fmt.Sprintf("its batch %d is another one", seq))
