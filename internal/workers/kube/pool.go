@@ -20,6 +20,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // inferencePools are the InferencePools of the Gateway API's inference extension.
@@ -98,7 +99,7 @@ func readPool(object map[string]any) (m members, err error) {
 	for _, entry := range ports {
 		port, _ := entry.(map[string]any)
 		number, _ := port["number"].(int64)
-		n, err := parsePort(strconv.FormatInt(number, 10))
+		n, err := workers.ParsePort(strconv.FormatInt(number, 10))
 		if err != nil {
 			return m, fmt.Errorf("its target ports: %w", err)
 		}
