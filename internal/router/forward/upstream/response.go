@@ -71,14 +71,13 @@ type Response struct {
 	watch  Watch     // nil when the wait has no further look at the engine
 	until  time.Time // when a wait under watch ends; zero for never
 
-	maxHead int
-	buf     []byte // buf[r:w] has arrived and is not used yet
-	r, w    int
-	state   int
-	left    int64 // bytes of the body or of the chunk still to come
-	tail    int   // bytes of trailers so far
-	broken  bool  // the connection cannot be used again
-	closed  bool
+	buf    []byte // buf[r:w] has arrived and is not used yet
+	r, w   int
+	state  int
+	left   int64 // bytes of the body or of the chunk still to come
+	tail   int   // bytes of trailers so far
+	broken bool  // the connection cannot be used again
+	closed bool
 }
 
 // Begins is the head of the answer.
@@ -277,7 +276,7 @@ func (r *Response) chunkLine() (ok bool, err error) {
 	}
 	limit := maxChunkLine
 	if r.state == chunkTail {
-		limit = r.maxHead
+		limit = maxHead
 	}
 	if k == len(b) || k > limit {
 		if k > limit {
@@ -306,7 +305,7 @@ func (r *Response) chunkLine() (ok bool, err error) {
 			r.state = chunkData
 		}
 	case chunkTail:
-		if r.tail += k + 1; r.tail > r.maxHead {
+		if r.tail += k + 1; r.tail > maxHead {
 			return false, errHeadSize
 		}
 		if len(line) == 0 {
