@@ -505,7 +505,7 @@ func (r *rank) dial(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if r.m.now().Sub(began) >= r.m.o.StableAfter {
+		if r.m.now().Sub(began) >= stableAfter {
 			pause = r.m.o.BackoffMin
 		}
 		r.m.o.Logger.Debug("kv event connection ended", "rank", r.label, "error", err, "retry_in", pause)

@@ -341,7 +341,7 @@ func (r *rank) replay(ctx context.Context, attached uint64) (*playback, error) {
 		default:
 			p.batches++
 			p.bytes += int64(msg.Size())
-			if p.batches > r.m.o.ReplayBatches || p.bytes > r.m.o.ReplayBytes {
+			if p.batches > r.m.o.ReplayBatches || p.bytes > replayBytes {
 				err = errReplayLimit
 				break
 			}
