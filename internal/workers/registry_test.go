@@ -55,7 +55,7 @@ func kinds(changes []Change) []string {
 func TestApplyKeepsStateAndRanks(t *testing.T) {
 	var events []eventlog.Event
 	r := NewRegistry(func(e eventlog.Event) { events = append(events, e) })
-	if s := r.Snapshot(); s.MaxSlot != -1 || s.Revision != 0 {
+	if s := r.Snapshot(); len(s.bySlot)-1 != -1 || s.Revision != 0 {
 		t.Fatalf("empty snapshot: %+v", s)
 	}
 	changes := apply(t, r, "flag",
@@ -65,8 +65,8 @@ func TestApplyKeepsStateAndRanks(t *testing.T) {
 	}
 	first := r.Snapshot()
 	p0 := worker(t, r, "p0")
-	if len(first.Ranks) != 3 || first.MaxSlot != 2 || p0.Ranks[1].Label != "p0/dp1" {
-		t.Fatalf("ranks %v, max slot %d", first.Ranks, first.MaxSlot)
+	if len(first.Ranks) != 3 || len(first.bySlot)-1 != 2 || p0.Ranks[1].Label != "p0/dp1" {
+		t.Fatalf("ranks %v, max slot %d", first.Ranks, len(first.bySlot)-1)
 	}
 	p0.State.SetDraining(true)
 	changes = apply(t, r, "flag",
@@ -180,8 +180,8 @@ func TestSlotsAreReusedOnlyAfterRelease(t *testing.T) {
 		t.Error(diff)
 	}
 	s := r.Snapshot()
-	if s.MaxSlot != 4 {
-		t.Errorf("max slot %d", s.MaxSlot)
+	if len(s.bySlot)-1 != 4 {
+		t.Errorf("max slot %d", len(s.bySlot)-1)
 	}
 	if w, k, ok := s.Slot(4); !ok || w.Name != "d" || k.DP != 2 {
 		t.Error("slot 4 is not found")
@@ -428,8 +428,8 @@ func TestSlotsStayDenseAndUnique(t *testing.T) {
 				slots[k.Slot] = k.Label
 			}
 			most = max(most, len(slots))
-			if s.MaxSlot >= most {
-				t.Fatalf("max slot %d with at most %d reserved at once", s.MaxSlot, most)
+			if len(s.bySlot)-1 >= most {
+				t.Fatalf("max slot %d with at most %d reserved at once", len(s.bySlot)-1, most)
 			}
 			if len(r.Retired()) != len(retired) {
 				t.Fatalf("%d retired slots, want %d", len(r.Retired()), len(retired))

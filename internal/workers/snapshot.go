@@ -19,9 +19,6 @@ type Snapshot struct {
 	// Workers are sorted by name, Ranks by worker and data-parallel rank.
 	Workers []*Worker
 	Ranks   []*Rank
-	// MaxSlot is the largest slot that is in use or not yet released; -1 when
-	// there is none. An array of MaxSlot+1 entries has room for every rank.
-	MaxSlot int
 
 	byName  map[string]*Worker
 	byModel map[string][]*Worker
@@ -131,7 +128,7 @@ func (s *Snapshot) Slot(slot uint32) (w *Worker, r *Rank, ok bool) {
 // newSnapshot indexes workers, which must be sorted by name.
 func newSnapshot(rev uint64, list []*Worker, names *Names, maxSlot int) *Snapshot {
 	s := &Snapshot{
-		Revision: rev, Workers: list, MaxSlot: maxSlot, names: names, patterns: names.patterns(), only: onlyModel(list),
+		Revision: rev, Workers: list, names: names, patterns: names.patterns(), only: onlyModel(list),
 		byName:  make(map[string]*Worker, len(list)),
 		byModel: map[string][]*Worker{},
 		bySlot:  make([]slotOwner, maxSlot+1),
