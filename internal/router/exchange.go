@@ -56,7 +56,7 @@ func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange 
 	*x = exchange{r: r, w: w, req: req, call: serving.New()}
 	c := x.call
 	c.Start, c.Record, c.Idle = time.Now(), &x.record, x
-	x.record = lifecycle.Record{To: &r.stream, Start: c.Start, Routing: &c.Routing}
+	x.record = lifecycle.Record{To: r.stream, Start: c.Start, Routing: &c.Routing}
 	return x
 }
 

@@ -92,13 +92,6 @@ func (f *Failure) Error() string {
 // Unwrap is the cause.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Retryable reports whether the client's request may be tried elsewhere: no
-// byte of an answer has arrived, and the caller still wants one. Transfer
-// parameters must not be used again even so, unless Sent is false.
-func (f *Failure) Retryable() bool {
-	return !f.Started && f.Kind != Canceled && f.Kind != Invalid
-}
-
 // APIError is the failure as the client gets it.
 func (f *Failure) APIError() *api.Error {
 	e := &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Err: f}

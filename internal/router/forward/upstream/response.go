@@ -57,8 +57,7 @@ type Head struct {
 	Addr string
 }
 
-// Response is the answer to a leg. Its body is read by Next, Read or ReadAll,
-// by one goroutine.
+// Response is the answer to a leg. Its body is read by Next or ReadAll, by one goroutine.
 type Response struct {
 	Head
 
@@ -72,26 +71,20 @@ type Response struct {
 	watch  Watch     // nil when the wait has no further look at the engine
 	until  time.Time // when a wait under watch ends; zero for never
 
-	maxHead int
-	buf     []byte // buf[r:w] has arrived and is not used yet
-	r, w    int
-	state   int
-	left    int64 // bytes of the body or of the chunk still to come
-	tail    int   // bytes of trailers so far
-	rest    []byte
-	broken  bool // the connection cannot be used again
-	closed  bool
-	total   int64
+	buf    []byte // buf[r:w] has arrived and is not used yet
+	r, w   int
+	state  int
+	left   int64 // bytes of the body or of the chunk still to come
+	tail   int   // bytes of trailers so far
+	broken bool  // the connection cannot be used again
+	closed bool
 }
 
 // Begins is the head of the answer.
 func (r *Response) Begins() *Head { return &r.Head }
 
 // Done reports whether the whole body has been handed out.
-func (r *Response) Done() bool { return r.state == bodyDone && len(r.rest) == 0 }
-
-// Received is the number of bytes of the body that were handed out.
-func (r *Response) Received() int64 { return r.total }
+func (r *Response) Done() bool { return r.state == bodyDone }
 
 // lent makes small buffers the memory of connections that wait.
 type lent struct{}
@@ -185,18 +178,12 @@ func (r *Response) read() error {
 // it: valid until the next call. It is io.EOF after the last piece, and a
 // [*Failure] when the answer breaks off or pauses for too long.
 func (r *Response) Next() ([]byte, error) {
-	if len(r.rest) > 0 { // left by a short Read
-		p := r.rest
-		r.rest = nil
-		return p, nil
-	}
 	for {
 		p, err := r.take()
 		if err != nil {
 			return nil, r.fail(err)
 		}
 		if len(p) > 0 {
-			r.total += int64(len(p))
 			return p, nil
 		}
 		if r.state == bodyDone {
@@ -289,7 +276,7 @@ func (r *Response) chunkLine() (ok bool, err error) {
 	}
 	limit := maxChunkLine
 	if r.state == chunkTail {
-		limit = r.maxHead
+		limit = maxHead
 	}
 	if k == len(b) || k > limit {
 		if k > limit {
@@ -318,7 +305,7 @@ func (r *Response) chunkLine() (ok bool, err error) {
 			r.state = chunkData
 		}
 	case chunkTail:
-		if r.tail += k + 1; r.tail > r.maxHead {
+		if r.tail += k + 1; r.tail > maxHead {
 			return false, errHeadSize
 		}
 		if len(line) == 0 {
@@ -363,23 +350,6 @@ func (r *Response) fail(err error) error {
 	return f
 }
 
-// Read implements io.Reader over Next.
-func (r *Response) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	if len(r.rest) == 0 {
-		b, err := r.Next()
-		if err != nil {
-			return 0, err
-		}
-		r.rest = b
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
 // ReadAll reads the whole body, of at most limit bytes. The slice is the
 // caller's.
 func (r *Response) ReadAll(limit int64) ([]byte, error) {
@@ -411,7 +381,6 @@ func (r *Response) Close() {
 	r.closed = true
 	canceled := !r.stop()
 	reusable := r.state == bodyDone && !r.broken && !canceled && r.r == r.w
-	r.rest = nil
 	keepBuffer(r.buf)
 	r.buf, r.r, r.w = nil, 0, 0
 	if reusable {
