@@ -41,7 +41,7 @@ func every() []Record {
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 12, Op: Stored, Names: []uint64{1}, Locals: []uint64{3}, Start: -1, Tier: "disk", Domain: "worker", Session: "s", Extra: json.RawMessage(`[{"mm_objects":[]}]`)}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 13, Op: Removed, Names: manyHashes(100), Start: -1}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 14, Op: Cleared, Start: -1}},
-		{Kind: KindRequest, Time: us(12), Request: &Request{ID: "r", Model: "m", ISL: 33, OSL: 4, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{5, 6, 7}, Session: "s"}},
+		{Kind: KindRequest, Time: us(12), Request: &Request{ID: "r", Model: "m", ISL: 33, OSL: 4, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{5, 6, 7}, Session: "s", ThinkUS: new(int64)}},
 		{Kind: KindRequest, Time: us(12), Request: &Request{ISL: 3, OSL: 4, Tokens: Tokens{1, 1<<32 - 1, 0}}},
 		{Kind: KindDecision, Time: us(13), Decision: fullDecision()},
 		{Kind: KindOutcome, Time: us(14), Outcome: fullOutcome()},
