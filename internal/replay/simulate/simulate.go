@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
+	"github.com/dynctl/dynctl/internal/router/placement/affinity"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -170,6 +171,7 @@ type run struct {
 	offloads bool
 	looked   kvgroup.Prompt
 	decide   decide.Run
+	sessions *affinity.Table
 	costs    *cost.Learner
 	wire     float64 // how many times longer transfers take
 	paces    *pace.Judge[*simRank]
@@ -207,7 +209,7 @@ func newRun(s Setup) (*run, error) {
 	}
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), ledger: ledger.New(),
-		wire: 1, models: map[string][]*workers.Worker{},
+		wire: 1, models: map[string][]*workers.Worker{}, sessions: affinity.New(),
 		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
 		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
@@ -483,6 +485,7 @@ func (f *flight) choose() decide.Effects {
 // carryOut carries out the newest decision, which is f's.
 func (f *flight) carryOut(e decide.Effects) {
 	r, d := f.r, &f.r.decide
+	d.Move(&e, r.sessions, r.clock())
 	if e.ReturnTurn && r.robin[1] == f.chances[1].Turn+1 {
 		r.robin[1]--
 	}
@@ -524,6 +527,11 @@ func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) i
 		*beyond = there.Scale(r.block, 1)
 	}
 	return n * r.block
+}
+
+// Homes is for decide.FleetView.
+func (r *run) Homes(model string, session uint64) affinity.Homes {
+	return r.sessions.Homes(model, session, r.clock())
 }
 
 // Resident is for decide.FleetView.

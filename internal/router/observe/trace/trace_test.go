@@ -99,9 +99,9 @@ func fullDecision() *Decision {
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true,
 			Continues: true, ServerTools: true, PromptLogprobs: true, RoutedExperts: true, MaxTokens: -1,
 		},
-		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Candidates: []decision.Candidate{busy, idle}},
+		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Home: "d/dp1", Candidates: []decision.Candidate{busy, idle}},
 		DecodePeers:  []workers.Peer{{Worker: d}, {Worker: d}},
-		Prefill:      selector.Input{Phase: route.Prefill, Policy: s.Prefill, Draw: 5, Candidates: []decision.Candidate{from}},
+		Prefill:      selector.Input{Phase: route.Prefill, Policy: s.Prefill, Draw: 5, Home: selector.HomeNew, Candidates: []decision.Candidate{from}},
 		PrefillPeers: []workers.Peer{{Worker: p}},
 	}
 	for _, k := range []*selector.Input{&in.Decode, &in.Prefill} {
