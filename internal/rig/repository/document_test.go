@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/cli/commands"
-	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -40,18 +39,18 @@ func TestDocumentSettings(t *testing.T) {
 	document(t, "settings", b.String())
 }
 
-// TestDocumentSessions: configuration.md lists where requests name their session.
+// TestDocumentSessions keeps the list of session ids equal to the source's.
 func TestDocumentSessions(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("\n| order | where | sent by |\n|---|---|---|\n| 1 | header of `routing.session_header` (`X-Session-ID`) | |\n")
-	for i, s := range routing.SessionNames() {
-		where := "header `" + s.Header + "`"
-		if s.Field != "" {
-			where = "body field `" + s.Field + "`"
-		}
-		fmt.Fprintf(&b, "| %d | %s | %s |\n", i+2, where, s.Clients)
+	n := 2
+	row := regexp.MustCompile(`\{(Header|Field): "([^"]+)", Clients: "([^"]+)"\}`)
+	for _, m := range row.FindAllStringSubmatch(source(t, "placement/routing/session.go"), -1) {
+		where := map[string]string{"Header": "header", "Field": "body field"}[m[1]]
+		fmt.Fprintf(&b, "| %d | %s `%s` | %s |\n", n, where, m[2], m[3])
+		n++
 	}
-	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", len(routing.SessionNames())+2)
+	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", n)
 	document(t, "sessions", b.String())
 }
 
