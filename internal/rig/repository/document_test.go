@@ -39,6 +39,21 @@ func TestDocumentSettings(t *testing.T) {
 	Document(t, configurationDoc, "settings", b.String(), writes, *update)
 }
 
+// TestDocumentSessions keeps the list of session ids equal to the source's.
+func TestDocumentSessions(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("\n| order | where | sent by |\n|---|---|---|\n| 1 | header of `routing.session_header` (`X-Session-ID`) | |\n")
+	n := 2
+	row := regexp.MustCompile(`\{(Header|Field): "([^"]+)", Clients: "([^"]+)"\}`)
+	for _, m := range row.FindAllStringSubmatch(source(t, "placement/routing/session.go"), -1) {
+		where := map[string]string{"Header": "header", "Field": "body field"}[m[1]]
+		fmt.Fprintf(&b, "| %d | %s `%s` | %s |\n", n, where, m[2], m[3])
+		n++
+	}
+	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", n)
+	document(t, "sessions", b.String())
+}
+
 // TestDocumentMetrics keeps the table of metrics equal to what the source
 // registers.
 func TestDocumentMetrics(t *testing.T) {
