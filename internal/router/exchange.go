@@ -82,7 +82,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// A proxy that believed a length beside a chunked body would take what follows for
 	// a request: nothing may follow. And clients must not keep connections to a router
 	// that is leaving.
-	if len(req.TransferEncoding) > 0 || r.drain.On() {
+	if len(req.TransferEncoding) > 0 && admission.MayHaveLength(req.Context()) || r.drain.On() {
 		w.Header()["Connection"] = []string{"close"}
 	}
 	switch req.URL.Path {

@@ -384,6 +384,7 @@ func (r *Router) DataServer(errors *log.Logger) *http.Server {
 	s := NewServer(r, r.secure.ServerLog("data", errors))
 	s.IdleTimeout = r.opts.Config.Timeouts.ClientIdle
 	s.BaseContext = func(net.Listener) context.Context { return context.WithValue(r.requests, routerKey{}, r) }
+	s.ConnContext, s.ConnState = admission.FramingContext, admission.FramingState
 	return s
 }
 
