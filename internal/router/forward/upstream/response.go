@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/bits"
 	"os"
@@ -68,9 +69,12 @@ type Response struct {
 	ctx    context.Context
 	stop   func() bool // ends the watch over ctx
 	idle   time.Duration
-	life   *workers.Life
-	watch  Watch     // nil when the wait has no further look at the engine
-	until  time.Time // when a wait under watch ends; zero for never
+	// patience is what is left for all pauses of the body together: 0 is without a bound, and
+	// less than 0 nothing.
+	patience time.Duration
+	life     *workers.Life
+	watch    Watch     // nil when the wait has no further look at the engine
+	until    time.Time // when a wait under watch ends; zero for never
 
 	maxHead int
 	buf     []byte // buf[r:w] has arrived and is not used yet
@@ -181,6 +185,35 @@ func (r *Response) read() error {
 	}
 }
 
+// errDrips ends an answer whose pauses together are too long. It is a timeout.
+var errDrips = fmt.Errorf("the whole answer took too long: %w", os.ErrDeadlineExceeded)
+
+// wait reads once more, within the time for a pause and for all of them.
+func (r *Response) wait() error {
+	d := r.idle
+	if r.patience == 0 {
+		if err := r.allow(d); err != nil {
+			return err
+		}
+		return r.read()
+	}
+	if d <= 0 || d > r.patience {
+		d = r.patience
+	}
+	if d < 0 {
+		return errDrips
+	}
+	began := time.Now()
+	err := r.allow(d)
+	if err == nil {
+		err = r.read()
+	}
+	if r.patience -= time.Since(began); r.patience == 0 {
+		r.patience = -1
+	}
+	return err
+}
+
 // Next is the next piece of the body as soon as there is one, without copying
 // it: valid until the next call. It is io.EOF after the last piece, and a
 // [*Failure] when the answer breaks off or pauses for too long.
@@ -209,10 +242,7 @@ func (r *Response) Next() ([]byte, error) {
 			keepBuffer(r.buf)
 			r.buf, r.r, r.w = largePool.Get().(*[largeSize]byte)[:], 0, 0
 		}
-		if err := r.allow(r.idle); err != nil {
-			return nil, r.fail(err)
-		}
-		if err := r.read(); err != nil {
+		if err := r.wait(); err != nil {
 			if errors.Is(err, io.EOF) {
 				if r.state == bodyToEnd {
 					r.state = bodyDone
@@ -357,6 +387,7 @@ func parseSize(line []byte) (int64, bool) {
 func (r *Response) fail(err error) error {
 	r.broken = true
 	f := &Failure{Kind: kindOf(r.ctx, err), Addr: r.Addr, Op: "read the answer", Sent: true, Started: true, Err: err}
+	f.Late = f.Kind == Timeout && r.patience < 0
 	if r.ctx.Err() != nil {
 		f.Err = r.ctx.Err()
 	}
