@@ -1,9 +1,10 @@
 package router_test
 
 import (
-	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,29 +12,29 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rig/fakeengine"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// apis are requests to every endpoint that engines answer.
-var apis = []struct{ method, path, body string }{
-	{http.MethodPost, "/v1/completions", `{"model":"m","prompt":"x","stream":%v}`},
-	{http.MethodPost, "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}],"stream":%v}`},
-	{http.MethodPost, "/v1/responses", `{"model":"m","input":"x","stream":%v}`},
-	{http.MethodPost, "/v1/messages", `{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":1,"stream":%v}`},
-	{http.MethodPost, "/v1/messages/count_tokens", `{"model":"m","messages":[{"role":"user","content":"x"}]}`},
-	{http.MethodPost, "/inference/v1/generate", `{"model":"m","token_ids":[1,2,3],"sampling_params":{"max_tokens":1},"stream":%v}`},
-	{http.MethodPost, "/generate", `{"text":"x","stream":%v}`},
-	{http.MethodGet, "/v1/responses/resp_1", ""},
-	{http.MethodPost, "/v1/embeddings", `{"model":"m","input":"x"}`},
-	{http.MethodPost, "/v1/rerank", `{"model":"m","query":"x","documents":["y"]}`},
-	{http.MethodPost, "/v1/score", `{"model":"m","text_1":"x","text_2":"y"}`},
-	{http.MethodPost, "/v1/classify", `{"model":"m","input":"x"}`},
-	{http.MethodPost, "/v1/pooling", `{"model":"m","input":"x"}`},
-	{http.MethodPost, "/v1/tokenize", `{"model":"m","prompt":"x"}`},
-	{http.MethodPost, "/v1/detokenize", `{"model":"m","tokens":[1]}`},
-	{http.MethodPost, "/v1/audio/transcriptions", "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--\r\n"},
-	{http.MethodPost, "/v1/audio/speech", `{"model":"m","input":"x","stream":%v}`},
-	{http.MethodGet, "/version", ""},
+// askAll sends a request to every endpoint that engines answer: each that has a model, streamed
+// and not, and those without a body.
+func askAll(t *testing.T, p *router.Piped, check func(about string, resp *http.Response, text string), header ...string) {
+	t.Helper()
+	send := func(method, path, body, about string, more ...string) {
+		resp, text := at(t, p, method, path, body, append(more, header...)...)
+		check(about, resp, text)
+	}
+	for _, path := range slices.Sorted(maps.Keys(everyAPI)) {
+		body, kind := withModel(t, path, `"m"`)
+		send(http.MethodPost, path, string(body), path, "Content-Type", kind)
+		if ep, err := api.Lookup(http.MethodPost, path); err != nil {
+			t.Error(err)
+		} else if ep.Streamable && body[0] == '{' {
+			send(http.MethodPost, path, `{"stream":true,`+string(body[1:]), path+", streamed", "Content-Type", kind)
+		}
+	}
+	send(http.MethodGet, "/v1/responses/resp_1", "", "a stored response")
+	send(http.MethodGet, "/version", "", "/version")
 }
 
 // TestOthersAnswersAreNotTheRouters: a redirect of an engine, and its 401 or 403 where clients'
@@ -92,31 +93,22 @@ func TestOthersAnswersAreNotTheRouters(t *testing.T) {
 					a := model.Answer(&fakeengine.Request{Worker: q.Host, Method: q.Method, Path: q.URL.Path, ID: q.Header.Get("X-Request-Id"), Body: body})
 					play(w, q, &a)
 				}))
-				for _, api := range apis {
-					for _, stream := range []bool{false, true} {
-						// A response that is not known is another tenant's, for all that the router knows.
-						if stream && !strings.Contains(api.body, "%v") || c.keys && api.path == "/v1/responses/resp_1" {
-							continue
-						}
-						body := strings.Replace(api.body, "%v", fmt.Sprint(stream), 1)
-						header := append(bearer(userSecret), "Content-Type", "application/json")
-						if strings.HasPrefix(body, "--b") {
-							header[3] = "multipart/form-data; boundary=b"
-						}
-						resp, text := at(t, p, api.method, api.path, body, header...)
-						want := c.want
-						if c.fails == "prefill" && resp.Header.Get("X-Dynctl-Path") == "local" && resp.Header.Get("X-Dynctl-Prefill-Worker") == "" {
-							want = 200 // there was no prefill, or it was tried in vain
-						}
-						if resp.StatusCode != want {
-							t.Errorf("%s, stream %v: %d, want %d: %s", api.path, stream, resp.StatusCode, want, text)
-						}
-						if want == 502 && (resp.Header.Get("Location")+resp.Header.Get("WWW-Authenticate") != "" || !strings.Contains(text, c.fails+"-0")) {
-							t.Errorf("%s, stream %v: %v %s", api.path, stream, resp.Header, text)
-						}
-						<-time.After(time.Hour) // in which a worker that fails is no more ejected
+				askAll(t, p, func(about string, resp *http.Response, text string) {
+					want := c.want
+					switch {
+					case c.keys && about == "a stored response":
+						want = 404 // the router does not know it: it may be another tenant's
+					case c.fails == "prefill" && resp.Header.Get("X-Dynctl-Prefill-Worker") == "":
+						want = 200 // there was no prefill, or it was tried in vain
 					}
-				}
+					if resp.StatusCode != want {
+						t.Errorf("%s: %d, want %d: %s", about, resp.StatusCode, want, text)
+					}
+					if want == 502 && (resp.Header.Get("Location")+resp.Header.Get("WWW-Authenticate") != "" || !strings.Contains(text, c.fails+"-0")) {
+						t.Errorf("%s: %v %s", about, resp.Header, text)
+					}
+					<-time.After(time.Hour) // until a worker that fails is no more ejected
+				}, bearer(userSecret)...)
 			})
 		})
 	}
@@ -130,43 +122,37 @@ func TestBadHeadersOfOurOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := doorOf(t, func(c *settings.Config) { c.Routing.AllowHeaders = true })
 		off := doorOf(t, func(*settings.Config) {})
-		for _, api := range apis {
-			if api.method == http.MethodGet || strings.HasPrefix(api.body, "--b") {
-				continue
-			}
-			body := strings.Replace(api.body, "%v", "false", 1)
-			for _, h := range []struct {
-				name, value string
-				status      int
-				steers      bool
-			}{
-				{"X-Dynctl-Priority", "urgent", 400, false},
-				{"X-Dynctl-Max-Wait", "soon", 400, false},
-				{"X-Dynctl-Max-Wait", "-1", 400, false},
-				{"X-Dynctl-Path", "sideways", 400, true},
-				{"X-Data-Parallel-Rank", "first", 400, true},
-				{"X-Dynctl-Worker", "nobody", 404, true},
-				{"X-Dynctl-Worker", "aggregated-0:80/dp7", 404, true},
-				{"X-Dynctl-Prefill-Worker", "nobody", 404, true},
-			} {
-				resp, text := at(t, p, api.method, api.path, body, h.name, h.value)
+		for _, h := range []struct {
+			name, value string
+			status      int
+			steers      bool
+		}{
+			{"X-Dynctl-Priority", "urgent", 400, false},
+			{"X-Dynctl-Max-Wait", "soon", 400, false},
+			{"X-Dynctl-Max-Wait", "-1", 400, false},
+			{"X-Dynctl-Path", "sideways", 400, true},
+			{"X-Data-Parallel-Rank", "first", 400, true},
+			{"X-Dynctl-Worker", "nobody", 404, true},
+			{"X-Dynctl-Worker", "aggregated-0:80/dp7", 404, true},
+			{"X-Dynctl-Prefill-Worker", "nobody", 404, true},
+		} {
+			askAll(t, p, func(about string, resp *http.Response, text string) {
 				if resp.StatusCode != h.status || !strings.Contains(strings.ToLower(text), strings.ToLower(h.name)) {
-					t.Errorf("%s, %s: %s: %s %s", api.path, h.name, h.value, resp.Status, text)
+					t.Errorf("%s, %s: %s: %s %s", about, h.name, h.value, resp.Status, text)
 				}
-				want := h.status
-				if h.steers {
-					want = 200
+			}, h.name, h.value)
+			askAll(t, off, func(about string, resp *http.Response, text string) {
+				if want := map[bool]int{false: h.status, true: 200}[h.steers]; resp.StatusCode != want {
+					t.Errorf("%s, %s: %s where it does not steer: %s %s", about, h.name, h.value, resp.Status, text)
 				}
-				if resp, text := at(t, off, api.method, api.path, body, h.name, h.value); resp.StatusCode != want {
-					t.Errorf("%s, %s: %s where it does not steer: %s %s", api.path, h.name, h.value, resp.Status, text)
-				}
-			}
-			// What an answer prints is good for the next request.
-			resp, _ := at(t, p, api.method, api.path, body)
-			worker := resp.Header.Get("X-Dynctl-Worker")
-			if again, text := at(t, p, api.method, api.path, body, "X-Dynctl-Worker", worker); worker == "" || again.StatusCode != 200 || again.Header.Get("X-Dynctl-Worker") != worker {
-				t.Errorf("%s: to %q again: %s %s", api.path, worker, again.Status, text)
-			}
+			}, h.name, h.value)
 		}
+		// What an answer prints is good for the next request.
+		const worker = "aggregated-0:80/dp0"
+		askAll(t, p, func(about string, resp *http.Response, text string) {
+			if got := resp.Header.Get("X-Dynctl-Worker"); resp.StatusCode != 200 || got != worker {
+				t.Errorf("%s: to %q: %s by %q: %s", about, worker, resp.Status, got, text)
+			}
+		}, "X-Dynctl-Worker", worker)
 	})
 }

@@ -1,9 +1,11 @@
 package serving_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -207,8 +209,13 @@ func TestReasons(t *testing.T) {
 						r.Apply(specs)
 						r.Next(phase.worker, c.answer)
 						r.Alive = func(w *workers.Worker) bool { return !c.dead || w.Name != phase.worker }
+						var rereads atomic.Int32
+						r.Legs.Reread = func(context.Context) { rereads.Add(1) }
 						got := r.Send(t.Context(), ask(stream, ""))
 						c.check(t, r, phase.worker, phase.other, got, stream)
+						if n := rereads.Load(); (n == 1) != (c.reason == "unknown_model") || n > 1 {
+							t.Errorf("the models of the fleet are read %d times", n)
+						}
 					})
 				})
 			}

@@ -190,26 +190,28 @@ var errDrips = fmt.Errorf("the whole answer took too long: %w", os.ErrDeadlineEx
 
 // wait reads once more, within the time for a pause and for all of them.
 func (r *Response) wait() error {
-	d := r.idle
-	if r.patience == 0 {
-		if err := r.allow(d); err != nil {
-			return err
-		}
-		return r.read()
-	}
-	if d <= 0 || d > r.patience {
-		d = r.patience
+	d, last := r.idle, false
+	if r.patience != 0 && (d <= 0 || r.patience < d) {
+		d, last = r.patience, true
 	}
 	if d < 0 {
 		return errDrips
 	}
-	began := time.Now()
+	var began time.Time
+	if r.patience != 0 {
+		began = time.Now()
+	}
 	err := r.allow(d)
 	if err == nil {
 		err = r.read()
 	}
-	if r.patience -= time.Since(began); r.patience == 0 {
-		r.patience = -1
+	if r.patience != 0 {
+		if r.patience -= time.Since(began); r.patience == 0 {
+			r.patience = -1
+		}
+	}
+	if last && errors.Is(err, os.ErrDeadlineExceeded) {
+		return errDrips
 	}
 	return err
 }
@@ -387,7 +389,7 @@ func parseSize(line []byte) (int64, bool) {
 func (r *Response) fail(err error) error {
 	r.broken = true
 	f := &Failure{Kind: kindOf(r.ctx, err), Addr: r.Addr, Op: "read the answer", Sent: true, Started: true, Err: err}
-	f.Late = f.Kind == Timeout && r.patience < 0
+	f.Late = f.Kind == Timeout && errors.Is(err, errDrips)
 	if r.ctx.Err() != nil {
 		f.Err = r.ctx.Err()
 	}

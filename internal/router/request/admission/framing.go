@@ -117,7 +117,7 @@ func (f *Framing) look(p []byte) {
 	f.kept = copy(f.end[:], p[max(0, len(p)-len(f.end)):])
 }
 
-// hasLengthName looks for the hyphen, which is rarer than letters.
+// hasLengthName looks for the hyphen, which is rarer than letters, and an L behind it.
 func hasLengthName(p []byte) bool {
 	const before, after = len("content"), len("-length")
 	for i := 0; ; i++ {
@@ -125,7 +125,7 @@ func hasLengthName(p []byte) bool {
 		if k < 0 {
 			return false
 		}
-		if i += k; i >= before && len(p)-i >= after && bytes.EqualFold(p[i-before:i+after], []byte(lengthName)) {
+		if i += k; i >= before && len(p)-i >= after && p[i+1]|0x20 == 'l' && bytes.EqualFold(p[i-before:i+after], []byte(lengthName)) {
 			return true
 		}
 	}
