@@ -115,8 +115,8 @@ func TestOthersAnswersAreNotTheRouters(t *testing.T) {
 }
 
 // TestBadHeadersOfOurOwn: a bad value of a header of the router is refused on every API, also
-// where nothing waits, and names the header. Without routing.allow_headers nobody reads those
-// that steer.
+// where nothing waits, with the header's name. Without routing.allow_headers the router reads
+// none of those that steer.
 func TestBadHeadersOfOurOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

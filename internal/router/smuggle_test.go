@@ -166,7 +166,7 @@ func chunkedBodies(t *testing.T, r *rig, _ *tap) {
 	r.unharmed()
 }
 
-// otherVersions: a client that begins with HTTP/2 is told in words to use HTTP/1.1.
+// otherVersions: a client that begins with HTTP/2 gets an error in words.
 func otherVersions(t *testing.T, r *rig, _ *tap) {
 	c := r.dial()
 	fmt.Fprint(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")

@@ -273,7 +273,7 @@ func (g *Legs) refused(ctx context.Context, c *Call, phase route.Phase, w *worke
 	case reason == attempt.Unauthorized: // the client would take it for its own key
 		why := "it refuses the router's key (api_key_file)"
 		if w.APIKey == "" {
-			why = "it asks for a key, and the router has none for it (api_key_file)"
+			why = "it requires a key, and the router has none for it (api_key_file)"
 		}
 		return g.fail(c, phase, w, reason, true, fmt.Errorf("%s: %w", why, f))
 	case reason == attempt.Status3xx:
