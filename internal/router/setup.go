@@ -70,7 +70,7 @@ func newBase(ctx context.Context, o *Options, first *effective.Settings) (*base,
 		eventlog.Print(b.log, &e, time.Since(b.started) < introduction)
 	})
 	var err error
-	if b.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
+	if b.tracer, err = telemetry.NewTracer(ctx, &o.Config.Trace, o.Version); err != nil {
 		return nil, err
 	}
 	b.secure, err = control.NewSecure(control.SecureOptions{
@@ -371,6 +371,7 @@ func (r *Router) DataServer(errors *log.Logger) *http.Server {
 	s := NewServer(r, r.secure.ServerLog("data", errors))
 	s.IdleTimeout = r.opts.Config.Timeouts.ClientIdle
 	s.BaseContext = func(net.Listener) context.Context { return context.WithValue(r.requests, routerKey{}, r) }
+	s.ConnContext, s.ConnState = admission.FramingContext, admission.FramingState
 	return s
 }
 

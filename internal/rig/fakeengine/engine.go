@@ -265,7 +265,11 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 		a.Pieces = nil
 	}
 	leg.Life.Sign(time.Now())
-	return &response{f: f, q: q, ctx: ctx, watch: leg.Watch, life: leg.Life, idle: leg.IdleTimeout, head: head, left: a.Pieces}, nil
+	r := &response{f: f, q: q, ctx: ctx, watch: leg.Watch, life: leg.Life, idle: leg.IdleTimeout, patience: Never, head: head, left: a.Pieces}
+	if leg.HeadTimeout > 0 && !head.Streams() {
+		r.patience = leg.HeadTimeout
+	}
+	return r, nil
 }
 
 // meet enters a room, or waits there for as long as limit, if that is above 0.
@@ -326,16 +330,18 @@ func await(ctx context.Context, watch upstream.Watch, d time.Duration) (silent b
 
 // response is an answer. Only one goroutine reads it.
 type response struct {
-	f     *Fleet
-	q     *Request
-	ctx   context.Context //nolint:containedctx // of the whole answer
-	idle  time.Duration
-	watch upstream.Watch
-	life  *workers.Life
-	head  *upstream.Head
-	left  []Piece
-	buf   []byte // of the newest piece, which the next one overwrites
-	err   error
+	f    *Fleet
+	q    *Request
+	ctx  context.Context //nolint:containedctx // of the whole answer
+	idle time.Duration
+	// patience is what is left for all pauses together.
+	patience time.Duration
+	watch    upstream.Watch
+	life     *workers.Life
+	head     *upstream.Head
+	left     []Piece
+	buf      []byte // of the newest piece, which the next one overwrites
+	err      error
 }
 
 func (r *response) Begins() *upstream.Head { return r.head }
@@ -361,6 +367,11 @@ func (r *response) Next() ([]byte, error) {
 	if late {
 		p.Wait = r.idle
 	}
+	drips := p.Wait > r.patience
+	if drips {
+		late, p.Wait = true, r.patience
+	}
+	r.patience -= p.Wait
 	kind := p.Fail
 	switch silent, err := await(r.ctx, r.watch, p.Wait); {
 	case err != nil:
@@ -373,7 +384,7 @@ func (r *response) Next() ([]byte, error) {
 		panic("the answer, by the test")
 	}
 	if kind != "" {
-		r.err = &upstream.Failure{Kind: kind, Addr: r.q.Worker, Op: "read the answer", Sent: true, Started: true, Err: errors.New("by the test")}
+		r.err = &upstream.Failure{Kind: kind, Addr: r.q.Worker, Op: "read the answer", Sent: true, Started: true, Late: drips && kind == upstream.Timeout, Err: errors.New("by the test")}
 		return nil, r.err
 	}
 	r.life.Sign(time.Now())

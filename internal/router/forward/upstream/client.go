@@ -75,7 +75,8 @@ type Leg struct {
 	// change until the answer is closed.
 	Body [][]byte
 	// HeadTimeout bounds the wait for the head of the answer after the request
-	// was sent; 0 for none. Like IdleTimeout it may last up to a quarter
+	// was sent; 0 for none. An answer that is no event stream has as long again
+	// for all its pauses together. Like IdleTimeout it may last up to a quarter
 	// longer.
 	HeadTimeout time.Duration
 	// IdleTimeout bounds every pause within the answer; 0 for none.
@@ -346,6 +347,9 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 		}
 		r, f := c.exchange(ctx, p, cn, leg, head)
 		if f == nil {
+			if !r.Streams() {
+				r.patience = leg.HeadTimeout
+			}
 			return r, nil
 		}
 		f.Reused, f.Idle, f.After = reused, idle, time.Since(began)

@@ -330,7 +330,7 @@ func TestNoTotalTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		client := newClient(t, inMemory(func(conn net.Conn, _ request) bool {
-			say(t, conn, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+			say(t, conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
 			tick := time.NewTicker(990 * time.Millisecond)
 			defer tick.Stop()
 			for range 20 {
@@ -346,6 +346,67 @@ func TestNoTotalTimeout(t *testing.T) {
 			t.Errorf("body %q", got)
 		}
 	})
+}
+
+// TestDrips: what is no event stream has the time of the head once more for all its pauses,
+// however its length is shown. The time between two calls of Next is none of them.
+func TestDrips(t *testing.T) {
+	t.Parallel()
+	for _, framing := range []string{"Transfer-Encoding: chunked", "Content-Length: 20", "Connection: close"} {
+		for _, pause := range []time.Duration{0, time.Hour} { // of the caller
+			if pause > 0 && framing == "Connection: close" {
+				continue // a pipe that the other end has closed takes no deadline
+			}
+			t.Run(fmt.Sprintf("%s, %v", framing, pause), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					const each = 990 * time.Millisecond
+					client := newClient(t, inMemory(func(conn net.Conn, _ request) bool {
+						say(t, conn, "HTTP/1.1 200 OK\r\n"+framing+"\r\n\r\n")
+						for range 20 {
+							if pause == 0 {
+								<-time.After(each)
+							}
+							piece := "x"
+							if strings.HasSuffix(framing, "chunked") {
+								piece = "1\r\nx\r\n"
+							}
+							if _, err := io.WriteString(conn, piece); err != nil {
+								return false // given up
+							}
+						}
+						if strings.HasSuffix(framing, "chunked") {
+							say(t, conn, "0\r\n\r\n")
+						}
+						return strings.HasPrefix(framing, "Content")
+					}))
+					leg := legTo(t, "http://engine")
+					leg.HeadTimeout, leg.IdleTimeout = 5*time.Second, time.Second
+					resp, err := client.Do(t.Context(), leg)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer func() {
+						resp.Close()
+						<-time.After(each) // until the engine sees that
+					}()
+					began, got := time.Now(), 0
+					for err == nil {
+						<-time.After(pause)
+						var p []byte
+						p, err = resp.Next()
+						got += len(p)
+					}
+					var f *Failure
+					switch {
+					case pause > 0 && (!errors.Is(err, io.EOF) || got != 20):
+						t.Errorf("%d bytes, then %v", got, err)
+					case pause == 0 && (!errors.As(err, &f) || f.Kind != Timeout || !f.Late || got < 5 || time.Since(began) > 7*time.Second):
+						t.Errorf("%d bytes in %v, then %+v", got, time.Since(began), err)
+					}
+				})
+			})
+		}
+	}
 }
 
 func TestConnectionsAreReusedAndChecked(t *testing.T) {

@@ -58,7 +58,8 @@ type Failure struct {
 	// Idle is how long the connection had been unused before the request, After how long
 	// after the beginning of the request it failed.
 	Idle, After time.Duration
-	// Late says that the time for the head of the answer was up while the connection stood.
+	// Late says that the time for the answer ([Leg.HeadTimeout]) was up while the connection
+	// stood.
 	Late bool
 	// Status is the HTTP status of a failure of kind Status.
 	Status int

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/bits"
 	"os"
@@ -67,9 +68,12 @@ type Response struct {
 	ctx    context.Context
 	stop   func() bool // ends the watch over ctx
 	idle   time.Duration
-	life   *workers.Life
-	watch  Watch     // nil when the wait has no further look at the engine
-	until  time.Time // when a wait under watch ends; zero for never
+	// patience is what is left for all pauses of the body together: 0 is without a bound, and
+	// less than 0 nothing.
+	patience time.Duration
+	life     *workers.Life
+	watch    Watch     // nil when the wait has no further look at the engine
+	until    time.Time // when a wait under watch ends; zero for never
 
 	buf    []byte // buf[r:w] has arrived and is not used yet
 	r, w   int
@@ -174,6 +178,37 @@ func (r *Response) read() error {
 	}
 }
 
+// errDrips ends an answer whose pauses together are too long. It is a timeout.
+var errDrips = fmt.Errorf("the whole answer took too long: %w", os.ErrDeadlineExceeded)
+
+// wait reads once more, within the time for a pause and for all of them.
+func (r *Response) wait() error {
+	d, last := r.idle, false
+	if r.patience != 0 && (d <= 0 || r.patience < d) {
+		d, last = r.patience, true
+	}
+	if d < 0 {
+		return errDrips
+	}
+	var began time.Time
+	if r.patience != 0 {
+		began = time.Now()
+	}
+	err := r.allow(d)
+	if err == nil {
+		err = r.read()
+	}
+	if r.patience != 0 {
+		if r.patience -= time.Since(began); r.patience == 0 {
+			r.patience = -1
+		}
+	}
+	if last && errors.Is(err, os.ErrDeadlineExceeded) {
+		return errDrips
+	}
+	return err
+}
+
 // Next is the next piece of the body as soon as there is one, without copying
 // it: valid until the next call. It is io.EOF after the last piece, and a
 // [*Failure] when the answer breaks off or pauses for too long.
@@ -196,10 +231,7 @@ func (r *Response) Next() ([]byte, error) {
 			keepBuffer(r.buf)
 			r.buf, r.r, r.w = largePool.Get().(*[largeSize]byte)[:], 0, 0
 		}
-		if err := r.allow(r.idle); err != nil {
-			return nil, r.fail(err)
-		}
-		if err := r.read(); err != nil {
+		if err := r.wait(); err != nil {
 			if errors.Is(err, io.EOF) {
 				if r.state == bodyToEnd {
 					r.state = bodyDone
@@ -344,6 +376,7 @@ func parseSize(line []byte) (int64, bool) {
 func (r *Response) fail(err error) error {
 	r.broken = true
 	f := &Failure{Kind: kindOf(r.ctx, err), Addr: r.Addr, Op: "read the answer", Sent: true, Started: true, Err: err}
+	f.Late = f.Kind == Timeout && errors.Is(err, errDrips)
 	if r.ctx.Err() != nil {
 		f.Err = r.ctx.Err()
 	}
