@@ -51,7 +51,7 @@ func TestDocumentSessions(t *testing.T) {
 		n++
 	}
 	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", n)
-	document(t, "sessions", b.String())
+	Document(t, configurationDoc, "sessions", b.String(), writes, *update)
 }
 
 // TestDocumentMetrics keeps the table of metrics equal to what the source
