@@ -36,6 +36,7 @@ type stall struct {
 	lasts, every time.Duration // 0 for never
 	stopped      bool          // the engine stands still; otherwise what it makes is held back
 	apart        time.Duration // how far apart the events that were held back come
+	avoided      time.Duration // for how long from its middle on no requests go there
 }
 
 // wire passes what comes from a rank on, and holds it back in a stall.
@@ -43,6 +44,12 @@ type wire struct {
 	w           *virtual.World
 	stall       stall
 	until, next time.Duration
+	from        time.Duration // when requests begin to avoid the rank
+}
+
+// avoided reports whether requests avoid the rank.
+func (v *wire) avoided() bool {
+	return v.from > 0 && v.w.Now() >= v.from && v.w.Now() < v.from+v.stall.avoided
 }
 
 func (v *wire) pass(at time.Duration, do func(at time.Duration)) {
@@ -57,6 +64,7 @@ func (v *wire) pass(at time.Duration, do func(at time.Duration)) {
 // begin has a stall begin now, and the next one later.
 func (v *wire) begin(r *virtual.Rank) {
 	now := v.w.Now()
+	v.from = now + v.stall.lasts/2
 	if v.w.At(now+v.stall.every, func() { v.begin(r) }); !v.stall.stopped {
 		v.until = now + v.stall.lasts
 		return
@@ -132,7 +140,7 @@ func play(t *testing.T, f fleet) (calls []call, victim int) {
 		// The rank with the least work, as the router chooses it.
 		at, best := 0, math.Inf(1)
 		for i := range ranks {
-			if c := float64(active[i]) + float64(waiting[i])/2000 + rng.Float64()/2; c < best {
+			if c := float64(active[i]) + float64(waiting[i])/2000 + rng.Float64()/2; c < best && !(i == stalls && line.avoided()) {
 				at, best = i, c
 			}
 		}
@@ -206,7 +214,8 @@ func seeds() uint64 {
 }
 
 // TestSlowRanks: one rank of eight that becomes slower is named within ten
-// seconds, and no other one is.
+// seconds, and no other one is. Among hardware of two kinds it may take twelve: an answer
+// that was fast so far must have some slow tokens, of which such a rank makes few.
 func TestSlowRanks(t *testing.T) {
 	for _, f := range []fleet{{rate: 12}, {rate: 12, mixed: true}, {rate: 60, prefill: true}, {rate: 40, prefill: true, mixed: true}} {
 		for _, f.slow = range []float64{3, 10, 20} {
@@ -214,7 +223,10 @@ func TestSlowRanks(t *testing.T) {
 				continue // hardware that differs by the same factor hides it
 			}
 			t.Run(fmt.Sprintf("prefill=%t,mixed=%t,slow=%g", f.prefill, f.mixed, f.slow), func(t *testing.T) {
-				slowest := time.Duration(0)
+				slowest, by := time.Duration(0), 10*time.Second
+				if f.mixed {
+					by = 12 * time.Second
+				}
 				for f.seed = 1; f.seed <= seeds(); f.seed++ {
 					calls, victim := play(t, f)
 					first := time.Duration(0)
@@ -226,7 +238,7 @@ func TestSlowRanks(t *testing.T) {
 							first = c.at - slowAt
 						}
 					}
-					if slowest = max(slowest, first); first == 0 || first > 10*time.Second {
+					if slowest = max(slowest, first); first == 0 || first > by {
 						t.Errorf("seed %d: named after %s", f.seed, first)
 					}
 				}
@@ -309,13 +321,14 @@ func TestHealthyFleets(t *testing.T) {
 func TestStalls(t *testing.T) {
 	for _, s := range []stall{
 		{lasts: 5 * time.Second, every: time.Hour},
+		{lasts: 5 * time.Second, every: time.Hour, avoided: 30 * time.Second},
 		{lasts: 2 * time.Second, every: 10 * time.Second},
 		{lasts: time.Second, every: 2 * time.Second},
 	} {
 		for _, kind := range []stall{{stopped: true}, {}, {apart: 200 * time.Microsecond}} {
 			s.stopped, s.apart = kind.stopped, kind.apart
 			for _, f := range []fleet{
-				{rate: 12}, {rate: 3, pair: true}, {rate: 12, brief: true, pair: true}, {rate: 3, pair: true, alike: true}, {rate: 12, slow: 3},
+				{rate: 12}, {rate: 3, pair: true}, {rate: 4, brief: true, pair: true}, {rate: 3, pair: true, alike: true}, {rate: 12, slow: 3},
 			} {
 				f.stall = s
 				t.Run(fmt.Sprintf("stall=%+v,pair=%t,brief=%t,alike=%t,slow=%g", s, f.pair, f.brief, f.alike, f.slow), func(t *testing.T) {
