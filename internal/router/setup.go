@@ -224,6 +224,7 @@ type deciding struct {
 	tokens  *prompt.Stage
 	decider *routing.Decider
 	stored  *stored.Responses
+	finder  *stored.Finder
 	lists   models.Lists
 }
 
@@ -236,7 +237,7 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	if err != nil {
 		return nil, err
 	}
-	a := &deciding{tokens: tokens, stored: stored.New(1 << 16)}
+	a := &deciding{tokens: tokens, stored: stored.New(1 << 16), finder: stored.NewFinder()}
 	a.decider = routing.New(routing.Sources{
 		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Readmit: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },

@@ -432,6 +432,7 @@ type flight struct {
 	// local says that it computes the prompt on the decode rank.
 	asked cost.Paths
 	sent  time.Duration
+	pace  pace.Answer
 	local bool
 	// compute is the prompt tokens that have to be computed, wherever.
 	compute int
@@ -596,6 +597,7 @@ func (f *flight) count(k *simRank, cached int) {
 // answer sends the prompt to the decode rank.
 func (f *flight) answer(pull *engine.Pull) {
 	f.sent, f.local = f.r.world.Now(), pull == nil
+	f.pace = pace.NewAnswer(f.decode.meter, f.sent)
 	if f.local {
 		f.decode.meter.Begin(f.sent)
 	}
@@ -636,10 +638,9 @@ func (f *flight) token(o engine.Output) {
 				r.took(cost.TransferLeg, &f.asked.Transfer, o.At-f.sent)
 			}
 		} else {
-			gap := o.At - f.last
-			f.record(r.itl, gap)
-			f.decode.meter.Gap(gap, 1)
+			f.record(r.itl, o.At-f.last)
 		}
+		f.pace.Came(o.At, 1)
 		r.costs.Ran(&f.ran, f.made, o.At)
 		f.held.Progress(f.made)
 		f.last = o.At
