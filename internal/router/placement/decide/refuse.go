@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Refusal is the error for a client whose request has no plan.
@@ -52,6 +53,55 @@ func (r *Run) Refusal() error {
 	return e
 }
 
+// Overflows reports whether a worker's engine refuses the request in a phase because its
+// context window does not hold the prompt with the longest answer that the leg asks for. It
+// judges where the prompt's tokens are counted, and engines that refuse: others may cut the
+// prompt or the answer.
+func Overflows(f *api.Facts, w *workers.Worker, phase route.Phase) bool {
+	return int64(f.ISL)+answerOf(f, phase) > int64(w.MaxModelLen) && f.Source.Counted() && refusesLonger(f, w)
+}
+
+// refusesLonger reports whether a worker's engine refuses such a request if it is longer than
+// its window, which is known.
+func refusesLonger(f *api.Facts, w *workers.Worker) bool {
+	kind := f.Kind == api.Completion || f.Kind == api.Chat || f.Kind == api.Messages
+	return kind && f.Prompts <= 1 && !f.Truncated && w.MaxModelLen > 0 && w.WireEngine() == workers.VLLM
+}
+
+// answerOf is the longest answer that the leg of a phase asks for, in tokens: a prefill's is
+// one token.
+func answerOf(f *api.Facts, phase route.Phase) int64 {
+	if phase == route.Prefill {
+		return 1
+	}
+	return max(f.MaxTokens, 0)
+}
+
+// farBeyond is how many times a window an estimated prompt must be to be too long for it: no
+// usual text has twice as many characters to a token as the estimate takes.
+const farBeyond = 2
+
+// farOverflows reports whether a prompt whose length is estimated is far too long for a worker.
+func farOverflows(f *api.Facts, w *workers.Worker) bool {
+	return f.ISL > farBeyond*w.MaxModelLen && f.Source == route.FromEstimate && refusesLonger(f, w)
+}
+
+// tooSmall reports whether a worker's window is too small for the request in a phase. An
+// estimate counts where another worker of the phase has a larger one.
+func (r *Run) tooSmall(w *workers.Worker, phase route.Phase) bool {
+	f := &r.Criteria.Facts
+	return Overflows(f, w, phase) || r.larger[index(phase)] && farOverflows(f, w)
+}
+
+// tooSmallWhy says why a worker is too small in a phase.
+func (r *Run) tooSmallWhy(w *workers.Worker, phase route.Phase) string {
+	f := &r.Criteria.Facts
+	if f.Source == route.FromEstimate {
+		return fmt.Sprintf("its window of %d tokens cannot hold about %d", w.MaxModelLen, f.ISL)
+	}
+	return fmt.Sprintf("its window of %d tokens cannot hold %d + %d", w.MaxModelLen, f.ISL, answerOf(f, phase))
+}
+
 // Needs are the words for what a request found nothing of in a phase: one of the same
 // words would not have found it either. Where it has bans of its own the words are its own
 // name.
@@ -68,6 +118,17 @@ func (r *Run) Needs(phase route.Phase, name string) string {
 	}
 	if phase == route.Prefill {
 		s += "\x00" + r.Criteria.Facts.Kind.String()
+	}
+	for _, phase := range [...]route.Phase{route.Decode, route.Prefill} {
+		largest := 0
+		for _, w := range r.workers {
+			if can(w, phase) && r.tooSmall(w, phase) {
+				largest = max(largest, w.MaxModelLen)
+			}
+		}
+		if largest > 0 {
+			s += fmt.Sprintf("\x00%s window %d", phase, largest)
+		}
 	}
 	return s
 }

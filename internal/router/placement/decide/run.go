@@ -143,6 +143,10 @@ type progress struct {
 	// served says for which phases, decode and prefill, the newest decision has seen a worker
 	// that is usable, or only ejected.
 	served [2]bool
+	// larger says for which phases, decode and prefill, the model has a worker whose window is
+	// not far smaller than the prompt, and long for which the newest decision excluded workers
+	// whose windows are too small.
+	larger, long [2]bool
 }
 
 // Begin begins another request.
@@ -161,7 +165,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	r.acquire()
 	in, q := &r.In, &r.Criteria
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
-	r.settings, r.workers, r.served = s, list, [2]bool{}
+	r.settings, r.workers, r.served, r.larger, r.long = s, list, [2]bool{}, [2]bool{}, [2]bool{}
 	r.Attempt++
 	for _, p := range [...]struct {
 		in     *selector.Input
@@ -178,6 +182,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
 			Limit: decision.Kept,
 		}
+		r.larger[index(p.phase)] = slices.ContainsFunc(list, func(w *workers.Worker) bool { return can(w, p.phase) && !farOverflows(&q.Facts, w) })
 		if r.list(p.in, p.peers, list, seen, nil) {
 			continue
 		}
@@ -224,7 +229,7 @@ func (r *Run) CopyTo(to *Run) {
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
 	to.History.Lost, to.History.Stays = append(to.History.Lost, r.History.Lost...), append(to.History.Stays, r.History.Stays...)
 	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
-	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore
+	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore, to.larger = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore, r.larger
 }
 
 // can reports whether a worker does the work of a phase.
@@ -286,7 +291,8 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			var l ledger.Load
 			given.Read(k, &l)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
-			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+			// What only some ranks could take says nothing of how evenly the rest is spread.
+			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
 			if stay.Computed && stay.Worker == w.State {
 				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
 			}
@@ -294,6 +300,11 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
 			}
+		}
+	}
+	if r.long[index(in.Phase)] {
+		for i := range in.Candidates {
+			in.Candidates[i].FreshTokens = given.Load((*peers)[i].Rank).Fresh
 		}
 	}
 	return any
@@ -312,19 +323,22 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, unusable string) (why st
 	if name := r.Criteria.Pin.worker(p); name != "" && name != w.Name {
 		return "another worker was asked for", false
 	}
-	return r.History.Elsewhere(w.State, p), false
+	if why = r.History.Elsewhere(w.State, p); why == "" && r.tooSmall(w, p) {
+		why, r.long[index(p)] = r.tooSmallWhy(w, p), true
+	}
+	return why, false
 }
 
 // Claims are what the plan takes of its decode and of its prefill rank.
 func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	p, isl := &r.Plan, r.Criteria.Facts.ISL
-	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize}
+	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize, Long: r.long[index(route.Decode)]}
 	if p.Path == route.Local {
 		decode.PrefillTokens = p.EffISL
 		return decode, ledger.Claim{}
 	}
 	decode.LoadTokens = p.EffISL
-	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
+	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize, Long: r.long[index(route.Prefill)]}
 }
 
 // Slots appends the slots of the plan's ranks to a list.
