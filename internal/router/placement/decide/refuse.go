@@ -58,42 +58,56 @@ func (r *Run) Refusal() error {
 // judges where the prompt's tokens are counted, and engines that refuse: others may cut the
 // prompt or the answer.
 func Overflows(f *api.Facts, w *workers.Worker, phase route.Phase) bool {
-	return int64(f.ISL)+answerOf(f, phase) > int64(w.MaxModelLen) && f.Source.Counted() && refusesLonger(f, w)
-}
-
-// refusesLonger reports whether a worker's engine refuses such a request if it is longer than
-// its window, which is known.
-func refusesLonger(f *api.Facts, w *workers.Worker) bool {
-	kind := f.Kind == api.Completion || f.Kind == api.Chat || f.Kind == api.Messages
-	return kind && f.Prompts <= 1 && !f.Truncated && w.MaxModelLen > 0 && w.WireEngine() == workers.VLLM
-}
-
-// answerOf is the longest answer that the leg of a phase asks for, in tokens: a prefill's is
-// one token.
-func answerOf(f *api.Facts, phase route.Phase) int64 {
-	if phase == route.Prefill {
-		return 1
-	}
-	return max(f.MaxTokens, 0)
+	return f.Source.Counted() && tooSmall(w, windowFor(f, phase))
 }
 
 // farBeyond is how many times a window an estimated prompt must be to be too long for it: no
 // usual text has twice as many characters to a token as the estimate takes.
 const farBeyond = 2
 
-// farOverflows reports whether a prompt whose length is estimated is far too long for a worker.
-func farOverflows(f *api.Facts, w *workers.Worker) bool {
-	return f.ISL > farBeyond*w.MaxModelLen && f.Source == route.FromEstimate && refusesLonger(f, w)
+// windowFor is how many tokens an engine's window must hold for the request in a phase, which
+// for an estimated prompt is the least that it can be; 0 where nothing is known, and for
+// requests that engines may cut.
+func windowFor(f *api.Facts, phase route.Phase) int {
+	refused := f.Kind == api.Completion || f.Kind == api.Chat || f.Kind == api.Messages
+	switch {
+	case !refused || f.Prompts > 1 || f.Truncated:
+		return 0
+	case f.Source.Counted():
+		return f.ISL + answerOf(f, phase)
+	case f.Source == route.FromEstimate:
+		return (f.ISL + farBeyond - 1) / farBeyond
+	}
+	return 0
 }
 
-// tooSmall reports whether a worker's window is too small for the request in a phase. An
-// estimate counts where another worker of the phase has a larger one.
-func (r *Run) tooSmall(w *workers.Worker, phase route.Phase) bool {
+// answerOf is the longest answer that the leg of a phase asks for, in tokens: a prefill's is
+// one token.
+func answerOf(f *api.Facts, phase route.Phase) int {
+	if phase == route.Prefill {
+		return 1
+	}
+	return int(max(f.MaxTokens, 0))
+}
+
+// tooSmall reports whether a worker's window is known, smaller than so many tokens, and its
+// engine refuses what is longer.
+func tooSmall(w *workers.Worker, tokens int) bool {
+	return w.MaxModelLen < tokens && w.MaxModelLen > 0 && w.WireEngine() == workers.VLLM
+}
+
+// window is how many tokens a worker's window must hold in a phase; 0 where that excludes none.
+// An estimate counts where a worker of the list holds as many.
+func (r *Run) window(list []*workers.Worker, phase route.Phase) int {
 	f := &r.Criteria.Facts
-	return Overflows(f, w, phase) || r.larger[index(phase)] && farOverflows(f, w)
+	need := windowFor(f, phase)
+	if need > 0 && f.Source == route.FromEstimate && !slices.ContainsFunc(list, func(w *workers.Worker) bool { return can(w, phase) && !tooSmall(w, need) }) {
+		return 0
+	}
+	return need
 }
 
-// tooSmallWhy says why a worker is too small in a phase.
+// tooSmallWhy says why a worker's window is too small in a phase.
 func (r *Run) tooSmallWhy(w *workers.Worker, phase route.Phase) string {
 	f := &r.Criteria.Facts
 	if f.Source == route.FromEstimate {
@@ -122,7 +136,7 @@ func (r *Run) Needs(phase route.Phase, name string) string {
 	for _, phase := range [...]route.Phase{route.Decode, route.Prefill} {
 		largest := 0
 		for _, w := range r.workers {
-			if can(w, phase) && r.tooSmall(w, phase) {
+			if can(w, phase) && tooSmall(w, r.windows[index(phase)]) {
 				largest = max(largest, w.MaxModelLen)
 			}
 		}
