@@ -58,62 +58,69 @@ func (r *Run) Refusal() error {
 // judges where the prompt's tokens are counted, and engines that refuse: others may cut the
 // prompt or the answer.
 func Overflows(f *api.Facts, w *workers.Worker, phase route.Phase) bool {
-	return f.Source.Counted() && tooSmall(w, windowFor(f, phase))
+	refuses := f.Kind == api.Completion || f.Kind == api.Chat || f.Kind == api.Messages
+	return refuses && w.WireEngine() == workers.VLLM && f.Source.Counted() && outgrows(f, promptOf(f), w, phase)
 }
 
 // farBeyond is how many times a window an estimated prompt must be to be too long for it: no
 // usual text has twice as many characters to a token as the estimate takes.
 const farBeyond = 2
 
-// windowFor is how many tokens an engine's window must hold for the request in a phase, which
-// for an estimated prompt is the least that it can be; 0 where nothing is known, and for
-// requests that engines may cut.
-func windowFor(f *api.Facts, phase route.Phase) int {
-	refused := f.Kind == api.Completion || f.Kind == api.Chat || f.Kind == api.Messages
+// promptOf is how many tokens the prompt of a request has at least; 0 where windows do not
+// matter to it, or that is not known.
+func promptOf(f *api.Facts) int {
 	switch {
-	case !refused || f.Prompts > 1 || f.Truncated:
+	case f.Prompts > 1 || f.Truncated:
 		return 0
-	case f.Source.Counted():
-		return f.ISL + answerOf(f, phase)
+	case f.Kind != api.Completion && f.Kind != api.Generate && f.Kind != api.SGLangGenerate && !f.Kind.IsChat():
+		return 0
 	case f.Source == route.FromEstimate:
 		return (f.ISL + farBeyond - 1) / farBeyond
 	}
-	return 0
+	return f.ISL
 }
 
-// answerOf is the longest answer that the leg of a phase asks for, in tokens: a prefill's is
-// one token.
-func answerOf(f *api.Facts, phase route.Phase) int {
-	if phase == route.Prefill {
+// answerOf is the longest answer that a leg asks a worker for, in tokens. SGLang's two legs ask
+// for the same, other prefill legs for one token.
+func answerOf(f *api.Facts, w *workers.Worker, phase route.Phase) int {
+	if phase == route.Prefill && w.WireEngine() != workers.SGLang {
 		return 1
 	}
 	return int(max(f.MaxTokens, 0))
 }
 
-// tooSmall reports whether a worker's window is known, smaller than so many tokens, and its
-// engine refuses what is longer.
-func tooSmall(w *workers.Worker, tokens int) bool {
-	return w.MaxModelLen < tokens && w.MaxModelLen > 0 && w.WireEngine() == workers.VLLM
+// outgrows reports whether a worker's window is known and does not hold a prompt of at least so
+// many tokens with its answer in a phase.
+func outgrows(f *api.Facts, prompt int, w *workers.Worker, phase route.Phase) bool {
+	if prompt == 0 || w.MaxModelLen <= 0 || int64(w.MaxModelLen) >= int64(prompt)+max(f.MaxTokens, 1) {
+		return false
+	}
+	return w.MaxModelLen < prompt+answerOf(f, w, phase)
 }
 
-// window is how many tokens a worker's window must hold in a phase; 0 where that excludes none.
-// An estimate counts where a worker of the list holds as many.
-func (r *Run) window(list []*workers.Worker, phase route.Phase) int {
+// tooSmall reports whether a worker's window keeps it out of a phase: its engine refuses the
+// request, or another worker holds what it might cut or what is only estimated.
+func (r *Run) tooSmall(w *workers.Worker, phase route.Phase) bool {
 	f := &r.Criteria.Facts
-	need := windowFor(f, phase)
-	if need > 0 && f.Source == route.FromEstimate && !slices.ContainsFunc(list, func(w *workers.Worker) bool { return can(w, phase) && !tooSmall(w, need) }) {
-		return 0
-	}
-	return need
+	return outgrows(f, r.prompt, w, phase) && (r.held[index(phase)] || Overflows(f, w, phase))
+}
+
+// holds reports whether a worker of the list that serves, and that the client may have meant,
+// holds the prompt with its answer in a phase.
+func (r *Run) holds(list []*workers.Worker, phase route.Phase) bool {
+	pin := r.Criteria.Pin.worker(phase)
+	return slices.ContainsFunc(list, func(w *workers.Worker) bool {
+		return can(w, phase) && (pin == "" || pin == w.Name) && Serves(w) && !outgrows(&r.Criteria.Facts, r.prompt, w, phase)
+	})
 }
 
 // tooSmallWhy says why a worker's window is too small in a phase.
 func (r *Run) tooSmallWhy(w *workers.Worker, phase route.Phase) string {
-	f := &r.Criteria.Facts
+	f, about := &r.Criteria.Facts, ""
 	if f.Source == route.FromEstimate {
-		return fmt.Sprintf("its window of %d tokens cannot hold about %d", w.MaxModelLen, f.ISL)
+		about = "about "
 	}
-	return fmt.Sprintf("its window of %d tokens cannot hold %d + %d", w.MaxModelLen, f.ISL, answerOf(f, phase))
+	return fmt.Sprintf("its window of %d tokens cannot hold %s%d + %d", w.MaxModelLen, about, f.ISL, answerOf(f, w, phase))
 }
 
 // Needs are the words for what a request found nothing of in a phase: one of the same
@@ -136,7 +143,7 @@ func (r *Run) Needs(phase route.Phase, name string) string {
 	for _, phase := range [...]route.Phase{route.Decode, route.Prefill} {
 		largest := 0
 		for _, w := range r.workers {
-			if can(w, phase) && tooSmall(w, r.windows[index(phase)]) {
+			if can(w, phase) && r.tooSmall(w, phase) {
 				largest = max(largest, w.MaxModelLen)
 			}
 		}

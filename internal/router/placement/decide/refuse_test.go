@@ -82,7 +82,7 @@ func TestNeeds(t *testing.T) {
 	note("a rank", &r, route.Decode)
 	r.Criteria.Pin.HasRank, r.Criteria.Pin.HasPrefillRank = false, true
 	note("a rank for prefill", &r, route.Decode)
-	r.windows[0] = 9000
+	r.Criteria.Facts.Source, r.Criteria.Facts.ISL, r.prompt = route.FromIDs, 9000, 9000
 	d := well("d", workers.Decode)
 	d.Engine, d.MaxModelLen = workers.VLLM, 8192
 	r.workers = []*workers.Worker{d}

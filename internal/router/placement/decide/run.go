@@ -143,11 +143,11 @@ type progress struct {
 	// served says for which phases, decode and prefill, the newest decision has seen a worker
 	// that is usable, or only ejected.
 	served [2]bool
-	// windows are how many tokens a worker's window must hold in the phases, decode and
-	// prefill, 0 where that excludes none; long says for which the newest decision excluded
-	// workers whose windows are too small.
-	windows [2]int
-	long    [2]bool
+	// prompt is how many tokens the prompt has at least (promptOf). held says for which phases,
+	// decode and prefill, the newest decision saw a worker that holds it, and long for which it
+	// excluded workers whose windows are too small.
+	prompt     int
+	held, long [2]bool
 }
 
 // Begin begins another request.
@@ -166,7 +166,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	r.acquire()
 	in, q := &r.In, &r.Criteria
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
-	r.settings, r.workers, r.served, r.long = s, list, [2]bool{}, [2]bool{}
+	r.settings, r.workers, r.served, r.long, r.prompt = s, list, [2]bool{}, [2]bool{}, promptOf(&q.Facts)
 	r.Attempt++
 	for _, p := range [...]struct {
 		in     *selector.Input
@@ -183,7 +183,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
 			Limit: decision.Kept,
 		}
-		r.windows[index(p.phase)] = r.window(list, p.phase)
+		r.held[index(p.phase)] = r.holds(list, p.phase)
 		if r.list(p.in, p.peers, list, seen, nil) {
 			continue
 		}
@@ -230,7 +230,7 @@ func (r *Run) CopyTo(to *Run) {
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
 	to.History.Lost, to.History.Stays = append(to.History.Lost, r.History.Lost...), append(to.History.Stays, r.History.Stays...)
 	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
-	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore, to.windows = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore, r.windows
+	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore, to.prompt, to.held = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore, r.prompt, r.held
 }
 
 // can reports whether a worker does the work of a phase.
@@ -324,7 +324,7 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, unusable string) (why st
 	if name := r.Criteria.Pin.worker(p); name != "" && name != w.Name {
 		return "another worker was asked for", false
 	}
-	if why = r.History.Elsewhere(w.State, p); why == "" && tooSmall(w, r.windows[index(p)]) {
+	if why = r.History.Elsewhere(w.State, p); why == "" && r.tooSmall(w, p) {
 		why, r.long[index(p)] = r.tooSmallWhy(w, p), true
 	}
 	return why, false

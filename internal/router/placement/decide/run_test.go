@@ -463,9 +463,10 @@ func TestWindows(t *testing.T) {
 		{"no room for a token", func(f *api.Facts) { f.ISL, f.MaxTokens = 8192, -1 }, "", small + "8192 + 1"},
 		{"a prompt that the engine may cut", func(f *api.Facts) { f.ISL, f.Truncated = 9000, true }, "", ""},
 		{"several prompts", func(f *api.Facts) { f.ISL, f.Prompts = 9000, 2 }, "", ""},
-		{"an answer that the engine may cut", func(f *api.Facts) { f.ISL, f.Kind = 9000, api.Responses }, "", ""},
+		{"no prompt to an answer", func(f *api.Facts) { f.ISL, f.Kind = 9000, api.Embeddings }, "", ""},
 		{"about as long", func(f *api.Facts) { f.ISL, f.Source = 16000, route.FromEstimate }, "", ""},
-		{"far longer", func(f *api.Facts) { f.ISL, f.Source = 16385, route.FromEstimate }, small + "about 16385", small + "about 16385"},
+		{"far longer", func(f *api.Facts) { f.ISL, f.Source = 16385, route.FromEstimate }, small + "about 16385 + 8", small + "about 16385 + 1"},
+		{"an estimate and a long answer", func(f *api.Facts) { f.MaxTokens, f.Source = 8000, route.FromEstimate }, small + "about 1000 + 8000", ""},
 		{"far longer than all", func(f *api.Facts) { f.ISL, f.Source = 300000, route.FromEstimate }, "", ""},
 	} {
 		q := prompt(1000)
@@ -490,9 +491,31 @@ func TestWindows(t *testing.T) {
 	if why := r.Refusal(); !strings.Contains(why.Error(), "1 rank(s): "+small+"9000 + 8") {
 		t.Errorf("alone: %v", why)
 	}
-	list[0].Engine = workers.SGLang
-	if r.NextPlan(usual(), list, 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
+	// An engine that may cut the request is no choice only where another holds all of it.
+	for _, w := range list {
+		w.Engine = workers.SGLang
+	}
+	if r.NextPlan(usual(), list[:1], 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
 		t.Errorf("an engine that may cut is kept out: %s", r.In.Decode.Candidates[0].KeptOut)
+	}
+	q.Facts.ISL, q.Facts.MaxTokens = 8000, 500
+	r.Begin(q)
+	r.NextPlan(usual(), list, 16, nothing{})
+	for _, in := range []*selector.Input{&r.In.Decode, &r.In.Prefill} {
+		if why := in.Candidates[0].KeptOut; why != small+"8000 + 500" {
+			t.Errorf("kept out for %q where another holds it", why)
+		}
+	}
+	q.Pin.Decode = "d1"
+	r.Begin(q)
+	if r.NextPlan(usual(), list, 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
+		t.Errorf("kept out for %q where it is asked for", r.In.Decode.Candidates[0].KeptOut)
+	}
+	q.Pin.Decode = ""
+	r.Begin(q)
+	list[1].State.SetDraining(true)
+	if r.NextPlan(usual(), list, 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
+		t.Errorf("kept out for %q where another that drains holds it", r.In.Decode.Candidates[0].KeptOut)
 	}
 }
 
