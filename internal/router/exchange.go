@@ -163,7 +163,7 @@ func (x *exchange) serve() error {
 			return x.refuse(reason, err)
 		}
 		if x.key != nil {
-			x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
+			x.record.Key, x.record.Tenant, c.Routing.Tenant = x.key.Name, x.key.Tenant, x.key.Tenant
 		}
 	}
 	if ep.ByRouter {
