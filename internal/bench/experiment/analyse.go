@@ -3,6 +3,7 @@ package experiment
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/plan"
@@ -14,7 +15,7 @@ import (
 func (r *Runner) analyse(partial string) *Result {
 	res := &Result{
 		Schema: Schema, Spec: r.Spec, Partial: partial, Warmup: r.warmup, Cells: r.cells, Voided: r.voided, Skipped: r.skipped,
-		Seconds: r.Now().Seconds(), Groups: []GroupResult{}, Gates: []Gate{}, Cautions: []string{},
+		Seconds: r.now().Seconds(), Groups: []GroupResult{}, Gates: []Gate{}, Cautions: []string{},
 	}
 	if res.Cells == nil {
 		res.Cells = []CellResult{}
@@ -276,11 +277,13 @@ func (r *Runner) conclude(res *Result) {
 		c = &g.Crossings[0]
 	}
 	res.Sentence = fmt.Sprintf("%s: %s", g.Group, c.Sentence)
-	for _, gate := range res.Gates {
-		if gate.Passed != nil && !*gate.Passed {
-			res.Sentence = "not valid: " + gate.Text
-			return
+	failed := slices.DeleteFunc(slices.Clone(res.Gates), func(g Gate) bool { return g.Passed == nil || *g.Passed })
+	if len(failed) > 0 {
+		res.Sentence = fmt.Sprintf("not valid: %s. What to do: %s", failed[0].Text, failed[0].Next)
+		if more := len(failed) - 1; more > 0 {
+			res.Sentence += fmt.Sprintf(" (gates that also failed: %d, see below)", more)
 		}
+		return
 	}
 	if res.Partial != "" {
 		res.Sentence = "partial (" + res.Partial + "): " + res.Sentence

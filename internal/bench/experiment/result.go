@@ -63,6 +63,10 @@ type Measure struct {
 	// flight at the end against the middle of an open loop; 0 in a closed one.
 	Achieved float64 `json:"achieved_rate_share,omitempty"`
 	Growth   float64 `json:"in_flight_growth,omitempty"`
+	// Ended is how fast the middle half of an open loop's answers ended, as a share of
+	// how fast the middle half of its requests was due: 1 for a target that keeps up,
+	// however long its answers take. 0 when too few ended.
+	Ended float64 `json:"ended_rate_share,omitempty"`
 
 	// Of the measured requests: the engine counted exactly the prompt and the
 	// answer that were asked for, and the router took the arm's path.
@@ -214,6 +218,8 @@ type Gate struct {
 	// Passed is null when there was nothing to judge by.
 	Passed *bool  `json:"passed"`
 	Text   string `json:"text"`
+	// Next is what to do about a gate that failed.
+	Next string `json:"next,omitempty"`
 	// Cells that are at fault, at most 10.
 	Cells []string `json:"cells,omitempty"`
 }

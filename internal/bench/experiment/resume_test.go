@@ -45,6 +45,13 @@ func TestResumedRunsRecommendTheSame(t *testing.T) {
 			if got, err = r.Run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			spent := 0.0
+			for _, c := range got.Cells {
+				spent += (c.End - c.Start).Seconds()
+			}
+			if got.Seconds < spent {
+				t.Errorf("seed %d: the run took %.1f s, its cells %.1f", seed, got.Seconds, spent)
+			}
 			if got.Partial == "" {
 				break
 			}

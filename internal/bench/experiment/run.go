@@ -35,7 +35,7 @@ type Event struct {
 	// Done and Total count cells; Total grows when refinement adds some.
 	Done, Total int
 	Elapsed     time.Duration
-	// Remaining is an estimate; 0 while nothing is known.
+	// Remaining is an estimate; 0 while nothing is known, and when nothing is left.
 	Remaining time.Duration
 }
 
@@ -45,9 +45,10 @@ type Runner struct {
 	Block int
 	// Measure measures a cell. A *VoidError asks for the cell to be measured again.
 	Measure func(ctx context.Context, c plan.Cell) (*Measure, error)
-	// Now counts from the start of the run.
+	// Now counts from the start of the run, or from its resumption.
 	Now func() time.Duration
-	// Done has the cells of a run that is resumed, by id.
+	// Done has the cells of a run that is resumed, by id. Times continue from the end of
+	// the last of them.
 	Done map[string]CellResult
 	// OnEvent and OnCell are called with what happens; OnCell keeps finished cells. Each
 	// may be nil.
@@ -61,6 +62,7 @@ type Runner struct {
 	Enter func(run context.Context) (cell context.Context, done func())
 
 	cells   []CellResult
+	before  time.Duration // what the run that is resumed took
 	total   int
 	spent   float64 // seconds of fresh cells
 	weight  float64 // their tokens
@@ -96,7 +98,14 @@ func (r *Runner) Run(ctx context.Context) (*Result, error) {
 	return r.analyse(partial), ctx.Err()
 }
 
+// now is the time of measurement since the run began; breaks before resumptions are left
+// out.
+func (r *Runner) now() time.Duration { return r.before + r.Now() }
+
 func (r *Runner) run(ctx context.Context) error {
+	for _, c := range r.Done {
+		r.before = max(r.before, c.End)
+	}
 	if err := r.warm(ctx); err != nil {
 		return err
 	}
@@ -159,7 +168,7 @@ func (r *Runner) warm(ctx context.Context) error {
 		}
 	}
 	isl := s.ISL[len(s.ISL)/2]
-	r.event(Event{Kind: "phase", Text: "warm-up"})
+	r.event(Event{Kind: "phase", Text: fmt.Sprintf("warm-up, 2 to %d rounds, until ttft changes by less than %.0f%%", warmupRounds, steadyDrift*100)})
 	last := map[plan.Arm]float64{}
 	for round := range warmupRounds {
 		worst := 0.0
@@ -186,6 +195,7 @@ func (r *Runner) warm(ctx context.Context) error {
 			}
 			last[arm] = now
 		}
+		r.event(Event{Kind: "phase", Text: fmt.Sprintf("warm-up round %d: ttft p50 local %.1f ms, remote %.1f ms", round+1, last[plan.Local], last[plan.Remote])})
 		if round == 0 {
 			continue
 		}
@@ -252,7 +262,7 @@ func (r *Runner) pairs(ctx context.Context, pairs []plan.Pair) error {
 				return err
 			}
 			r.cells = append(r.cells, *res)
-			e := Event{Kind: "cell", Cell: c, Result: res, Done: len(r.cells), Total: r.total, Elapsed: r.Now()}
+			e := Event{Kind: "cell", Cell: c, Result: res, Done: len(r.cells), Total: r.total, Elapsed: r.now()}
 			if r.weight > 0 {
 				e.Remaining = time.Duration(r.left * r.spent / r.weight * float64(time.Second))
 			}
@@ -318,10 +328,10 @@ func (r *Runner) try(ctx context.Context, res *CellResult) error {
 	if n := len(res.Voids); n > 0 {
 		c.ID = fmt.Sprintf("%s#%d", c.ID, n)
 	}
-	r.event(Event{Kind: "start", Cell: res.Cell, Done: len(r.cells), Total: r.total, Elapsed: r.Now()})
-	res.Start = r.Now()
+	r.event(Event{Kind: "start", Cell: res.Cell, Done: len(r.cells), Total: r.total, Elapsed: r.now()})
+	res.Start = r.now()
 	m, err := r.Measure(cell, c)
-	res.End = r.Now()
+	res.End = r.now()
 	if cell.Err() != nil && ctx.Err() == nil { // also when it came too late to cut anything
 		r.event(Event{Kind: "skip", Cell: res.Cell, Text: ErrSkipped.Error()})
 		return ErrSkipped

@@ -143,7 +143,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 	b.counters(m, c, before, after)
 	b.receipts(ctx, m, c, sum, after, before)
 	if len(o.Schedule) > 1 {
-		m.Growth = growth(sum.Kept, o.Schedule[len(o.Schedule)-1])
+		m.Growth, m.Ended = growth(sum.Kept, o.Schedule[len(o.Schedule)-1]), ended(sum.Kept)
 	}
 	return m, nil
 }
@@ -313,6 +313,29 @@ func growth(rs []loadgen.Result, span time.Duration) float64 {
 	}
 	mid, end := mean(0.4, 0.6), mean(0.8, 1)
 	return (end + 2) / (mid + 2) // small numbers say little
+}
+
+// ended is [experiment.Measure.Ended] of the requests that did not fail. The first and the
+// last quarter are left out, because an open loop begins and ends with few in flight.
+func ended(rs []loadgen.Result) float64 {
+	var due, ends []time.Duration
+	for i := range rs {
+		if rs[i].Err == "" {
+			due, ends = append(due, rs[i].Intended), append(ends, rs[i].Last)
+		}
+	}
+	if len(due) < 8 {
+		return 0
+	}
+	middle := func(at []time.Duration) time.Duration {
+		slices.Sort(at)
+		return at[len(at)*3/4] - at[len(at)/4]
+	}
+	d, e := middle(due), middle(ends)
+	if d <= 0 || e <= 0 {
+		return 0
+	}
+	return float64(d) / float64(e)
 }
 
 // ErrLost says that a part of the fleet went away and stayed away.

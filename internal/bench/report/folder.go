@@ -69,6 +69,28 @@ func makeFolder(path string) error {
 	return nil
 }
 
+// Absent returns an error when the folder of a new run is there already, with the ways on.
+// resumes says whether a run of this kind can be resumed.
+func Absent(path string, resumes bool) error {
+	if _, err := os.Lstat(path); err != nil {
+		return nil // what else is wrong shows when the folder is made
+	}
+	if resumes {
+		return fmt.Errorf("--out %s exists already: name another folder, or go on with the run in it: dynctl bench --resume %s", path, path)
+	}
+	return fmt.Errorf("--out %s exists already: name another folder, or move that one away (a sweep is not resumed)", path)
+}
+
+// Finished returns an error that says so when the run in a folder has nothing left to
+// measure. A run of which cells were skipped by hand can still measure them.
+func Finished(path string) error {
+	r, err := ReadResult(path)
+	if err != nil || r.Partial != "" || r.Skipped > 0 {
+		return nil // no result: the run was cut
+	}
+	return fmt.Errorf("%s is finished: all its %d cells are measured. dynctl bench report %s shows the result; to measure again, begin a new run without --resume", path, len(r.Cells), path)
+}
+
 // WriteSweep writes the folder of a sweep. It must not exist yet.
 func WriteSweep(path string, res *sweep.Result) error {
 	if err := makeFolder(path); err != nil {
@@ -81,6 +103,7 @@ func WriteSweep(path string, res *sweep.Result) error {
 			return enc.Encode(res)
 		}),
 		writeFile(filepath.Join(path, cellsFile), func(w io.Writer) error { return CSV(w, res.Cells) }),
+		writeFile(filepath.Join(path, htmlFile), func(w io.Writer) error { return SweepHTML(w, res) }),
 	)
 }
 
@@ -254,22 +277,36 @@ const maxResult = 512 << 20
 
 // ReadResult reads the result of a run: its folder or its result.json.
 func ReadResult(path string) (*experiment.Result, error) {
+	var r experiment.Result
+	return &r, read(path, &r, func() string { return r.Schema }, experiment.Schema)
+}
+
+// ReadSweep reads the result of a sweep: its folder or its result.json.
+func ReadSweep(path string) (*sweep.Result, error) {
+	var r sweep.Result
+	return &r, read(path, &r, func() string { return r.Schema }, sweep.Schema)
+}
+
+// ErrSchema says that a file holds something else than what was wanted.
+var ErrSchema = errors.New("another schema")
+
+func read(path string, into any, schema func() string, want string) error {
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		path = filepath.Join(path, resultFile)
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("no result: %w", err)
+		return fmt.Errorf("no result: %w", err)
 	}
 	defer f.Close()
-	var r experiment.Result
-	if err := json.NewDecoder(io.LimitReader(f, maxResult)).Decode(&r); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	err = json.NewDecoder(io.LimitReader(f, maxResult)).Decode(into)
+	if got := schema(); got != "" && got != want {
+		return fmt.Errorf("%s has %w: %q, this reads %s", path, ErrSchema, got, want)
 	}
-	if r.Schema != experiment.Schema {
-		return nil, fmt.Errorf("%s has schema %q, this dynctl reads %s", path, r.Schema, experiment.Schema)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	return &r, nil
+	return nil
 }
 
 // CSV writes one line for each cell.

@@ -10,11 +10,8 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 )
 
-var page = template.Must(template.New("report").Parse(`<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{{.Title}}</title>
-<style>
-:root{color-scheme:light}
+// style is that of all reports. Pictures take the width of the page.
+const style = `:root{color-scheme:light}
 body{font:15px/1.5 system-ui,sans-serif;color:#111827;background:#fff;max-width:1000px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.35rem;line-height:1.35;margin:.2rem 0 1rem}h2{font-size:1.05rem;margin:2rem 0 .4rem}
 table{border-collapse:collapse;font-size:13px;width:100%}th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #e5e7eb;white-space:nowrap}
@@ -23,7 +20,13 @@ th:first-child,td:first-child{text-align:left}td.t{text-align:left;white-space:n
 pre{background:#f3f4f6;padding:.6rem .8rem;overflow-x:auto;font-size:13px}
 .scroll{overflow-x:auto}svg{width:100%;height:auto;max-width:900px}
 details summary{cursor:pointer}
-</style></head><body>
+`
+
+var page = template.Must(template.New("report").Parse(`<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{{.Title}}</title>
+<style>
+` + style + `</style></head><body>
 <p class="dim">dynctl bench: per-request routing on a fixed pool, local against remote prefill · {{.R.Name}} · {{.When}}</p>
 <h1>{{if not .R.Valid}}<span class="bad">No recommendation.</span> {{end}}{{.R.Sentence}}</h1>
 {{if .R.Partial}}<p class="bad">This run is partial: {{.R.Partial}}.</p>{{end}}
@@ -32,7 +35,7 @@ details summary{cursor:pointer}
 {{range .R.Cautions}}<p><b>Caution:</b> {{.}}</p>{{end}}
 <h2>Gates</h2>
 <table><tr><th>gate</th><th style="text-align:left">state</th><th style="text-align:left">what was found</th></tr>
-{{range .Gates}}<tr><td>{{.Name}}</td><td class="t {{.Class}}">{{.State}}</td><td class="t">{{.Text}}{{with .Cells}}<br><span class="dim">{{.}}</span>{{end}}</td></tr>{{end}}</table>
+{{range .Gates}}<tr><td>{{.Name}}</td><td class="t {{.Class}}">{{.State}}</td><td class="t">{{.Text}}{{with .Cells}}<br><span class="dim">{{.}}</span>{{end}}{{with .Next}}<br>What to do: {{.}}{{end}}</td></tr>{{end}}</table>
 <p class="dim">{{.Facts}}</p>
 {{range .Groups}}
 <h2>{{.Title}}</h2>
@@ -57,7 +60,7 @@ type figure struct {
 // HTML writes one file with everything in it: no script runs, nothing is
 // loaded from elsewhere.
 func HTML(w io.Writer, r *experiment.Result) error {
-	type gateRow struct{ Name, State, Class, Text, Cells string }
+	type gateRow struct{ Name, State, Class, Text, Cells, Next string }
 	type groupPart struct {
 		Title     string
 		Crossings []experiment.Crossing
@@ -93,7 +96,7 @@ func HTML(w io.Writer, r *experiment.Result) error {
 	v.Facts = strings.Join(facts, " · ")
 	v.Method = fmt.Sprintf("Every point was measured with both paths forced, back to back and in ABBA order, %d times or more; prompts were never repeated. The difference is the mean of the log ratios of paired cells with a Student interval; the crossing is the zero of their isotonic regression over the logarithm of the length, its interval (%.0f%%) a bootstrap over repeats and points. TTFT counts from the send in a closed loop and from the planned time in an open one.", r.Spec.Repeats, r.Spec.Level*100)
 	for _, g := range r.Gates {
-		row := gateRow{Name: g.Name, State: "not known", Class: "dim", Text: g.Text}
+		row := gateRow{Name: g.Name, State: "not known", Class: "dim", Text: g.Text, Next: g.Next}
 		if g.Passed != nil {
 			row.State, row.Class = "passed", "ok"
 			if !*g.Passed {

@@ -105,15 +105,19 @@ func powers(lo, hi float64) []float64 {
 	return out
 }
 
-// decades are 1, 2 and 5 times powers of ten over a range.
-func decades(lo, hi float64) []float64 {
+// decades are 1, 2 and 5 times powers of ten over the scale, or round values where these
+// are too few to read a value by.
+func (c scale) decades() []float64 {
 	var out []float64
-	for mag := math.Pow(10, math.Floor(math.Log10(lo))); mag <= hi; mag *= 10 {
+	for mag := math.Pow(10, math.Floor(math.Log10(c.lo))); mag <= c.hi; mag *= 10 {
 		for _, k := range []float64{1, 2, 5} {
-			if v := k * mag; v >= lo && v <= hi {
+			if v := k * mag; v >= c.lo && v <= c.hi {
 				out = append(out, v)
 			}
 		}
+	}
+	if len(out) < 3 {
+		return ticks(c.lo, c.hi, 5)
 	}
 	return out
 }
@@ -144,11 +148,15 @@ func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*e
 	}
 	x := scale{lo, hi, 60, 730, true}
 	y := scale{bottom / 1.1, top * 1.1, 285, 30, true}
-	for _, v := range powers(lo, hi) {
+	xs := powers(lo, hi)
+	if len(xs) < 2 {
+		xs = []float64{lo, hi}
+	}
+	for _, v := range xs {
 		s.line(x.at(v), 30, x.at(v), 285, light, 1, "")
 		s.text(x.at(v), 303, "middle", grey, fmt.Sprintf("%.0f", v))
 	}
-	for _, v := range decades(y.lo, y.hi) {
+	for _, v := range y.decades() {
 		s.line(60, y.at(v), 730, y.at(v), light, 1, "")
 		s.text(54, y.at(v)+4, "end", grey, ms(v))
 	}

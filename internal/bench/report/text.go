@@ -165,8 +165,11 @@ func percent(p *float64) string {
 func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 	most := 0.05
 	for i := range g.Points {
-		if v := g.Points[i].Diff.Value; v != nil {
-			most = math.Max(most, math.Abs(*v))
+		d := g.Points[i].Diff
+		for _, v := range []*float64{d.Low, d.Value, d.High} {
+			if v != nil {
+				most = math.Max(most, math.Abs(*v))
+			}
 		}
 	}
 	most = math.Min(most, 0.6)
@@ -304,6 +307,9 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 		rows = append(rows, []string{mark, g.Name, g.Text})
 		if g.Passed != nil && !*g.Passed && len(g.Cells) > 0 {
 			rows = append(rows, []string{"", "", "in " + strings.Join(g.Cells, " ")})
+		}
+		if g.Next != "" {
+			rows = append(rows, []string{"", "", "what to do: " + g.Next})
 		}
 	}
 	_ = table.List(b, "    ", width, rows)

@@ -23,8 +23,8 @@ import (
 	"github.com/dynctl/dynctl/internal/table"
 )
 
-// schema is the version of the JSON form.
-const schema = "dynctl.bench-sweep/v1"
+// Schema is the version of the JSON form.
+const Schema = "dynctl.bench-sweep/v1"
 
 // Options are what is swept.
 type Options struct {
@@ -33,13 +33,17 @@ type Options struct {
 	Thresholds []int
 	Repeats    int
 	Requests   int // of a cell; 0 derives it from the load
-	Arm        plan.Arm
-	Level      float64
+	// ISL is the mean length of prompts, which cells are shown with.
+	ISL int
+	// MaxInFlight is the bound on what an open loop has in flight, 0 for none.
+	MaxInFlight int
+	Arm         plan.Arm
+	Level       float64
 	// Measure runs one cell; SetThreshold changes the router.
 	Measure      func(ctx context.Context, c plan.Cell) (*experiment.Measure, error)
 	SetThreshold func(ctx context.Context, tokens int) error
-	// Saturated ends the climb to higher loads once the target does not keep
-	// up any more.
+	// StopSaturated ends the climb to higher loads once the target does not keep up
+	// any more, or the load generator does not.
 	StopSaturated bool
 	OnCell        func(experiment.CellResult, int, int)
 	Stop          func() bool
@@ -58,18 +62,22 @@ type Row struct {
 	Requests  int       `json:"requests"`
 	Failed    int       `json:"failed"`
 	// TTFT counts from the planned time of an open loop.
-	TTFTP50   stats.Interval `json:"ttft_p50_ms"`
-	TTFTP99   stats.Interval `json:"ttft_tail_ms"`
-	TPOTP50   stats.Interval `json:"tpot_p50_ms"`
-	ITLP50    stats.Interval `json:"itl_p50_ms"`
-	ITLTail   stats.Interval `json:"itl_tail_ms"`
-	Rate      stats.Interval `json:"requests_per_second"`
-	Tokens    stats.Interval `json:"output_tokens_per_second"`
-	Good      stats.Interval `json:"goodput_requests_per_second"`
-	GoodPct   float64        `json:"goodput_percent"`
-	Late      float64        `json:"late_send_share"`
-	HitShare  *float64       `json:"cache_hit_share"`
-	Saturated bool           `json:"saturated"`
+	TTFTP50  stats.Interval `json:"ttft_p50_ms"`
+	TTFTP99  stats.Interval `json:"ttft_tail_ms"`
+	TPOTP50  stats.Interval `json:"tpot_p50_ms"`
+	ITLP50   stats.Interval `json:"itl_p50_ms"`
+	ITLTail  stats.Interval `json:"itl_tail_ms"`
+	Rate     stats.Interval `json:"requests_per_second"`
+	Tokens   stats.Interval `json:"output_tokens_per_second"`
+	Good     stats.Interval `json:"goodput_requests_per_second"`
+	GoodPct  float64        `json:"goodput_percent"`
+	Late     float64        `json:"late_send_share"`
+	HitShare *float64       `json:"cache_hit_share"`
+	// Saturated says that the target did not keep up, or failed more than a tenth of
+	// the requests; Starved that the load generator was late or stood still, so that
+	// the row does not show whether the target kept up.
+	Saturated bool `json:"saturated"`
+	Starved   bool `json:"client_starved"`
 }
 
 // Result is a whole sweep.
@@ -81,19 +89,21 @@ type Result struct {
 	Workload string       `json:"workload"`
 	Target   *fleet.Facts `json:"target,omitempty"`
 	// Simulated names the simulated fleet and its profiles; empty for real engines.
-	Simulated []string                `json:"simulated,omitempty"`
-	Level     float64                 `json:"level"`
-	SLO       plan.SLO                `json:"slo"`
-	Partial   string                  `json:"partial,omitempty"`
-	Stopped   string                  `json:"stopped,omitempty"`
-	Skipped   int                     `json:"skipped_cells,omitempty"`
-	Rows      []Row                   `json:"rows"`
-	Cells     []experiment.CellResult `json:"cells"`
+	Simulated []string `json:"simulated,omitempty"`
+	Level     float64  `json:"level"`
+	SLO       plan.SLO `json:"slo"`
+	Partial   string   `json:"partial,omitempty"`
+	Stopped   string   `json:"stopped,omitempty"`
+	Skipped   int      `json:"skipped_cells,omitempty"`
+	// Client is the gate of the load generator; without cells it has no name.
+	Client experiment.Gate         `json:"client_gate"`
+	Rows   []Row                   `json:"rows"`
+	Cells  []experiment.CellResult `json:"cells"`
 }
 
 // Run measures every cell.
 func Run(ctx context.Context, o Options) (*Result, error) {
-	res := &Result{Schema: schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
+	res := &Result{Schema: Schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
 	thresholds := o.Thresholds
 	if len(thresholds) == 0 {
 		thresholds = []int{-1}
@@ -135,7 +145,7 @@ measure:
 		}
 		for i, s := range order {
 			at = s
-			c := spec.NewCell("sweep", s.load, 0, 0, 0, o.Arm, r)
+			c := spec.NewCell("sweep", s.load, 0, o.ISL, 0, o.Arm, r)
 			c.Threshold = max(s.threshold, 0)
 			c.ID = fmt.Sprintf("sweep/%s/t%d/r%d", s.load.Key(), s.threshold, r)
 			cell, err := runner.Cell(ctx, c)
@@ -158,10 +168,10 @@ measure:
 			if o.OnCell != nil {
 				o.OnCell(*cell, len(res.Cells), total)
 			}
-			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && saturated(cell) && i+1 < limit {
+			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && (saturated(cell) || cell.Measure.Starved()) && i+1 < limit {
 				limit = i + 1
 				total = limit * o.Repeats
-				res.Stopped = fmt.Sprintf("the climb ended at %s: the target does not keep up (%s)", s.load, why(cell))
+				res.Stopped = fmt.Sprintf("the climb ended at %s: %s", s.load, why(cell))
 				break
 			}
 		}
@@ -170,23 +180,35 @@ measure:
 		res.Partial = "interrupted"
 	}
 	res.Rows = rows(res.Cells, o.Level)
+	if len(res.Cells) > 0 {
+		res.Client = experiment.ClientGate(res.Cells, o.MaxInFlight)
+	}
 	return res, cause
 }
 
+// keepsUp is the least share of the rate of requests at which answers end.
+const keepsUp = 0.8
+
+// saturated reports whether the target failed requests, or did not keep up although the
+// load generator did.
 func saturated(c *experiment.CellResult) bool {
 	m := c.Measure
-	return c.Cell.Load.Rate > 0 && (m.Growth > 1.5 || m.Achieved > 0 && m.RequestsPerSecond < 0.8*c.Cell.Load.Rate) || m.Failed*10 > m.Requests
+	slow := c.Cell.Load.Rate > 0 && m.Ended > 0 && m.Ended < keepsUp
+	return failing(m) || slow && !m.Starved()
 }
 
+func failing(m *experiment.Measure) bool { return m.Failed*10 > m.Requests+m.Failed }
+
+// why says what a cell that ended the climb showed.
 func why(c *experiment.CellResult) string {
 	m := c.Measure
 	switch {
-	case m.Failed*10 > m.Requests:
-		return fmt.Sprintf("%d of %d requests failed", m.Failed, m.Failed+m.Requests)
-	case m.Growth > 1.5:
-		return fmt.Sprintf("what is in flight grew %.1f-fold", m.Growth)
+	case failing(m):
+		return fmt.Sprintf("the target failed %d of %d requests", m.Failed, m.Failed+m.Requests)
+	case m.Starved():
+		return "the load generator was starved, so this does not show whether the target keeps up"
 	}
-	return fmt.Sprintf("%.2f requests/s ended", m.RequestsPerSecond)
+	return fmt.Sprintf("the target does not keep up: answers ended at %.0f%% of the rate of requests (limit %.0f%%)", m.Ended*100, keepsUp*100)
 }
 
 func rows(cells []experiment.CellResult, level float64) []Row {
@@ -242,6 +264,7 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 			good += c.Measure.Good
 			late += c.Measure.Late
 			r.Saturated = r.Saturated || saturated(c)
+			r.Starved = r.Starved || c.Measure.Starved()
 			if c.Measure.HitShare != nil {
 				hits = append(hits, *c.Measure.HitShare)
 			}
@@ -261,22 +284,14 @@ func rows(cells []experiment.CellResult, level float64) []Row {
 	return out
 }
 
-// Text writes the sweep for a terminal.
-func Text(w io.Writer, r *Result) error {
-	b := &strings.Builder{}
-	printable.Fprintf(b, "SWEEP  %s\n", r.Workload)
-	printable.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n", r.Level*100)
-	for _, line := range r.Simulated {
-		printable.Fprintf(b, "       %s\n", line)
-	}
-	b.WriteByte('\n')
+// Table is the head and the rows of the figures, as text. Times are in ms, rates a second.
+func (r *Result) Table() (head []string, rows [][]string) {
 	name := "LOAD"
 	for _, row := range r.Rows {
 		if row.Threshold > 0 {
 			name = "THRESHOLD, LOAD"
 		}
 	}
-	var rows [][]string
 	for _, row := range r.Rows {
 		label := row.Load.String()
 		if row.Threshold > 0 {
@@ -284,6 +299,9 @@ func Text(w io.Writer, r *Result) error {
 		}
 		if row.Saturated {
 			label += " (saturated)"
+		}
+		if row.Starved {
+			label += " (client starved)"
 		}
 		pm := func(i stats.Interval) string {
 			if i.N < 2 {
@@ -300,15 +318,37 @@ func Text(w io.Writer, r *Result) error {
 		}
 		rows = append(rows, []string{label, strconv.Itoa(row.Requests), strconv.Itoa(row.Failed), pm(row.TTFTP50), fmt.Sprintf("%.1f", row.TTFTP99.Value), pm(row.ITLP50), fmt.Sprintf("%.2f", row.ITLTail.Value), pm(row.Rate), pm(row.Tokens), good, hit})
 	}
-	head := []string{name, "REQ", "FAIL", "TTFT p50", "TTFT tail", "ITL p50", "ITL tail", "REQ/S", "TOK/S", "GOOD%", "HIT%"}
+	return []string{name, "REQ", "FAIL", "TTFT p50", "TTFT tail", "ITL p50", "ITL tail", "REQ/S", "TOK/S", "GOOD%", "HIT%"}, rows
+}
+
+// Valid reports whether the load generator kept up, so that the figures are the target's.
+func (r *Result) Valid() bool { return r.Client.Passed == nil || *r.Client.Passed }
+
+// Text writes the sweep for a terminal of width columns; 0 means 120.
+func Text(w io.Writer, r *Result, width int) error {
+	width = cmp.Or(width, 120)
+	b := &strings.Builder{}
+	printable.Fprintf(b, "SWEEP  %s\n", r.Workload)
+	printable.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n", r.Level*100)
+	for _, line := range r.Simulated {
+		printable.Fprintf(b, "       %s\n", line)
+	}
+	b.WriteByte('\n')
+	head, rows := r.Table()
 	if err := table.Figures(b, head, rows, 0); err != nil {
 		return err
 	}
-	late := 0.0
-	for _, row := range r.Rows {
-		late = math.Max(late, row.Late)
+	b.WriteByte('\n')
+	if g := r.Client; g.Passed != nil {
+		mark := "ok"
+		if !*g.Passed {
+			mark = "FAIL"
+		}
+		_ = table.List(b, "  ", width, [][]string{{"client", mark, g.Text}}) // a strings.Builder takes everything
+		if g.Next != "" {
+			_ = table.List(b, "  ", width, [][]string{{"NEXT", g.Next}})
+		}
 	}
-	printable.Fprintf(b, "\n  client  up to %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
 	if r.Stopped != "" {
 		printable.Fprintf(b, "  stopped  %s\n", r.Stopped)
 	}
@@ -318,31 +358,32 @@ func Text(w io.Writer, r *Result) error {
 	if r.Partial != "" {
 		printable.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
 	}
-	if text := best(r); text != "" {
+	if text := r.Best(); text != "" {
 		printable.Fprintf(b, "  best     %s\n", text)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// best names the row with the most goodput (or, without a target, the lowest
+// Best names the row with the most goodput (or, without a target, the lowest
 // ttft p50 of a threshold sweep); empty when there is nothing to choose.
-func best(r *Result) string {
+func (r *Result) Best() string {
 	if len(r.Rows) < 2 {
 		return ""
 	}
 	if r.SLO.Any() {
 		best := slices.MaxFunc(r.Rows, func(a, b Row) int { return cmp.Compare(a.Good.Value, b.Good.Value) })
-		return fmt.Sprintf("%s has the most goodput: %.2f requests/s (%.0f%%)", label(best), best.Good.Value, best.GoodPct)
+		return fmt.Sprintf("%s has the most goodput: %.2f requests/s (%.0f%%)", best.Name(), best.Good.Value, best.GoodPct)
 	}
 	if r.Rows[0].Threshold > 0 || r.Rows[len(r.Rows)-1].Threshold > 0 {
 		best := slices.MinFunc(r.Rows, func(a, b Row) int { return cmp.Compare(a.TTFTP50.Value, b.TTFTP50.Value) })
-		return fmt.Sprintf("%s has the lowest ttft p50: %.1f ms", label(best), best.TTFTP50.Value)
+		return fmt.Sprintf("%s has the lowest ttft p50: %.1f ms", best.Name(), best.TTFTP50.Value)
 	}
 	return ""
 }
 
-func label(r Row) string {
+// Name is the row's load, with its threshold where one was set.
+func (r *Row) Name() string {
 	if r.Threshold > 0 {
 		return fmt.Sprintf("threshold %d at %s", r.Threshold, r.Load)
 	}

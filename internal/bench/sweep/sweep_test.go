@@ -24,7 +24,9 @@ func TestClimbEndsAtSaturation(t *testing.T) {
 		Loads: []plan.Load{{Rate: 1}, {Rate: 2}, {Rate: 4}, {Rate: 8}}, Repeats: 2, Level: 0.95, StopSaturated: true,
 		Measure: func(_ context.Context, c plan.Cell) (*experiment.Measure, error) {
 			order = append(order, c.Load.Key())
-			return measure(min(c.Load.Rate, 2.5), 10*c.Load.Rate), nil
+			m := measure(min(c.Load.Rate, 2.5), 10*c.Load.Rate)
+			m.Ended = min(c.Load.Rate, 2.5) / c.Load.Rate
+			return m, nil
 		},
 	})
 	if err != nil {
@@ -37,8 +39,49 @@ func TestClimbEndsAtSaturation(t *testing.T) {
 		t.Errorf("%+v %s", r.Rows, r.Stopped)
 	}
 	var b bytes.Buffer
-	if err := Text(&b, r); err != nil || !strings.Contains(b.String(), "rate 4/s (saturated)") || !strings.Contains(b.String(), "20.00 +-0.00") {
+	if err := Text(&b, r, 0); err != nil || !strings.Contains(b.String(), "rate 4/s (saturated)") || !strings.Contains(b.String(), "20.00 +-0.00") {
 		t.Errorf("%v\n%s", err, b.String())
+	}
+}
+
+// TestClimbTellsWhoIsSlow: a climb ends where the target fails requests or is slow, or where
+// the load generator is starved, and says which. Long answers alone end no climb.
+func TestClimbTellsWhoIsSlow(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		change    func(*experiment.Measure)
+		saturated bool
+		starved   bool
+		stopped   string
+	}{
+		{"long answers", func(m *experiment.Measure) { m.RequestsPerSecond, m.Growth, m.Ended = 0.5, 1.8, 0.97 }, false, false, ""},
+		{"a slow target", func(m *experiment.Measure) { m.Ended = 0.7 }, true, false, "the target does not keep up: answers ended at 70% of the rate of requests (limit 80%)"},
+		{"a failing target", func(m *experiment.Measure) { m.Requests, m.Failed = 8, 2 }, true, false, "the target failed 2 of 10 requests"},
+		{"a starved client", func(m *experiment.Measure) { m.Ended, m.Seconds, m.ClientStopped = 0.7, 2, new(0.05) }, false, true, "the load generator was starved"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, err := Run(t.Context(), Options{
+				Loads: []plan.Load{{Rate: 1}, {Rate: 2}}, Repeats: 1, Level: 0.95, StopSaturated: true,
+				Measure: func(context.Context, plan.Cell) (*experiment.Measure, error) {
+					m := measure(1, 10)
+					c.change(m)
+					return m, nil
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if row := r.Rows[0]; row.Saturated != c.saturated || row.Starved != c.starved || r.Valid() == c.starved {
+				t.Errorf("%+v, valid %v", row, r.Valid())
+			}
+			if (r.Stopped == "") != (c.stopped == "") || !strings.Contains(r.Stopped, c.stopped) {
+				t.Errorf("stopped %q, want %q", r.Stopped, c.stopped)
+			}
+			var b strings.Builder
+			if err := Text(&b, r, 0); err != nil || strings.Contains(b.String(), "client  FAIL  the load generator was starved: it stood still for 5.00%") != c.starved {
+				t.Errorf("%v\n%s", err, b.String())
+			}
+		})
 	}
 }
 
@@ -54,7 +97,7 @@ func TestThresholdsAreSetOnce(t *testing.T) {
 	if err != nil || !slices.Equal(sets, []int{512, 1024, 512}) {
 		t.Errorf("%v %v", sets, err)
 	}
-	if best := best(r); !strings.Contains(best, "threshold 512") {
+	if best := r.Best(); !strings.Contains(best, "threshold 512") {
 		t.Error(best)
 	}
 }
@@ -82,7 +125,7 @@ func TestTextIsPrintable(t *testing.T) {
 	var r Result
 	hostile.Fill(&r)
 	var b strings.Builder
-	if err := Text(&b, &r); err != nil {
+	if err := Text(&b, &r, 0); err != nil {
 		t.Fatal(err)
 	}
 	hostile.Check(t, "sweep", b.String())

@@ -314,7 +314,15 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 			err = errors.Join(err, folder.Close())
 		}
 	}()
+	if f.out != "" && f.resume == "" {
+		if err := report.Absent(f.out, true); err != nil {
+			return cli.WithCode(cli.ExitUsage, err)
+		}
+	}
 	if f.resume != "" {
+		if err := report.Finished(f.resume); err != nil {
+			return cli.WithCode(cli.ExitUsage, err)
+		}
 		if folder, run, done, err = report.ResumeFolder(f.resume); err != nil {
 			return cli.WithCode(cli.ExitUsage, err)
 		}
@@ -497,6 +505,8 @@ func need(s *plan.Spec, seconds func(plan.Cell) float64) float64 {
 
 func shortTime(d time.Duration) string {
 	switch {
+	case d > 0 && d < time.Second:
+		return "under 1s"
 	case d < time.Minute:
 		return fmt.Sprintf("%.0fs", d.Seconds())
 	case d < time.Hour:

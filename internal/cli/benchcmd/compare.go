@@ -83,11 +83,17 @@ func newReport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report FOLDER",
 		Short: "Show a finished run again, or write its HTML",
-		Long: `Show a finished run again, or write its HTML. Tables, gates and the sentence are
-made again from the cells, by the rules of this version of dynctl.`,
+		Long: `Show a finished run or sweep again, or write its HTML. Tables, gates and the
+sentence of a run that compares paths are made again from the cells, by the rules
+of this version of dynctl.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := report.ReadResult(args[0])
+			if errors.Is(err, report.ErrSchema) {
+				if s, err := report.ReadSweep(args[0]); err == nil {
+					return showSweep(cmd.OutOrStdout(), output, s)
+				}
+			}
 			if err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}

@@ -166,12 +166,20 @@ func (p *benchProgress) event(e experiment.Event) {
 	line := report.CellLine(e.Result)
 	switch p.mode {
 	case "lines":
-		printable.Fprintf(p.w, "%3d/%d %s  eta %s\n", e.Done, e.Total, line, shortTime(e.Remaining))
+		printable.Fprintf(p.w, "%3d/%d %s%s\n", e.Done, e.Total, line, eta(e.Remaining))
 	case "jsonl":
 		p.json(map[string]any{"kind": "cell", "done": e.Done, "total": e.Total, "elapsed_seconds": e.Elapsed.Seconds(), "remaining_seconds": e.Remaining.Seconds(), "result": e.Result})
 	case "region":
 		p.lastN = line
 	}
+}
+
+// eta is what is left as the end of a line, empty while that is not known and at the end.
+func eta(left time.Duration) string {
+	if left <= 0 {
+		return ""
+	}
+	return "  eta " + shortTime(left)
 }
 
 func (p *benchProgress) draw() {
@@ -185,7 +193,7 @@ func (p *benchProgress) draw() {
 	if e.Total > 0 {
 		const bar = 24
 		n := bar * e.Done / e.Total
-		lines = append(lines, fmt.Sprintf("run     [%s%s] %d/%d %.1f%%  elapsed %s  eta %s", strings.Repeat("#", n), strings.Repeat("-", bar-n), e.Done, e.Total, 100*float64(e.Done)/float64(e.Total), shortTime(e.Elapsed+time.Since(p.at)), shortTime(e.Remaining)))
+		lines = append(lines, fmt.Sprintf("run     [%s%s] %d/%d %.1f%%  elapsed %s%s", strings.Repeat("#", n), strings.Repeat("-", bar-n), e.Done, e.Total, 100*float64(e.Done)/float64(e.Total), shortTime(e.Elapsed+time.Since(p.at)), eta(e.Remaining)))
 	}
 	c := e.Cell
 	lines = append(lines, fmt.Sprintf("  now   %s  isl %d  %s  %s  rep %d  in flight %d  ended %d/%d  failed %d", c.Phase, c.ISL(), c.Load, c.Arm, c.Repeat+1, p.cell.InFlight.Load(), p.cell.Ended.Load(), c.Requests+c.Ramp, p.cell.Failed.Load()))

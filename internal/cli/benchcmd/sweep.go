@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -64,6 +65,10 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	} else if f.turns > 1 || f.prefixGroups > 0 {
 		return cli.WithCode(cli.ExitUsage, errors.New("--trace brings its own prompts: leave out --turns and --prefix-groups"))
 	}
+	name := cmp.Or(f.out, "sweep-"+time.Now().Format("20060102-150405"))
+	if err := report.Absent(name, false); err != nil {
+		return cli.WithCode(cli.ExitUsage, err)
+	}
 	ctx, control, end := newRunControl(cmd.Context(), stderr)
 	defer end()
 	t, err := f.target.Open(ctx, stderr, simulated)
@@ -83,7 +88,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	spec := plan.Spec{SLO: slo, Arrival: f.arrival, Burstiness: f.burstiness, Cap: f.cap, Seed: f.seed, Salt: newSalt(), Requests: f.requests}
 	b := &live.Bench{Target: t.Target, Facts: facts, Spec: spec, Pool: pool, Timeout: f.timeout, Progress: &p.cell}
 	header := arm.Header()
-	o := sweep.Options{Thresholds: thresholds, Repeats: f.repeat, Requests: f.requests, Arm: arm, Level: f.level, StopSaturated: f.rate != "", Stop: control.stopped, Enter: control.enter}
+	o := sweep.Options{Thresholds: thresholds, Repeats: f.repeat, Requests: f.requests, Arm: arm, Level: f.level, StopSaturated: f.rate != "", MaxInFlight: f.cap, Stop: control.stopped, Enter: control.enter}
 	what := ""
 	if f.trace != "" {
 		items, info, err := workload.ReadTrace(f.trace, cmd.InOrStdin(), workload.TraceOptions{Scale: f.traceScale, Limit: f.traceLimit, MaxLen: facts.MaxModelLen})
@@ -93,24 +98,24 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 		span := max(info.Span.Seconds(), 0.001)
 		loads = []plan.Load{{Rate: float64(len(items)) / span}}
 		what = fmt.Sprintf("trace %s (%s): %d requests in %s, mean isl %.0f, osl %.0f, %d left out as longer than the model", filepath.Base(f.trace), info.Format, len(items), shortTime(info.Span), info.MeanISL, info.MeanOSL, info.TooLong)
+		o.ISL = int(info.MeanISL)
 		at := make([]time.Duration, len(items))
 		for i := range items {
 			at[i] = items[i].At
 		}
 		o.Measure = func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
 			src := &workload.Trace{Series: workload.Series{Pool: pool, Model: facts.Model, Header: header, Name: c.ID, Salt: spec.Salt + c.ID}, Items: items}
-			c.EffISL, c.Ramp, c.Requests = int(info.MeanISL), 0, len(items)
+			c.Ramp, c.Requests = 0, len(items)
 			return b.Run(ctx, c, src, at)
 		}
 	} else {
 		mix := workload.Mixed{ISL: isl, OSL: osl, Groups: f.prefixGroups, PrefixTokens: f.prefixN, Turns: f.turns}
-		what = mix.Describe()
+		what, o.ISL = mix.Describe(), int(isl.Mean())
 		o.Measure = func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
 			src := &workload.Mixed{
 				Series: workload.Series{Pool: pool, Model: facts.Model, Header: header, Name: c.ID, Salt: spec.Salt + c.ID, Ramp: c.Ramp, N: c.Requests},
 				ISL:    isl, OSL: osl, Groups: f.prefixGroups, PrefixTokens: f.prefixN, Turns: f.turns, MaxLen: facts.MaxModelLen,
 			}
-			c.EffISL = int(isl.Mean())
 			return b.Run(ctx, c, src, nil)
 		}
 	}
@@ -146,15 +151,12 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	}
 	res, runErr := sweep.Run(ctx, o)
 	p.close()
-	name := cmp.Or(f.out, "sweep-"+start.Format("20060102-150405"))
 	res.Name, res.Version, res.Created, res.Workload, res.Target, res.Simulated, res.SLO = filepath.Base(name), cli.BuildVersion().Version, start, what, facts, t.Simulated, slo
 	if err := report.WriteSweep(name, res); err != nil {
 		return errors.Join(runErr, err)
 	}
-	if output == "json" {
-		err = cli.WriteData(cmd.OutOrStdout(), "json", res)
-	} else if err = sweep.Text(cmd.OutOrStdout(), res); err == nil {
-		printable.Fprintf(cmd.OutOrStdout(), "  files    %s/  result.json  cells.csv\n", name)
+	if err = showSweep(cmd.OutOrStdout(), output, res); err == nil && output != "json" {
+		printable.Fprintf(cmd.OutOrStdout(), "  files    %s/  report.html  result.json  cells.csv\n", name)
 	}
 	switch {
 	case err != nil:
@@ -162,7 +164,26 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	case control.stopped():
 		return cli.WithCode(cli.ExitInterrupted, errors.New("ended early: partial results are in "+name))
 	}
-	return lostFleet(runErr)
+	if runErr != nil {
+		return lostFleet(runErr)
+	}
+	if !res.Valid() {
+		return cli.WithCode(cli.ExitInvalid, errors.New("the sweep is not valid: its client gate failed, see above"))
+	}
+	return nil
+}
+
+// showSweep writes a sweep in a format.
+func showSweep(out io.Writer, format string, res *sweep.Result) error {
+	switch format {
+	case "html":
+		return report.SweepHTML(out, res)
+	case "csv":
+		return report.CSV(out, res.Cells)
+	case "json":
+		return cli.WriteData(out, "json", res)
+	}
+	return sweep.Text(out, res, terminalWidth(out))
 }
 
 // thresholdOf is the setting of the threshold that the router has now.
