@@ -110,17 +110,25 @@ func (r *Report) Text(out io.Writer) error {
 
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
-	printable.Fprintf(out, "\nRESULT  %s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
+	verdict := ""
+	trusted := v.OnTrust > 0 && v.Divergent() == 0 && v.Unverifiable == 0
+	if trusted {
+		verdict = "no decision differs: "
+	}
+	printable.Fprintf(out, "\nRESULT  %s%s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", verdict, table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
 	state := func(n uint64, some string) string {
 		if n == 0 {
 			return "ok"
 		}
 		return some
 	}
+	if trusted {
+		_ = table.List(out, "        ", 120, [][]string{{"The trusted ones were made again with recorded figures, because the recording lacks what they depend on: most often it began on a router that already had cached prompts. The first one and the reasons are below."}})
+	}
 	rows := [][]string{
 		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), ""},
 		{"    proven", "-", table.Count(v.Proven), table.Percent(v.Match())},
-		{"    taken on trust", "-", table.Count(v.OnTrust), state(v.OnTrust, "with recorded figures, see below")},
+		{"    taken on trust", "-", table.Count(v.OnTrust), state(v.OnTrust, "trusted: with recorded figures")},
 		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), state(v.TieBreaks, "tie-break")},
 		{"    the router had other rules", "-", table.Count(v.OtherRules), state(v.OtherRules, "another version")},
 		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real, "REAL")},
@@ -165,7 +173,7 @@ var RedecisionHead = []string{"", "recorded", "what if", "note"}
 
 // Rows are the figures of the comparison, one to a row.
 func (d *Redecision) Rows() [][]string {
-	return [][]string{
+	rows := [][]string{
 		{"settings", "recorded", strings.Join(d.Changes, " "), ""},
 		{"decisions", table.Count(d.Decisions), table.Count(d.Decisions), ""},
 		{"cannot be made again", table.Count(d.Unverifiable), "", "left out"},
@@ -177,10 +185,23 @@ func (d *Redecision) Rows() [][]string {
 		{"remote", table.Percent(d.RecordedRemote), table.Percent(d.WhatIfRemote), ""},
 		{"predicted hit rate", table.Percent(d.RecordedHit), table.Percent(d.WhatIfHit), ""},
 	}
+	if s := d.Simulated; s != nil {
+		rows = append(rows, s.rows()...)
+	}
+	return rows
 }
 
 // Text writes the comparison for people.
 func (d *Redecision) Text(out io.Writer) error {
+	if s := d.Simulated; s != nil {
+		if err := table.List(out, "", 120, [][]string{
+			{"RESULT", s.Sentence()},
+			{"", fmt.Sprintf("These are the %s requests of the recording on simulated engines, --fleet %s. Compare the times with each other, not with those of real engines.", table.Count(s.Recorded.Requests), s.Fleet)},
+		}); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
 	if err := table.Write(out, "table", []string{"", "RECORDED", "WHAT IF", ""}, d.Rows()); err != nil {
 		return err
 	}

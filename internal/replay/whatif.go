@@ -114,8 +114,11 @@ func Changed(s decide.Options, list []Change) decide.Options {
 
 // Redecision compares recorded decisions with what they would be under other
 // settings, everything else as it was recorded. What follows from a decision
-// (caches, loads) is not carried on: for that, simulate.
+// (caches, loads) is not carried on; that is in Simulated.
 type Redecision struct {
+	// Simulated says whether the changes would be better; nil when that is not known.
+	Simulated *Simulated `json:"simulated,omitempty"`
+
 	Changes   []string `json:"changes"`
 	Decisions uint64   `json:"decisions"`
 	// Unverifiable decisions cannot be made again and are left out.

@@ -51,7 +51,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(settings.Lookup("routing.policy").Values, ","))
 	f.StringSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`; auto takes the path that costs less, by what was learned in the run, and auto:TOKENS says what decides before enough is known")
 	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
-	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless stated otherwise")
+	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; a recording has its own fleet unless this is given; blocks are of 64 tokens and a cache holds 16384 unless stated otherwise")
 	f.StringVar(&c.on, "routing-threshold-on", "eff_isl", "what the threshold counts: eff_isl|isl")
 	f.Float64Var(&c.speedup, "arrival-speedup", 1, "let requests arrive so many times faster; with --closed-loop thinking times are so many times shorter, too")
 	f.BoolVar(&c.closedLoop, "closed-loop", false, "let each turn of a session wait for the answer before it and then for its thinking time, so that a slow policy is not flooded")
@@ -229,6 +229,9 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	}
 	stat, err := arrivals.Describe(src)
 	if err != nil {
+		return traceError(err)
+	}
+	if err := f.likeRecorded(cmd.Context(), cmd.ErrOrStderr(), cmd.Flags().Changed, files); err != nil {
 		return traceError(err)
 	}
 	rows, err := f.compare.rows(changes, f.from, f.to, stat)

@@ -179,7 +179,7 @@ The parts of one recording are given in their order.`,
 	flags.Int64Var(&f.at, "at", 0, "play up to this `LINE` and show the state there")
 	flags.BoolVar(&f.step, "step", false, "go on record by record from there: enter is the next, a number so many, q the end")
 	flags.BoolVar(&f.verify, "verify", false, "make the recorded decisions again and compare")
-	flags.StringVar(&f.minMatch, "min-match", "100%", "with --verify: exit with 5 when fewer decisions are proven to come out the same")
+	flags.StringVar(&f.minMatch, "min-match", "", "with --verify: exit with 5 when a smaller share of decisions, as in 99%, is proven to come out the same; without it, when one comes out differently or cannot be made again")
 	flags.IntVar(&f.blockSize, "block-size", 0, "`TOKENS` per router block; 0 takes what the trace says")
 	flags.StringArrayVar(&f.whatIf, "what-if", nil, "change a setting, `KEY=VALUE` (repeatable): "+strings.Join(replay.ChangeKeys(), ", "))
 	flags.BoolVar(&f.tui, "tui", false, "watch the recording with top, in time unless --speed says otherwise")
@@ -203,9 +203,11 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		changes = append(changes, c)
 	}
-	minMatch, err := share(f.minMatch)
-	if err != nil {
-		return cli.WithCode(cli.ExitUsage, fmt.Errorf("--min-match %s: %w", f.minMatch, err))
+	minMatch := 0.0
+	if f.minMatch != "" {
+		if minMatch, err = share(f.minMatch); err != nil {
+			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--min-match %s: %w", f.minMatch, err))
+		}
 	}
 	if f.tui || f.listen != "" {
 		return f.show(cmd, files)
@@ -290,6 +292,9 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 	if v := rep.Verify; v != nil && v.Match() < minMatch {
 		return cli.WithCode(cli.ExitMissed, fmt.Errorf("%.2f%% of %d decisions are proven to come out the same (%d more are taken on trust), fewer than --min-match %s", 100*v.Match(), v.Decisions, v.OnTrust, f.minMatch))
 	}
+	if v := rep.Verify; v != nil && f.minMatch == "" && v.Divergent()+v.Unverifiable > 0 {
+		return cli.WithCode(cli.ExitMissed, fmt.Errorf("of %d decisions, %d come out differently and %d cannot be made again, see above; --min-match sets how many must be proven", v.Decisions, v.Divergent(), v.Unverifiable))
+	}
 	return files.whole()
 }
 
@@ -306,6 +311,14 @@ func (f *replayFlags) redecide(cmd *cobra.Command, files *traceFiles, changes []
 	}
 	if d.Decisions == 0 {
 		return cli.WithCode(cli.ExitUsage, errors.New("the trace has no decisions; to simulate its requests, add --policy or --routing-threshold"))
+	}
+	simulated, reason, err := f.simulated(cmd.Context(), files, changes)
+	if err != nil {
+		return traceError(err)
+	}
+	d.Simulated = simulated
+	if reason != "" && !f.trace.quiet {
+		printable.Fprintf(cmd.ErrOrStderr(), "note: whether this would be better is not known, since it cannot be simulated: %s\n", reason)
 	}
 	if err := writeReport(cmd.OutOrStdout(), f.output, replay.RedecisionHead, d); err != nil {
 		return err

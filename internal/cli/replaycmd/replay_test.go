@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/replay"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // realRecording is a recording of real engines.
@@ -215,5 +217,106 @@ func TestReplayCommand(t *testing.T) {
 	}
 	if list, _ := filepath.Glob(filepath.Join(dir, "*half*")); len(list) > 0 {
 		t.Errorf("half-written files: %v", list)
+	}
+}
+
+// TestRecordingsAreSimulatedAsTheyWere: without --fleet a recording is simulated on its own
+// fleet and with its threshold, and the command says so.
+func TestRecordingsAreSimulatedAsTheyWere(t *testing.T) {
+	code, stdout, stderr := typed("replay", realRecording, "--policy", "kv,random")
+	if code != cli.ExitOK || !strings.Contains(stderr, "note: simulates the fleet of the recording, --fleet 1p1d:block=32,kv_blocks=96 --routing-threshold 96\n") {
+		t.Errorf("code %d, %q", code, stderr)
+	}
+	for line := range strings.Lines(stdout) {
+		if n := len(strings.TrimSuffix(line, "\n")); n > 120 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	if !strings.Contains(stdout, "TTFT P50") || !strings.Contains(stdout, "left out here, in -o json and csv: KV BLOCKS, BOUND,") {
+		t.Error(stdout)
+	}
+	if _, stdout, _ = typed("replay", realRecording, "--policy", "kv", "--kv-blocks", "96,256"); !strings.Contains(stdout, "KV BLOCKS  HIT") {
+		t.Errorf("caches that differ are not shown:\n%s", stdout)
+	}
+	for _, more := range []string{"--fleet=2a", "--quiet"} {
+		if _, _, stderr = typed("replay", realRecording, "--policy", "kv", more); strings.Contains(stderr, "note: simulates") {
+			t.Errorf("%s: %q", more, stderr)
+		}
+	}
+	requests := filepath.Join(t.TempDir(), "m.jsonl")
+	if err := os.WriteFile(requests, []byte(`{"timestamp":0,"input_length":1100,"output_length":3,"hash_ids":[1,2,3]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, stderr = typed("replay", requests, "--policy", "kv"); !strings.Contains(stderr, "note: simulates --fleet 16a; name another one with --fleet") {
+		t.Errorf("%q", stderr)
+	}
+}
+
+// TestWhatIfSaysWhetherItIsBetter: in words, rows and JSON, where the recording can be
+// simulated.
+func TestWhatIfSaysWhetherItIsBetter(t *testing.T) {
+	code, stdout, stderr := typed("replay", realRecording, "--what-if", "threshold=4096")
+	if code != cli.ExitOK || !strings.HasPrefix(stdout, "RESULT  it would be mixed: ttft p50 ") || !strings.Contains(stdout, "(better)") || !strings.Contains(stdout, "(worse)") || !strings.Contains(stdout, "--fleet 1p1d:block=32,kv_blocks=96") || !strings.Contains(stdout, "simulated ttft p50") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if _, stdout, _ = typed("replay", realRecording, "--what-if", "policy=random", "-o", "jsonl"); !strings.Contains(stdout, `"verdict":"the same"`) {
+		t.Error(stdout)
+	}
+}
+
+// TestTrustIsNoFailure: a recording that began on a running router verifies what it can, and
+// its code is that of a success unless a share of proofs is demanded.
+func TestTrustIsNoFailure(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "late.jsonl")
+	if code, _, stderr := typed("replay", "convert", realRecording, "-w", file); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, dropped := strings.SplitAfter(string(raw), "\n"), 0
+	lines = slices.DeleteFunc(lines, func(line string) bool { // what the caches held before
+		if dropped < 3 && strings.HasPrefix(line, `{"kind":"kv"`) {
+			dropped++
+			return true
+		}
+		return false
+	})
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(strings.Join(lines, ""), `,"new":true`, "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := typed("replay", file, "--verify")
+	if code != cli.ExitOK || !strings.Contains(stdout, "RESULT  no decision differs: ") || !strings.Contains(stdout, "trusted: with recorded figures") || strings.Contains(stdout, " 0 taken on trust") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if code, _, stderr = typed("replay", file, "--verify", "--min-match", "100%"); code != cli.ExitMissed || !strings.Contains(stderr, "more are taken on trust), fewer than --min-match 100%") {
+		t.Errorf("code %d\n%s", code, stderr)
+	}
+}
+
+// TestFleetsOfRecordings: ranks as --fleet takes them, or why they cannot be.
+func TestFleetsOfRecordings(t *testing.T) {
+	worker := func(name string, role workers.Role, block, blocks int) *workers.Worker {
+		return &workers.Worker{Name: name, Facts: workers.Facts{Role: role, BlockSize: block, KVBlocks: blocks}}
+	}
+	p0, p1 := worker("p0", workers.Prefill, 64, 100), worker("p1", workers.Prefill, 64, 100)
+	d0, unknown := worker("d0", workers.Decode, 64, 100), worker("d1", workers.Decode, 0, 0)
+	for _, c := range []struct {
+		of   choice
+		want string
+		err  string
+	}{
+		{choice{"p0/dp0": p0, "p1/dp0": p1, "d0/dp0": d0}, "2p1d:block=64,kv_blocks=100", ""},
+		{choice{"p0/dp0": p0, "p0/dp1": p0, "d0/dp0": d0}, "1d:block=64,kv_blocks=100+1p:dp=2,block=64,kv_blocks=100", ""},
+		{choice{"d1/dp0": unknown}, "1d", ""},
+		{choice{"p0/dp0": p0, "d1/dp0": worker("d1", workers.Decode, 32, 100)}, "", "blocks of several sizes"},
+		{choice{"e/dp0": worker("e", workers.Either, 64, 100)}, "", "worker e of the recording has role either"},
+		{choice{}, "", "names no workers"},
+	} {
+		got, err := fleetOf(c.of)
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%v: %q, %v", c.of, got, err)
+		}
 	}
 }
