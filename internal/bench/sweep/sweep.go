@@ -42,8 +42,7 @@ type Options struct {
 	// Measure runs one cell; SetThreshold changes the router.
 	Measure      func(ctx context.Context, c plan.Cell) (*experiment.Measure, error)
 	SetThreshold func(ctx context.Context, tokens int) error
-	// StopSaturated ends the climb to higher loads once the target does not keep up
-	// any more, or the load generator does not.
+	// StopSaturated ends the climb to higher loads once answers fall behind.
 	StopSaturated bool
 	OnCell        func(experiment.CellResult, int, int)
 	Stop          func() bool
@@ -168,7 +167,7 @@ measure:
 			if o.OnCell != nil {
 				o.OnCell(*cell, len(res.Cells), total)
 			}
-			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && (saturated(cell) || cell.Measure.Starved()) && i+1 < limit {
+			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && behind(cell) && i+1 < limit {
 				limit = i + 1
 				total = limit * o.Repeats
 				res.Stopped = fmt.Sprintf("the climb ended at %s: %s", s.load, why(cell))
@@ -189,12 +188,16 @@ measure:
 // keepsUp is the least share of the rate of requests at which answers end.
 const keepsUp = 0.8
 
-// saturated reports whether the target failed requests, or did not keep up although the
-// load generator did.
-func saturated(c *experiment.CellResult) bool {
+// behind reports whether a target failed requests, or its answers fell behind.
+func behind(c *experiment.CellResult) bool {
 	m := c.Measure
-	slow := c.Cell.Load.Rate > 0 && m.Ended > 0 && m.Ended < keepsUp
-	return failing(m) || slow && !m.Starved()
+	return failing(m) || c.Cell.Load.Rate > 0 && m.Ended > 0 && m.Ended < keepsUp
+}
+
+// saturated reports whether that was the target's doing: answers that fall behind while the
+// load generator is starved do not show it.
+func saturated(c *experiment.CellResult) bool {
+	return behind(c) && (failing(c.Measure) || !c.Measure.Starved())
 }
 
 func failing(m *experiment.Measure) bool { return m.Failed*10 > m.Requests+m.Failed }
@@ -206,7 +209,7 @@ func why(c *experiment.CellResult) string {
 	case failing(m):
 		return fmt.Sprintf("the target failed %d of %d requests", m.Failed, m.Failed+m.Requests)
 	case m.Starved():
-		return "the load generator was starved, so this does not show whether the target keeps up"
+		return "answers fell behind while the load generator was starved, so this does not show whether the target keeps up"
 	}
 	return fmt.Sprintf("the target does not keep up: answers ended at %.0f%% of the rate of requests (limit %.0f%%)", m.Ended*100, keepsUp*100)
 }

@@ -57,7 +57,8 @@ func TestClimbTellsWhoIsSlow(t *testing.T) {
 		{"long answers", func(m *experiment.Measure) { m.RequestsPerSecond, m.Growth, m.Ended = 0.5, 1.8, 0.97 }, false, false, ""},
 		{"a slow target", func(m *experiment.Measure) { m.Ended = 0.7 }, true, false, "the target does not keep up: answers ended at 70% of the rate of requests (limit 80%)"},
 		{"a failing target", func(m *experiment.Measure) { m.Requests, m.Failed = 8, 2 }, true, false, "the target failed 2 of 10 requests"},
-		{"a starved client", func(m *experiment.Measure) { m.Ended, m.Seconds, m.ClientStopped = 0.7, 2, new(0.05) }, false, true, "the load generator was starved"},
+		{"a starved client", func(m *experiment.Measure) { m.Ended, m.Seconds, m.ClientStopped = 0.7, 2, new(0.05) }, false, true, "answers fell behind while the load generator was starved"},
+		{"a client that was starved for a moment", func(m *experiment.Measure) { m.Ended, m.Seconds, m.ClientStopped = 0.98, 2, new(0.05) }, false, true, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := Run(t.Context(), Options{
