@@ -183,6 +183,18 @@ func markdown(c string) string {
 	return strings.ReplaceAll(strings.TrimSpace(plain(c)), "|", "\\|")
 }
 
+// Figure is a figure with about three digits.
+func Figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	default:
+		return fmt.Sprintf("%.2f", v)
+	}
+}
+
 // Count is a count with commas between thousands.
 func Count[N int | int64 | uint64](n N) string {
 	s, sign := fmt.Sprint(n), ""

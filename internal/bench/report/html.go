@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // style is that of all reports. Pictures take the width of the page.
@@ -123,8 +124,8 @@ func HTML(w io.Writer, r *experiment.Result) error {
 				diff = fmt.Sprintf("%+.1f%% [%s, %s]", *p.Diff.Value*100, percent(p.Diff.Low), percent(p.Diff.High))
 			}
 			row := []string{
-				fmt.Sprint(p.EffISL), fmt.Sprint(p.Repeats), ms(p.Local.TTFTP50), ms(p.Local.TTFTP99), ms(p.Remote.TTFTP50), ms(p.Remote.TTFTP99), diff,
-				ms(p.Local.ITLP99) + " / " + ms(p.Remote.ITLP99), fmt.Sprintf("%.0f / %.0f", p.Local.Tokens, p.Remote.Tokens),
+				fmt.Sprint(p.EffISL), fmt.Sprint(p.Repeats), table.Figure(p.Local.TTFTP50), table.Figure(p.Local.TTFTP99), table.Figure(p.Remote.TTFTP50), table.Figure(p.Remote.TTFTP99), diff,
+				table.Figure(p.Local.ITLP99) + " / " + table.Figure(p.Remote.ITLP99), fmt.Sprintf("%.0f / %.0f", p.Local.Tokens, p.Remote.Tokens),
 			}
 			if v.SLO {
 				row = append(row, fmt.Sprintf("%.0f / %.0f", p.Local.GoodPct, p.Remote.GoodPct))

@@ -67,7 +67,7 @@ func TestSweepHTML(t *testing.T) {
 	if err := SweepHTML(&b, r); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Not valid.", "isl 256, osl 4", "the climb ended at rate 8/s: x", "the load generator was starved: y", "do z", "rate 8/s (client starved)", "s&lt;script&gt;"} {
+	for _, want := range []string{"Not valid.", "isl 256, osl 4", "the climb ended at rate 8/s: x", "the load generator was starved: y", "do z", "rate 8/s (starved)", "s&lt;script&gt;"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the report lacks %q", want)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // Colours: a blue and an orange that stay apart without colour vision, and are
@@ -158,7 +159,7 @@ func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*e
 	}
 	for _, v := range y.decades() {
 		s.line(60, y.at(v), 730, y.at(v), light, 1, "")
-		s.text(54, y.at(v)+4, "end", grey, ms(v))
+		s.text(54, y.at(v)+4, "end", grey, table.Figure(v))
 	}
 	s.text(395, 322, "middle", grey, "effective input tokens (uncached)")
 	s.text(14, 20, "start", grey, unit)
@@ -202,7 +203,7 @@ func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*e
 	}
 	if limit > 0 {
 		s.line(60, y.at(limit), 730, y.at(limit), "#b91c1c", 1.5, "2 3")
-		s.text(64, y.at(limit)-4, "start", "#b91c1c", "target "+ms(limit)+" ms")
+		s.text(64, y.at(limit)-4, "start", "#b91c1c", "target "+table.Figure(limit)+" ms")
 	}
 	return s.end()
 }
@@ -297,13 +298,13 @@ func stagesSVG(g *experiment.GroupResult) string {
 			s.text(142, y+10, "end", grey, label)
 			sum := 0.0
 			for j, v := range parts(a) {
-				s.rect(x.at(sum), y, x.at(sum+v)-x.at(sum), 12, fills[j], fmt.Sprintf("%s %s ms", names[j], ms(v)))
+				s.rect(x.at(sum), y, x.at(sum+v)-x.at(sum), 12, fills[j], fmt.Sprintf("%s %s ms", names[j], table.Figure(v)))
 				sum += v
 			}
 		}
 	}
 	for _, v := range ticks(0, most, 6) {
-		s.text(x.at(v), h-10, "middle", grey, ms(v))
+		s.text(x.at(v), h-10, "middle", grey, table.Figure(v))
 	}
 	s.text(120, h-10, "end", grey, "ms")
 	return s.end()

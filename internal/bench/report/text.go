@@ -122,16 +122,16 @@ func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, 
 			diff = fmt.Sprintf("%+.0f%% [%s,%s] %s", *p.Diff.Value*100, percent(p.Diff.Low), percent(p.Diff.High), star)
 		}
 		if narrow {
-			rows = append(rows, []string{strconv.Itoa(p.EffISL), ms(p.Local.TTFTP50) + " ms", ms(p.Remote.TTFTP50) + " ms", diff, p.Verdict})
+			rows = append(rows, []string{strconv.Itoa(p.EffISL), table.Figure(p.Local.TTFTP50) + " ms", table.Figure(p.Remote.TTFTP50) + " ms", diff, p.Verdict})
 			continue
 		}
 		xfer := "-"
 		if t := p.Remote.Stages.Transfer; t != nil {
-			xfer = ms(*t) + " ms"
+			xfer = table.Figure(*t) + " ms"
 		}
 		row := []string{
-			strconv.Itoa(p.EffISL), ms(p.Local.TTFTP50) + " / " + ms(p.Local.TTFTP99) + " ms", ms(p.Remote.TTFTP50) + " / " + ms(p.Remote.TTFTP99) + " ms",
-			diff, ms(p.Local.ITLP99) + " / " + ms(p.Remote.ITLP99), xfer, p.Verdict,
+			strconv.Itoa(p.EffISL), table.Figure(p.Local.TTFTP50) + " / " + table.Figure(p.Local.TTFTP99) + " ms", table.Figure(p.Remote.TTFTP50) + " / " + table.Figure(p.Remote.TTFTP99) + " ms",
+			diff, table.Figure(p.Local.ITLP99) + " / " + table.Figure(p.Remote.ITLP99), xfer, p.Verdict,
 		}
 		if slo {
 			row = slices.Insert(row, 5, fmt.Sprintf("%.0f / %.0f", p.Local.GoodPct, p.Remote.GoodPct))
@@ -139,18 +139,6 @@ func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, 
 		rows = append(rows, row)
 	}
 	_ = table.Figures(b, head, rows, len(head)-1) // a strings.Builder takes everything
-}
-
-// ms is a time in ms with about three digits.
-func ms(v float64) string {
-	switch {
-	case v >= 100:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 10:
-		return fmt.Sprintf("%.1f", v)
-	default:
-		return fmt.Sprintf("%.2f", v)
-	}
 }
 
 func percent(p *float64) string {
@@ -324,7 +312,7 @@ func CellLine(c *experiment.CellResult) string {
 	if c.Cell.Phase == "aa" {
 		name = "a/a"
 	}
-	s := fmt.Sprintf("%-8s isl %6d %-14s %-6s rep %d  ttft p50 %s p95 %s ms  itl p50 %s ms  %d req", c.Cell.Phase, c.Cell.ISL(), c.Cell.Load, name, c.Cell.Repeat+1, ms(t.P50), ms(t.P95), ms(m.ITL.P50), m.Requests)
+	s := fmt.Sprintf("%-8s isl %6d %-14s %-6s rep %d  ttft p50 %s p95 %s ms  itl p50 %s ms  %d req", c.Cell.Phase, c.Cell.ISL(), c.Cell.Load, name, c.Cell.Repeat+1, table.Figure(t.P50), table.Figure(t.P95), table.Figure(m.ITL.P50), m.Requests)
 	if m.Failed > 0 {
 		s += fmt.Sprintf("  %d failed", m.Failed)
 	}

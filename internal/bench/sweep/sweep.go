@@ -300,17 +300,17 @@ func (r *Result) Table() (head []string, rows [][]string) {
 		if row.Threshold > 0 {
 			label = fmt.Sprintf("%d, %s", row.Threshold, label)
 		}
-		if row.Saturated {
+		switch {
+		case row.Saturated: // by a cell whose load generator was not starved
 			label += " (saturated)"
-		}
-		if row.Starved {
-			label += " (client starved)"
+		case row.Starved:
+			label += " (starved)"
 		}
 		pm := func(i stats.Interval) string {
 			if i.N < 2 {
-				return fmt.Sprintf("%.2f", i.Value)
+				return table.Figure(i.Value)
 			}
-			return fmt.Sprintf("%.2f +-%.2f", i.Value, (i.High-i.Low)/2)
+			return table.Figure(i.Value) + " +-" + table.Figure((i.High-i.Low)/2)
 		}
 		hit, good := "-", "-"
 		if row.HitShare != nil {
@@ -319,7 +319,7 @@ func (r *Result) Table() (head []string, rows [][]string) {
 		if r.SLO.Any() {
 			good = fmt.Sprintf("%.1f", row.GoodPct)
 		}
-		rows = append(rows, []string{label, strconv.Itoa(row.Requests), strconv.Itoa(row.Failed), pm(row.TTFTP50), fmt.Sprintf("%.1f", row.TTFTP99.Value), pm(row.ITLP50), fmt.Sprintf("%.2f", row.ITLTail.Value), pm(row.Rate), pm(row.Tokens), good, hit})
+		rows = append(rows, []string{label, strconv.Itoa(row.Requests), strconv.Itoa(row.Failed), pm(row.TTFTP50), table.Figure(row.TTFTP99.Value), pm(row.ITLP50), table.Figure(row.ITLTail.Value), table.Figure(row.Rate.Value), pm(row.Tokens), good, hit})
 	}
 	return []string{name, "REQ", "FAIL", "TTFT p50", "TTFT tail", "ITL p50", "ITL tail", "REQ/S", "TOK/S", "GOOD%", "HIT%"}, rows
 }
@@ -353,7 +353,7 @@ func Text(w io.Writer, r *Result, width int) error {
 		}
 	}
 	if r.Stopped != "" {
-		printable.Fprintf(b, "  stopped  %s\n", r.Stopped)
+		_ = table.List(b, "  ", width, [][]string{{"stopped", r.Stopped}})
 	}
 	if r.Skipped > 0 {
 		printable.Fprintf(b, "  CAUTION  %d cell(s) were skipped by hand\n", r.Skipped)

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/rig/hostile"
 )
 
@@ -38,9 +39,15 @@ func TestClimbEndsAtSaturation(t *testing.T) {
 	if len(r.Rows) != 3 || !r.Rows[2].Saturated || r.Rows[1].Saturated || !strings.Contains(r.Stopped, "rate 4/s") {
 		t.Errorf("%+v %s", r.Rows, r.Stopped)
 	}
+	r.Rows[2].Starved, r.Rows[2].TTFTP50 = true, stats.Interval{Value: 12345, Low: 10000, High: 14000, N: 2}
 	var b bytes.Buffer
-	if err := Text(&b, r, 0); err != nil || !strings.Contains(b.String(), "rate 4/s (saturated)") || !strings.Contains(b.String(), "20.00 +-0.00") {
+	if err := Text(&b, r, 0); err != nil || !strings.Contains(b.String(), "rate 4/s (saturated)") || !strings.Contains(b.String(), "20.0 +-0.00") {
 		t.Errorf("%v\n%s", err, b.String())
+	}
+	for line := range strings.Lines(b.String()) {
+		if len(line) > 121 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
 	}
 }
 
