@@ -31,7 +31,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	if q.Force, err = route.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
-	x.call.Routing.FindSession(in.Session, &x.call.View)
+	x.call.Routing.FindSession(in.Session, nil, &x.call.View)
 	if err := x.pinToResponse(); err != nil {
 		return nil, err
 	}

@@ -331,7 +331,7 @@ func (x *exchange) resolve() error {
 			return x.refuse("request", err)
 		}
 	}
-	x.call.Routing.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.call.View)
+	x.call.Routing.FindSession(x.req.Header.Get(s.SessionHeader), x.req.Header, &x.call.View)
 	if err := x.pinToResponse(); err != nil {
 		return x.refuse("request", err)
 	}

@@ -34,6 +34,7 @@ type compareFlags struct {
 	fleet      string
 	on         string
 	speedup    float64
+	closedLoop bool
 	seed       uint64
 	scrape     time.Duration
 	ttft, itl  time.Duration
@@ -52,7 +53,8 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
 	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless stated otherwise")
 	f.StringVar(&c.on, "routing-threshold-on", "eff_isl", "what the threshold counts: eff_isl|isl")
-	f.Float64Var(&c.speedup, "arrival-speedup", 1, "let requests arrive so many times faster")
+	f.Float64Var(&c.speedup, "arrival-speedup", 1, "let requests arrive so many times faster; with --closed-loop thinking times are so many times shorter, too")
+	f.BoolVar(&c.closedLoop, "closed-loop", false, "let each turn of a session wait for the answer before it and then for its thinking time, so that a slow policy is not flooded")
 	f.Uint64Var(&c.seed, "seed", 1, "seed of random choices in a simulation")
 	f.DurationVar(&c.scrape, "scrape-interval", time.Second, "how old engines' load figures may be in a simulation")
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
@@ -70,7 +72,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 
 // asked reports whether a simulation is wanted.
 func (c *compareFlags) asked(cmd *cobra.Command) bool {
-	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "max-inflight", "fault"}, cmd.Flags().Changed)
+	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "closed-loop", "max-inflight", "fault"}, cmd.Flags().Changed)
 }
 
 // simulatedDefaults are options of simulated engines that fit long prompts.
@@ -161,7 +163,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 					Options: decide.Options{
 						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
 					},
-					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
+					Speedup: c.speedup, ClosedLoop: c.closedLoop, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 					Faults: faults, CountFrom: c.countFrom, Assume: c.assume, SlowFactor: c.slowFactor,
 				}
 				threshold.Apply(&s.Rule)
@@ -240,6 +242,21 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 		if t := r.setup.Rule.Threshold; t < 0 {
 			printable.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
 		}
+	}
+	if stat.Sessions == 0 {
+		if f.compare.closedLoop {
+			return cli.WithCode(cli.ExitUsage, errors.New("--closed-loop: no request of the trace names a session, so none can wait for an answer: leave it out, or simulate a trace with sessions"))
+		}
+		if slices.ContainsFunc(rows, func(r row) bool { return r.setup.Decode == selector.Session }) {
+			printable.Fprintf(cmd.ErrOrStderr(), "caution: --policy session: no request of the trace names a session, so all go where %s sends them\n", selector.LeastLoaded)
+		}
+	}
+	if f.compare.closedLoop {
+		all, err := arrivals.Keep(src)
+		if err != nil {
+			return fmt.Errorf("--closed-loop: %w", err)
+		}
+		src = arrivals.FromSlice(all) // the simulations share the prompts
 	}
 	if err := f.bounds(rows, src); err != nil {
 		return traceError(err)

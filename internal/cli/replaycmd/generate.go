@@ -21,7 +21,8 @@ func newGenerate() *cobra.Command {
 (sessions of 20 to 40 growing turns that share a head), chats (many turns with
 pauses), documents (long prompts that share nothing) or bursts (chats, and forty
 prompts at once every 20 s). The trace names the sessions of agents and chats, so
-that policy session finds them. The same arguments give the same trace.`,
+that policy session finds them, and the thinking time before each later turn for
+replay --closed-loop. The same arguments give the same trace.`,
 		Example: `  dynctl replay generate agents -w agents.jsonl.gz
   dynctl replay generate agents --sessions 300 --head 8192 -w busy.jsonl.gz
   dynctl replay generate bursts --requests 10000 -w bursts.jsonl.gz`,

@@ -59,7 +59,9 @@ type Options struct {
 
 // Generate makes requests of a shape, in the order of their arrival; the same
 // options give the same requests. The turns of an agent or a chat have the name of
-// their session. Head and Sessions are for agents; other shapes ignore them.
+// their session, and all but its first one have the thinking time before them. Arrivals
+// assume that an answer takes 10 ms for each token. Head and Sessions are for agents;
+// other shapes ignore them.
 //
 //   - agents: sessions of 20 to 40 turns, 4 to 12 s apart. All share one head; each
 //     turn is 400 to 1,000 tokens longer than the one before, with an answer of 150.
@@ -138,10 +140,21 @@ func (g *generator) session(kind string) string {
 	return fmt.Sprintf("%s-%d", kind, g.begun)
 }
 
-// ask makes a request of a prompt, in a session unless its name is empty.
-func (g *generator) ask(session string, at time.Duration, t *text, answer int) {
+// answerTime is how long arrivals assume that an answer of so many tokens takes.
+func answerTime(tokens int) time.Duration { return time.Duration(tokens) * 10 * time.Millisecond }
+
+// opening is the thinking time of a request that no answer precedes.
+const opening time.Duration = -1
+
+// ask makes a request of a prompt, in a session unless its name is empty. think is its
+// thinking time, or opening.
+func (g *generator) ask(session string, at, think time.Duration, t *text, answer int) {
 	q := Request{At: at, SessionKey: selector.HashSession(session)}
 	q.Session = session
+	if think != opening {
+		us := think.Microseconds()
+		q.ThinkUS = &us
+	}
 	q.ISL, q.OSL, q.BlockSize, q.IDs = len(t.blocks)*generated+t.rest, answer, generated, trace.LocalIDs
 	q.Blocks = slices.Clone(t.blocks)
 	if t.rest > 0 {
@@ -158,7 +171,7 @@ func (g *generator) agents() error {
 	if g.Sessions < 1 || g.Sessions > maxSessions {
 		return fmt.Errorf("%d sessions at a time: want 1 to %d", g.Sessions, maxSessions)
 	}
-	const least, most = 4 * time.Second, 12 * time.Second
+	const least, most, answer = 4 * time.Second, 12 * time.Second, 150
 	var head text
 	g.add(&head, g.Head)
 	// By the end every one of the sessions at a time has had its share of the requests.
@@ -166,13 +179,14 @@ func (g *generator) agents() error {
 	for range g.Sessions {
 		for now := time.Duration(g.rng.Int64N(int64(most - least))); now < end; {
 			name := g.session("agent")
-			t := head.copy()
+			t, think := head.copy(), opening
 			for range g.between(20, 40) {
 				g.add(&t, g.between(400, 1000))
 				if now < end {
-					g.ask(name, now, &t, 150)
+					g.ask(name, now, think, &t, answer)
 				}
-				now += least + time.Duration(g.rng.Int64N(int64(most-least)))
+				gap := least + time.Duration(g.rng.Int64N(int64(most-least)))
+				now, think = now+gap, gap-answerTime(answer)
 			}
 		}
 	}
@@ -191,12 +205,13 @@ func (g *generator) chat(every time.Duration, more func() bool) {
 	for at := time.Duration(0); more(); at += g.wait(every) {
 		t := head.copy()
 		g.add(&t, g.around(1200, .9))
-		name, now := g.session("chat"), at
+		name, now, think := g.session("chat"), at, opening
 		for range g.between(4, 25) {
 			answer := g.around(250, .6)
-			g.ask(name, now, &t, answer)
+			g.ask(name, now, think, &t, answer)
 			g.add(&t, answer+g.around(700, 1))
-			now += g.wait(20*time.Second) + time.Duration(answer)*10*time.Millisecond
+			think = g.wait(20 * time.Second)
+			now += think + answerTime(answer)
 		}
 	}
 }
@@ -205,7 +220,7 @@ func (g *generator) documents() error {
 	for at := time.Duration(0); len(g.out) < g.Requests; at += g.wait(800 * time.Millisecond) {
 		var t text
 		g.add(&t, g.around(16000, .7))
-		g.ask("", at, &t, g.around(150, .6))
+		g.ask("", at, opening, &t, g.around(150, .6))
 	}
 	return nil
 }
@@ -223,7 +238,7 @@ func (g *generator) bursts() error {
 		for range g.between(30, 50) {
 			t := head.copy()
 			g.add(&t, g.around(7000, .7))
-			g.ask("", at+time.Duration(g.rng.IntN(int(time.Second))), &t, g.around(200, .6))
+			g.ask("", at+time.Duration(g.rng.IntN(int(time.Second))), opening, &t, g.around(200, .6))
 		}
 	}
 	return nil

@@ -89,6 +89,9 @@ func TestGeneratedAgents(t *testing.T) {
 			case q.Session == "" || q.SessionKey != selector.HashSession(q.Session):
 				t.Fatalf("a request in session %q with key %x", q.Session, q.SessionKey)
 			case s == nil:
+				if q.ThinkUS != nil {
+					t.Errorf("%d µs of thinking come before a first turn", *q.ThinkUS)
+				}
 				s = &session{}
 				at[q.Session] = s
 				if began++; began > 1 && common != head/generated {
@@ -98,8 +101,12 @@ func TestGeneratedAgents(t *testing.T) {
 				if grown := q.ISL - s.last.ISL; grown < 400 || grown > 1000 {
 					t.Errorf("a turn is %d tokens longer", grown)
 				}
-				if pause := q.At - s.last.At; pause < 4*time.Second || pause > 12*time.Second {
+				pause := q.At - s.last.At
+				if pause < 4*time.Second || pause > 12*time.Second {
 					t.Errorf("a turn comes after %s", pause)
+				}
+				if want := (pause - answerTime(s.last.OSL)).Microseconds(); q.ThinkUS == nil || *q.ThinkUS != want {
+					t.Errorf("a turn comes after %v µs of thinking, want %d", q.ThinkUS, want)
 				}
 				if whole := len(s.seqs); !slices.Equal(seqs[:whole], s.seqs) {
 					t.Errorf("a turn does not begin as the one before")
@@ -142,13 +149,19 @@ func TestGeneratedSessions(t *testing.T) {
 			if err != nil || !ok {
 				t.Fatal("the trace ends early: ", err)
 			}
-			if q.Session != all[i].Session || q.SessionKey != all[i].SessionKey {
+			if q.Session != all[i].Session || q.SessionKey != all[i].SessionKey || !reflect.DeepEqual(q.ThinkUS, all[i].ThinkUS) {
 				t.Fatalf("%s: request %d is read as of session %q, and was made for %q", shape, i, q.Session, all[i].Session)
 			}
 			if q.Session != "" {
 				named++
 				turns[q.Session]++
 			}
+			if later := turns[q.Session] > 1; later != (q.ThinkUS != nil) {
+				t.Errorf("%s: request %d of session %q has thinking time %v", shape, i, q.Session, q.ThinkUS)
+			}
+		}
+		if s, err := Describe(FromSlice(all)); err != nil || s.Sessions != len(turns) {
+			t.Errorf("%s: %d sessions are described, %d are there (%v)", shape, s.Sessions, len(turns), err)
 		}
 		kind, part := map[string]string{"agents": "agent-", "chats": "chat-", "bursts": "chat-"}[shape], map[string][2]int{"agents": {500, 500}, "chats": {500, 500}, "documents": {0, 0}, "bursts": {50, 450}}[shape]
 		if named < part[0] || named > part[1] || part[0] > 0 && len(turns) > named/2 {

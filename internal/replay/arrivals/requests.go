@@ -43,6 +43,24 @@ func FromSlice(all []Request) Source {
 	}
 }
 
+// maxKept bounds the requests of a trace that are kept in memory.
+const maxKept = 4 << 20
+
+// Keep reads all requests of a source into memory, at most 4,194,304.
+func Keep(src Source) ([]Request, error) {
+	var all []Request
+	for q, err := range src {
+		if err != nil {
+			return nil, err
+		}
+		if len(all) == maxKept {
+			return nil, fmt.Errorf("more than %d requests: this keeps them all in memory, so split the trace", maxKept)
+		}
+		all = append(all, *q)
+	}
+	return all, nil
+}
+
 // FromTrace is a Source that reads a trace of requests afresh each time. A trace
 // of decisions is read once and kept: its requests are known in the order of
 // their ends.
@@ -96,9 +114,6 @@ func stream(open func() (*trace.Reader, error)) Source {
 	}
 }
 
-// maxJoined bounds the requests of a recording that are kept in memory.
-const maxJoined = 4 << 20
-
 // joined makes requests of first decisions and their outcomes. A request
 // without an outcome, or that failed, has the length of answer that was asked
 // for, or none.
@@ -120,8 +135,8 @@ func joined(open func() (*trace.Reader, error)) ([]Request, error) {
 			if d.Attempt > 1 || d.Input.Facts.ISL <= 0 {
 				continue
 			}
-			if len(all) >= maxJoined {
-				return nil, fmt.Errorf("%s: more than %d decisions: cut the recording with --from and --to", r.Name(), maxJoined)
+			if len(all) >= maxKept {
+				return nil, fmt.Errorf("%s: more than %d decisions: cut the recording with --from and --to", r.Name(), maxKept)
 			}
 			q := Request{At: time.Duration(d.BeganUS) * time.Microsecond, SessionKey: d.Input.Decode.SessionKey}
 			q.ID, q.Model, q.ISL, q.OSL = d.ID, d.Model, d.Input.Facts.ISL, int(max(d.Input.Facts.MaxTokens, 0))

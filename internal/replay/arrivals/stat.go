@@ -33,7 +33,9 @@ type Prefix struct {
 
 // Stat describes the requests of a trace.
 type Stat struct {
-	Requests uint64        `json:"requests"`
+	Requests uint64 `json:"requests"`
+	// Sessions is the number of distinct sessions that requests name.
+	Sessions int           `json:"sessions"`
 	Span     time.Duration `json:"span_ns"`
 	RPS      float64       `json:"requests_per_s"`
 	ISL      Lengths       `json:"isl_tokens"`
@@ -88,7 +90,7 @@ const maxBuckets = 240
 func Describe(src Source) (*Stat, error) {
 	s := &Stat{RateBucket: time.Second}
 	isl, osl, gaps := hdrhistogram.New(1, 1<<28, 3), hdrhistogram.New(1, 1<<28, 3), hdrhistogram.New(1, 1e10, 3)
-	blocks := map[uint64]*statBlock{}
+	blocks, sessions := map[uint64]*statBlock{}, map[uint64]struct{}{}
 	mixed := false
 	var path []uint64
 	var first, last time.Duration
@@ -102,6 +104,9 @@ func Describe(src Source) (*Stat, error) {
 		}
 		last = max(last, q.At)
 		s.Requests++
+		if q.SessionKey != 0 {
+			sessions[q.SessionKey] = struct{}{}
+		}
 		s.rate(q.At-first, uint64(q.ISL))
 		length(isl, &s.ISL, q.ISL)
 		length(osl, &s.OSL, q.OSL)
@@ -142,7 +147,7 @@ func Describe(src Source) (*Stat, error) {
 		saved += uint64(min(reused*q.BlockSize, q.ISL))
 		s.Depths = bump(s.Depths, log2(reused))
 	}
-	s.Span = last - first
+	s.Span, s.Sessions = last-first, len(sessions)
 	if s.Span > 0 {
 		s.RPS = float64(s.Requests) / s.Span.Seconds()
 	}

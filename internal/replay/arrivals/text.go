@@ -14,6 +14,7 @@ func (s *Stat) Rows() [][]string {
 	}
 	rows := [][]string{
 		{"requests", fmt.Sprintf("%s in %s, %.2f/s", table.Count(s.Requests), s.Span.Round(time.Millisecond), s.RPS)},
+		{"sessions", table.Count(uint64(s.Sessions))},
 		{"input tokens", lengths(s.ISL)},
 		{"output tokens", lengths(s.OSL)},
 		{"blocks", fmt.Sprintf("%s of %d tokens, %s distinct, longest prompt %d", table.Count(s.Blocks), s.BlockSize, table.Count(s.Distinct), s.LongestPath)},

@@ -123,9 +123,11 @@ func (r *run) turn() {
 	}
 }
 
-// done counts a request that has ended.
-func (r *run) done() {
+// ended counts a request that has ended, and has the next turn of its session arrive.
+func (f *flight) ended() {
+	r := f.r
 	r.open--
 	r.quiet = r.world.Now()
 	r.eased()
+	r.follow(f.q)
 }

@@ -29,6 +29,8 @@ type Result struct {
 	// KVBlocks is one rank's cache in blocks, 0 without limit.
 	KVBlocks int    `json:"kv_blocks"`
 	Label    string `json:"label,omitempty"`
+	// ClosedLoop is Setup.ClosedLoop.
+	ClosedLoop bool `json:"closed_loop,omitempty"`
 
 	Requests  uint64 `json:"requests"`
 	Completed uint64 `json:"completed"`
@@ -98,7 +100,7 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 
 func (r *run) result() *Result {
 	res := &r.res
-	res.Policy, res.Threshold, res.Auto = string(r.s.Decode), r.s.Rule.Threshold, r.s.Rule.Auto
+	res.Policy, res.Threshold, res.Auto, res.ClosedLoop = string(r.s.Decode), r.s.Rule.Threshold, r.s.Rule.Auto, r.s.ClosedLoop
 	if r.s.Prefill != r.s.Decode {
 		res.Policy += ", prefill " + string(r.s.Prefill)
 	}

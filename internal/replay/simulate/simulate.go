@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
+	"github.com/dynctl/dynctl/internal/router/placement/affinity"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -42,9 +43,16 @@ import (
 type Setup struct {
 	Fleet sim.Fleet
 	decide.Options
-	// Speedup makes requests arrive this many times faster (0 means 1).
+	// Speedup makes requests arrive this many times faster (0 means 1). In a closed loop it
+	// also divides thinking times.
 	Speedup float64
-	Seed    uint64
+	// ClosedLoop has each turn of a session wait for the answer to the turn before it, and
+	// then for its thinking time. A trace without thinking times has the gap between the
+	// two arrivals instead. A turn also follows one that failed. The first turn of a
+	// session, and what has no session, arrives at its own time. The run keeps all
+	// requests in memory.
+	ClosedLoop bool
+	Seed       uint64
 	// Scrape is how old the engines' own load figures may be (default 1 s).
 	Scrape time.Duration
 	// From and To cut the trace; 0 is open.
@@ -90,6 +98,11 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 		return nil, nil, err
 	}
 	defer r.close()
+	if s.ClosedLoop {
+		if src, err = r.turns.hold(src, &r.s); err != nil {
+			return nil, nil, err
+		}
+	}
 	next, stop := iter.Pull2(src)
 	defer stop()
 	r.next = next
@@ -145,18 +158,20 @@ type run struct {
 	base  time.Duration
 	based bool
 	open  int
-	// upcoming is when the next request arrives; quiet is since when none is open.
-	upcoming, quiet time.Duration
-	steps           int // that the world took
-	err             error
-	turns           [2]uint64 // of the decode and of the prefill phase
-	locals          []uint64
-	query           kvindex.Query
+	// coming is when the source's next request arrives; quiet is since when none is open.
+	coming, quiet time.Duration
+	turns         turns
+	steps         int // that the world took
+	err           error
+	robin         [2]uint64 // sequences of round_robin, of the decode and of the prefill phase
+	locals        []uint64
+	query         kvindex.Query
 	// offloads says that engines have blocks outside their devices; looked is then the
 	// prompt that is decided on.
 	offloads bool
 	looked   kvgroup.Prompt
 	decide   decide.Run
+	sessions *affinity.Table
 	costs    *cost.Learner
 	wire     float64 // how many times longer transfers take
 	paces    *pace.Judge[*simRank]
@@ -194,7 +209,7 @@ func newRun(s Setup) (*run, error) {
 	}
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), ledger: ledger.New(),
-		wire: 1, models: map[string][]*workers.Worker{},
+		wire: 1, models: map[string][]*workers.Worker{}, sessions: affinity.New(),
 		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
 		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
@@ -293,13 +308,14 @@ const longGap = time.Hour
 // not depend on how long nothing happens.
 func (r *run) every(period, rest time.Duration, f func()) {
 	f()
-	if r.ended && r.open == 0 {
+	upcoming, ok := r.upcoming()
+	if !ok && r.open == 0 {
 		return
 	}
 	now := r.world.Now()
 	next := now + period
-	if r.open == 0 && now-r.quiet >= rest && r.upcoming > next {
-		next += (r.upcoming - next - 1) / period * period
+	if r.open == 0 && now-r.quiet >= rest && upcoming > next {
+		next += (upcoming - next - 1) / period * period
 	}
 	r.world.At(next, func() { r.every(period, rest, f) })
 }
@@ -360,25 +376,40 @@ func (r *run) arrive() error {
 		if err != nil {
 			return err
 		}
-		if q = next; q.ISL > 0 && q.At >= r.s.From && (r.s.To == 0 || q.At < r.s.To) {
+		if q = next; r.s.simulates(q) {
 			break
 		}
 	}
 	if !r.based {
 		r.base, r.based = q.At, true
 	}
-	after := float64(q.At-r.base) / r.s.Speedup
-	if after > float64(lastArrival) {
-		return fmt.Errorf("request %d arrives %.0f years after the first; this can simulate %.0f: cut the trace with --from and --to, or raise --arrival-speedup", q.Number+1, after/float64(year), float64(lastArrival)/float64(year))
+	at, err := r.due(q, 0, q.At-r.base)
+	if err != nil {
+		return err
 	}
-	r.upcoming = max(time.Duration(after), r.world.Now())
-	r.world.At(r.upcoming, func() {
+	r.coming = max(at, r.world.Now())
+	r.world.At(r.coming, func() {
 		r.route(q)
 		if err := r.arrive(); err != nil {
 			r.err = err
 		}
 	})
 	return nil
+}
+
+// due is when a request arrives that comes so long after a time of the run, before
+// Speedup.
+func (r *run) due(q *arrivals.Request, since, after time.Duration) (time.Duration, error) {
+	at := float64(since) + float64(after)/r.s.Speedup
+	if at > float64(lastArrival) {
+		return 0, fmt.Errorf("request %d arrives %.0f years after the first; this can simulate %.0f: cut the trace with --from and --to, or raise --arrival-speedup", q.Number+1, at/float64(year), float64(lastArrival)/float64(year))
+	}
+	return time.Duration(at), nil
+}
+
+// simulates reports whether a request of the trace is part of the run.
+func (s *Setup) simulates(q *arrivals.Request) bool {
+	return q.ISL > 0 && q.At >= s.From && (s.To == 0 || q.At < s.To)
 }
 
 // flight is one request on its way.
@@ -422,8 +453,8 @@ func (r *run) route(q *arrivals.Request) {
 		r.res.Requests++
 	}
 	for i := range f.chances {
-		f.chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
-		r.turns[i]++
+		f.chances[i] = decide.Chance{Turn: r.robin[i], Draw: r.rng.Uint64()}
+		r.robin[i]++
 	}
 	if r.line.limited {
 		f.wait()
@@ -454,8 +485,9 @@ func (f *flight) choose() decide.Effects {
 // carryOut carries out the newest decision, which is f's.
 func (f *flight) carryOut(e decide.Effects) {
 	r, d := f.r, &f.r.decide
-	if e.ReturnTurn && r.turns[1] == f.chances[1].Turn+1 {
-		r.turns[1]--
+	d.Move(&e, r.sessions, r.clock())
+	if e.ReturnTurn && r.robin[1] == f.chances[1].Turn+1 {
+		r.robin[1]--
 	}
 	p := &d.Plan
 	if p.Err != nil {
@@ -495,6 +527,11 @@ func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *route.Tiers) i
 		*beyond = there.Scale(r.block, 1)
 	}
 	return n * r.block
+}
+
+// Homes is for decide.FleetView.
+func (r *run) Homes(model string, session uint64) affinity.Homes {
+	return r.sessions.Homes(model, session, r.clock())
 }
 
 // Resident is for decide.FleetView.
@@ -615,7 +652,7 @@ func (f *flight) token(o engine.Output) {
 		return
 	}
 	f.held.Release()
-	r.done()
+	f.ended()
 	r.costs.Ended(&f.ran)
 	if f.early {
 		return
@@ -646,7 +683,7 @@ func (f *flight) fail() {
 	if f.held != nil {
 		f.held.Release()
 	}
-	r.done()
+	f.ended()
 	if f.early {
 		return
 	}

@@ -38,7 +38,7 @@ var outside = []string{"internal/bench", "internal/doctor", "internal/replay", "
 // receipts, recordings, and the pure stages with their data.
 var reached = []string{
 	"observe/admin", "observe/adminserver", "observe/pace", "observe/receipt", "observe/trace", "observe/traffic",
-	"placement/attempt", "placement/cost", "placement/decide", "placement/decision", "placement/ledger", "placement/selector",
+	"placement/affinity", "placement/attempt", "placement/cost", "placement/decide", "placement/decision", "placement/ledger", "placement/selector",
 	"forward/disagg", "forward/sse",
 	"cache/kvgroup", "cache/kvindex", "cache/kvstream", "cache/kvtier",
 	"request/admission", "request/api",
@@ -58,6 +58,7 @@ var strict = map[string][]string{
 	"internal/router/request/admission":  {"internal/router/request/api"},
 	"internal/router/placement/decision": {"internal/router/route"},
 	"internal/router/placement/selector": {"internal/router/placement/decision", "internal/router/route"},
+	"internal/router/placement/affinity": {"internal/router/placement/selector"},
 	"internal/router/placement/cost":     {},
 	"internal/router/forward/pair":       {},
 	"internal/router/observe/cause":      {},

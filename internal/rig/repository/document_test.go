@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/cli/commands"
+	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -37,6 +38,21 @@ func TestDocumentSettings(t *testing.T) {
 	}
 	b.WriteString("\n")
 	document(t, "settings", b.String())
+}
+
+// TestDocumentSessions: configuration.md lists where requests name their session.
+func TestDocumentSessions(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("\n| order | where | sent by |\n|---|---|---|\n| 1 | header of `routing.session_header` (`X-Session-ID`) | |\n")
+	for i, s := range routing.SessionNames() {
+		where := "header `" + s.Header + "`"
+		if s.Field != "" {
+			where = "body field `" + s.Field + "`"
+		}
+		fmt.Fprintf(&b, "| %d | %s | %s |\n", i+2, where, s.Clients)
+	}
+	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", len(routing.SessionNames())+2)
+	document(t, "sessions", b.String())
 }
 
 // TestDocumentMetrics keeps the table of metrics equal to what the source

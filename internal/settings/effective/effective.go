@@ -4,6 +4,7 @@ package effective
 
 import (
 	"fmt"
+	"net/http"
 	"net/netip"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -31,13 +32,16 @@ type Settings struct {
 	Connectors map[workers.Connector]disagg.Connector
 	// Bounded says that a limit keeps ranks from taking more.
 	Bounded bool
+	// SessionHeader is routing.session_header in the form that http.Header has it: Get
+	// allocates nothing for it.
+	SessionHeader string
 
 	proxies []netip.Prefix
 }
 
 // New derives the settings of a revision. The error names the setting that cannot be read.
 func New(c settings.Config, origin map[string]string, revision uint64) (*Settings, error) {
-	s := &Settings{Config: c, Origin: origin, Revision: revision, Decisions: c.Decisions()}
+	s := &Settings{Config: c, Origin: origin, Revision: revision, Decisions: c.Decisions(), SessionHeader: http.CanonicalHeaderKey(c.Routing.SessionHeader)}
 	s.Bounded = s.Decisions.Busy != (selector.Busy{})
 	r := &c.Routing
 	var err error

@@ -155,12 +155,19 @@ func why(p *decision.Phase) string {
 		return "the decision has no figures"
 	case p.Eligible == 1:
 		return "the only rank that could be chosen"
-	case policy.Chose() != "":
+	case policy.Chose() != "" && (p.Home == "" || p.Home == p.Chosen):
 		return policy.Chose()
 	case p.Sampled:
 		return fmt.Sprintf("cost %.2f, drawn by temperature", chosen.Cost)
 	case policy.CountsRequests():
 		s := fmt.Sprintf("%.0f requests", chosen.Cost)
+		switch p.Home {
+		case "":
+		case selector.HomeNew:
+			s = "a new session; " + s
+		default:
+			s = "the session could not stay on " + p.Home + "; " + s
+		}
 		if second != nil {
 			s += fmt.Sprintf(", runner-up %s has %.0f", second.Rank, second.Cost)
 		}
@@ -190,7 +197,7 @@ func tie(p *decision.Phase) string {
 		return ""
 	}
 	words := map[string]string{
-		"overlap": "more of the prompt in its cache", "requests": "fewer active requests", "decode": "fewer blocks decoding",
+		"overlap": "more of the prompt in its cache", "requests": "fewer active requests", "decode": "fewer blocks decoding", "session": "first by the session's hash",
 		"resident": "fewer blocks in its cache", "turn": "least recently used", "label": "first by name", "draw": "drawn",
 	}
 	return fmt.Sprintf("; tie of %d ranks, %s", p.Tied, words[p.TieBreak])

@@ -544,3 +544,23 @@ func BenchmarkByRequest(b *testing.B) {
 		ring.Find("nobody")
 	}
 }
+
+// TestWhySession: a session that stays lives on its rank; one that is new or could not stay
+// was placed by load, and the receipt says which.
+func TestWhySession(t *testing.T) {
+	for home, want := range map[string]string{
+		"":        "a/dp0 by session: the session lives there\n",
+		"a/dp0":   "a/dp0 by session: the session lives there\n",
+		"new":     "a/dp0 by session: a new session; 2 requests, runner-up b/dp0 has 2; tie of 2 ranks, first by the session's hash\n",
+		"old/dp0": "a/dp0 by session: the session could not stay on old/dp0; 2 requests, runner-up b/dp0 has 2; tie of 2 ranks, first by the session's hash\n",
+	} {
+		var b strings.Builder
+		phase(&b, "2 decode  ", &decision.Phase{
+			Policy: "session", Verdict: "chosen", Chosen: "a/dp0", RunnerUp: "b/dp0", Eligible: 2, Tied: 2, TieBreak: "session", Home: home,
+			Candidates: []decision.Candidate{{Rank: "a/dp0", Cost: 2}, {Rank: "b/dp0", Cost: 2}},
+		})
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("home %q:\n%s\nwant %s", home, b.String(), want)
+		}
+	}
+}

@@ -141,6 +141,7 @@ type factsLine struct {
 type phaseLine struct {
 	Draw       uint64          `json:"draw,string"`
 	Turn       uint64          `json:"turn"`
+	Home       string          `json:"session_home"`
 	Chosen     string          `json:"chosen"`
 	Candidates []candidateLine `json:"candidates"`
 }
@@ -298,6 +299,7 @@ func (o *object) phase(name string, in *selector.Input, peers []workers.Peer, ch
 		o.quoted("draw", in.Draw)
 	}
 	o.someUint("turn", in.Turn)
+	o.str("session_home", in.Home)
 	o.str("chosen", chosen)
 	if len(in.Candidates) > 0 {
 		o.key("candidates")
@@ -594,7 +596,7 @@ var errNoRank = errors.New(`a candidate without "rank"`)
 func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]workers.Peer) error {
 	*in = selector.Input{
 		Weights: d.Settings.Weights, Busy: d.Settings.Busy, ISL: l.Facts.ISL, BlockSize: l.BlockSize,
-		SessionKey: l.Session, Draw: p.Draw, Turn: p.Turn, Candidates: make([]decision.Candidate, len(p.Candidates)),
+		SessionKey: l.Session, Home: p.Home, Draw: p.Draw, Turn: p.Turn, Candidates: make([]decision.Candidate, len(p.Candidates)),
 	}
 	*peers = make([]workers.Peer, len(p.Candidates))
 	for i := range p.Candidates {

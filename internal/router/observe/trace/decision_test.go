@@ -433,6 +433,7 @@ func FuzzDecision(f *testing.F) {
 			p.ISL, p.BlockSize, p.SessionKey = in.Facts.ISL, block, session
 			fill(reflect.ValueOf(&p.Draw).Elem(), r, text, figure)
 			fill(reflect.ValueOf(&p.Turn).Elem(), r, text, figure)
+			fill(reflect.ValueOf(&p.Home).Elem(), r, text, figure)
 			for i := range p.Candidates {
 				fill(reflect.ValueOf(&p.Candidates[i]).Elem(), r, text, figure)
 				k := &p.Candidates[i]

@@ -281,6 +281,8 @@ func (q *Request) check() error {
 		return fmt.Errorf("%d blocks of %d tokens in a prompt of %d tokens", len(q.Blocks), q.BlockSize, q.ISL)
 	case len(q.Tokens) > 0 && len(q.Tokens) != q.ISL:
 		return fmt.Errorf("%d token ids in a prompt of %d tokens", len(q.Tokens), q.ISL)
+	case q.ThinkUS != nil && (*q.ThinkUS < 0 || *q.ThinkUS > maxTime.Microseconds()):
+		return fmt.Errorf("a thinking time of %d µs: want 0 to 100 years", *q.ThinkUS)
 	}
 	switch q.IDs {
 	case "", LocalIDs, PrefixIDs:

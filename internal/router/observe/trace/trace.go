@@ -192,6 +192,9 @@ type Request struct {
 	// Tokens are the prompt's ids, where they were recorded.
 	Tokens  Tokens `json:"tokens,omitempty"`
 	Session string `json:"session,omitempty"`
+	// ThinkUS is the time in µs from the end of the session's previous answer to this
+	// request; nil where the trace does not have it.
+	ThinkUS *int64 `json:"think_us,omitempty"`
 }
 
 // The kinds of ids.

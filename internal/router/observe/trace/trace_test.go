@@ -41,7 +41,7 @@ func every() []Record {
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 12, Op: Stored, Names: []uint64{1}, Locals: []uint64{3}, Start: -1, Tier: "disk", Domain: "worker", Session: "s", Extra: json.RawMessage(`[{"mm_objects":[]}]`)}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 13, Op: Removed, Names: manyHashes(100), Start: -1}},
 		{Kind: KindEvent, Time: us(11), Rank: "worker-7/dp0", Event: Event{ID: 14, Op: Cleared, Start: -1}},
-		{Kind: KindRequest, Time: us(12), Request: &Request{ID: "r", Model: "m", ISL: 33, OSL: 4, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{5, 6, 7}, Session: "s"}},
+		{Kind: KindRequest, Time: us(12), Request: &Request{ID: "r", Model: "m", ISL: 33, OSL: 4, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{5, 6, 7}, Session: "s", ThinkUS: new(int64)}},
 		{Kind: KindRequest, Time: us(12), Request: &Request{ISL: 3, OSL: 4, Tokens: Tokens{1, 1<<32 - 1, 0}}},
 		{Kind: KindDecision, Time: us(13), Decision: fullDecision()},
 		{Kind: KindOutcome, Time: us(14), Outcome: fullOutcome()},
@@ -99,9 +99,9 @@ func fullDecision() *Decision {
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true,
 			Continues: true, ServerTools: true, PromptLogprobs: true, RoutedExperts: true, MaxTokens: -1,
 		},
-		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Candidates: []decision.Candidate{busy, idle}},
+		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Home: "d/dp1", Candidates: []decision.Candidate{busy, idle}},
 		DecodePeers:  []workers.Peer{{Worker: d}, {Worker: d}},
-		Prefill:      selector.Input{Phase: route.Prefill, Policy: s.Prefill, Draw: 5, Candidates: []decision.Candidate{from}},
+		Prefill:      selector.Input{Phase: route.Prefill, Policy: s.Prefill, Draw: 5, Home: selector.HomeNew, Candidates: []decision.Candidate{from}},
 		PrefillPeers: []workers.Peer{{Worker: p}},
 	}
 	for _, k := range []*selector.Input{&in.Decode, &in.Prefill} {

@@ -206,6 +206,12 @@ func TestSlowDecodeRank(t *testing.T) {
 		{"a session stays", priced(two(1, 5), slow(times), func(in *Input) {
 			in.Decode.Policy, in.Decode.SessionKey = selector.Session, sessionOn(t, in.Decode, 0)
 		}), 0},
+		{"a session stays at its home", priced(two(1, 5), slow(times), func(in *Input) {
+			in.Decode.Policy, in.Decode.SessionKey, in.Decode.Home = selector.Session, 1, in.Decode.Candidates[0].Rank
+		}), 0},
+		{"a new session does not", priced(two(1, 5), slow(times), func(in *Input) {
+			in.Decode.Policy, in.Decode.SessionKey, in.Decode.Home = selector.Session, 1, selector.HomeNew
+		}), 1},
 		{"policy session, without a session", priced(two(1, 5), slow(times), func(in *Input) {
 			in.Decode.Policy = selector.Session
 			for i := range in.Decode.Candidates {

@@ -40,6 +40,7 @@ func fill(out *decision.Phase, in *selector.Input, r *selector.Ranking, limit in
 	if r.Policy == "" {
 		return
 	}
+	out.Home = in.Home
 	for n, i := range r.Order {
 		c := &in.Candidates[i]
 		switch n {

@@ -1,9 +1,12 @@
 package decide
 
 import (
+	"cmp"
 	"errors"
 	"slices"
+	"time"
 
+	"github.com/dynctl/dynctl/internal/router/placement/affinity"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -98,6 +101,9 @@ type FleetView interface {
 	Resident(k *workers.Rank) int
 	// Ledger is the account of the work that was given to ranks.
 	Ledger() *ledger.Ledger
+	// Homes is where a session with a model is; see affinity.Table. It is called for policy
+	// session only.
+	Homes(model string, session uint64) affinity.Homes
 }
 
 // Effects are what a decision requires of its caller. A dry run drops them.
@@ -108,6 +114,9 @@ type Effects struct {
 	// ReturnTurn says that the request has no use for its turn in the prefill
 	// phase: it is the next request's, unless that has one already.
 	ReturnTurn bool
+	// Homes is where the plan sends the session, for affinity.Table's Move; empty for a
+	// phase whose policy is not session, or that the plan does not use.
+	Homes affinity.Homes
 }
 
 // Run is one request with all its attempts. Begin reuses its memory, or Compact and
@@ -163,6 +172,10 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
 	r.settings, r.workers, r.served = s, list, [2]bool{}
 	r.Attempt++
+	var homes affinity.Homes
+	if q.Session != 0 && (s.Decode == selector.Session || s.Prefill == selector.Session) {
+		homes = seen.Homes(q.Model, q.Session)
+	}
 	for _, p := range [...]struct {
 		in     *selector.Input
 		peers  *[]workers.Peer
@@ -178,6 +191,9 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
 			Limit: decision.Kept,
 		}
+		if q.Session != 0 && p.policy == selector.Session {
+			p.in.Home = cmp.Or(homes[index(p.phase)], selector.HomeNew)
+		}
 		if r.list(p.in, p.peers, list, seen, nil) {
 			continue
 		}
@@ -192,7 +208,28 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 		MakePlan(in, &r.Plan)
 	}
 	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != route.Remote
+	if r.Plan.Err == nil && in.Decode.Home != "" {
+		e.Homes[0] = in.Decode.Candidates[r.Plan.DecodeIndex].Rank
+	}
+	if r.Plan.Path == route.Remote && in.Prefill.Home != "" {
+		e.Homes[1] = in.Prefill.Candidates[r.Plan.PrefillIndex].Rank
+	}
 	return e
+}
+
+// Move has a table note where the newest decision sends its session; e is what NextPlan
+// returned.
+func (r *Run) Move(e *Effects, table *affinity.Table, now time.Time) {
+	if e.Homes == (affinity.Homes{}) {
+		return
+	}
+	saw := affinity.Homes{r.In.Decode.Home, r.In.Prefill.Home}
+	for i := range saw {
+		if saw[i] == selector.HomeNew {
+			saw[i] = ""
+		}
+	}
+	table.Move(r.Criteria.Model, r.Criteria.Session, saw, e.Homes, now)
 }
 
 // bringBack makes workers that are kept out by nothing but a condition the candidates of a

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/placement/affinity"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -28,6 +29,8 @@ func (nothing) Overlap(*workers.Worker, *workers.Rank, *route.Tiers) int { retur
 func (nothing) Resident(*workers.Rank) int { return 0 }
 
 func (nothing) Ledger() *ledger.Ledger { return idle }
+
+func (nothing) Homes(string, uint64) affinity.Homes { return affinity.Homes{} }
 
 // well makes a healthy worker.
 func well(name string, role workers.Role) *workers.Worker {
@@ -296,19 +299,20 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 }
 
 // holds is a fleet whose workers hold so many leading tokens of every prompt.
-type holds map[string]int
+type holds struct {
+	nothing
+	tokens map[string]int
+}
 
-func (h holds) Overlap(w *workers.Worker, _ *workers.Rank, _ *route.Tiers) int { return h[w.Name] }
-
-func (holds) Resident(*workers.Rank) int { return 0 }
-
-func (holds) Ledger() *ledger.Ledger { return idle }
+func (h holds) Overlap(w *workers.Worker, _ *workers.Rank, _ *route.Tiers) int {
+	return h.tokens[w.Name]
+}
 
 // TestJudge: where the prompt is computed is measured by kv's costs, whatever the
 // policy was and whatever weights and limits it had.
 func TestJudge(t *testing.T) {
 	list := []*workers.Worker{well("d1", workers.Decode), well("d2", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill)}
-	fleet := holds{"d2": 32, "p1": 96, "p2": 16}
+	fleet := holds{tokens: map[string]int{"d2": 32, "p1": 96, "p2": 16}}
 	for _, c := range []struct {
 		turn      uint64
 		threshold int

@@ -29,11 +29,12 @@ func (in *Input) judged() *cost.Model {
 // passSlowDecode takes another decode rank than a slow one, d, which the policy likes best:
 // the one that it likes best among those that are not slow, unless that has as many times
 // the requests as the slow one takes longer. So a slow rank gets its share of the requests,
-// and goes on to be measured. A session stays where it is. Ranks that the phase keeps out
+// and goes on to be measured. A session stays at its home. Ranks that the phase keeps out
 // stay out.
 func (p *Plan) passSlowDecode(in *Input, phase *selector.Input, d int) int {
 	m := in.judged()
-	if m == nil || phase.Policy == selector.Session && phase.SessionKey != 0 {
+	atHome := phase.Home == "" || phase.Home == phase.Candidates[d].Rank
+	if m == nil || phase.Policy == selector.Session && phase.SessionKey != 0 && atHome {
 		return d
 	}
 	times := func(i int) float64 { return m.Times(in.Decode.Candidates[i].Slot) }

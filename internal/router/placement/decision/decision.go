@@ -76,6 +76,9 @@ type Phase struct {
 	Tied     int    `json:"tied_ranks,omitempty"`
 	TieBreak string `json:"tie_break,omitempty"`
 	Sampled  bool   `json:"sampled,omitempty"`
+	// Home is the rank where policy session had the session before, or "new"; empty where
+	// it was not looked for.
+	Home string `json:"session_home,omitempty"`
 	// Candidates are in the order of the ranking, excluded ones last; Omitted
 	// counts those that did not fit.
 	Candidates []Candidate `json:"candidates"`

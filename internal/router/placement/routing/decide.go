@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/placement/affinity"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -50,10 +51,14 @@ type Decider struct {
 	from  Sources
 	turns [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
 	rng   *drawer
+	// sessions is where policy session has put sessions. A restart forgets them.
+	sessions *affinity.Table
 }
 
 // New makes a decider. The seed is that of the random numbers; 0 takes one of its own.
-func New(s Sources, seed uint64) *Decider { return &Decider{from: s, rng: newDrawer(seed)} }
+func New(s Sources, seed uint64) *Decider {
+	return &Decider{from: s, rng: newDrawer(seed), sessions: affinity.New()}
+}
 
 // Hash names the prompt's blocks at every block size of the candidates. It is timed
 // from start on.
@@ -142,6 +147,7 @@ func (d *Decider) Apply(q *Request, e decide.Effects) {
 		turn := q.Run.Criteria.Chances[1].Turn
 		d.turns[1].CompareAndSwap(turn+1, turn)
 	}
+	q.Run.Move(&e, d.sessions, q.At)
 }
 
 // drawChances gives a request its turns and random numbers, once. A dry run sees those of

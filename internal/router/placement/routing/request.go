@@ -9,6 +9,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/placement/affinity"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -141,6 +142,11 @@ func (q *Request) Resident(k *workers.Rank) int {
 
 // Ledger is for decide.FleetView.
 func (q *Request) Ledger() *ledger.Ledger { return q.decider.from.Ledger }
+
+// Homes is for decide.FleetView.
+func (q *Request) Homes(model string, session uint64) affinity.Homes {
+	return q.decider.sessions.Homes(model, session, q.At)
+}
 
 // Overlap is for decide.FleetView: how many leading tokens of the prompt a rank is known, or
 // where its engine publishes no events is predicted, to hold, and what its other tiers

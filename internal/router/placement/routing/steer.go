@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -73,15 +72,6 @@ func (q *Request) named(name string) (*workers.Worker, *workers.Rank) {
 		}
 	}
 	return nil, nil
-}
-
-// FindSession takes the session that was named, or where that is empty the one that the
-// body names.
-func (q *Request) FindSession(name string, v *api.View) {
-	if f := q.Settings.Routing.SessionField; name == "" && f != "" {
-		name, _ = v.String(f)
-	}
-	q.Run.Criteria.Session = selector.HashSession(name)
 }
 
 // PinToResponse has the request go to the worker that keeps the response of an id for its tenant;

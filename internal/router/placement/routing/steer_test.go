@@ -10,7 +10,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
@@ -96,29 +95,6 @@ func TestSteerTwice(t *testing.T) {
 	h.Set("X-Data-Parallel-Rank", "1")
 	if e := api.FromError(q.Steer(h)); e == nil || e.Status != http.StatusBadRequest {
 		t.Errorf("%+v", e)
-	}
-}
-
-// TestFindSession: the name that is given goes before that in the body, and where there is
-// none there is no session.
-func TestFindSession(t *testing.T) {
-	s := &effective.Settings{}
-	s.Routing.SessionField = "user"
-	q := Request{Details: Details{Settings: s}}
-	v := parse(t, api.Completion, `{"model":"m","prompt":"p","user":"body"}`)
-	for _, c := range []struct {
-		name string
-		v    *api.View
-		want string
-	}{{"header", v, "header"}, {"", v, "body"}, {"", parse(t, api.Completion, `{"model":"m","prompt":"p","user":""}`), ""}, {"", &api.View{}, ""}} {
-		q.FindSession(c.name, c.v)
-		if got := q.Run.Criteria.Session; got != selector.HashSession(c.want) {
-			t.Errorf("%q and %s: %x", c.name, c.v.Body, got)
-		}
-	}
-	s.Routing.SessionField = ""
-	if q.FindSession("", v); q.Run.Criteria.Session != 0 {
-		t.Error("a member of the body that is not asked for")
 	}
 }
 

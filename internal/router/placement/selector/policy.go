@@ -25,7 +25,8 @@ const (
 	PowerOfTwo Policy = "power_of_two"
 	// Random draws one rank.
 	Random Policy = "random"
-	// Session keeps a session on one rank by rendezvous hashing.
+	// Session keeps a session on the rank where it is. A new one goes where LeastLoaded
+	// would send it; ranks of equal load are in the order of the session's hash.
 	Session Policy = "session"
 )
 
@@ -38,7 +39,7 @@ var policies = []policy{
 	{name: RoundRobin, chose: "its turn"},
 	{name: PowerOfTwo, requests: true},
 	{name: Random, chose: "drawn"},
-	{name: Session, chose: "the session lives there"},
+	{name: Session, requests: true, chose: "the session lives there"},
 }
 
 // policy is what others know of a policy.

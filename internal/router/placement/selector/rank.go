@@ -248,6 +248,11 @@ func compareLoad(in *Input, a, b int) (int, TieBreak) {
 	if c := cmp.Compare(x.DecodeBlocks, y.DecodeBlocks); c != 0 {
 		return c, TieDecode
 	}
+	if in.Policy == Session && in.SessionKey != 0 { // the newest turns are this router's alone
+		if c := cmp.Compare(in.sessionHash(x.Rank), in.sessionHash(y.Rank)); c != 0 {
+			return c, TieSession
+		}
+	}
 	if c := cmp.Compare(x.LastTurn, y.LastTurn); c != 0 {
 		return c, TieTurn
 	}
@@ -304,17 +309,25 @@ func rankPowerOfTwo(in *Input, out *Ranking) {
 	moveToFront(out.Order, slices.Index(out.Order, first))
 }
 
-// rankSession orders by rendezvous hash: when a rank goes, only its own
-// sessions move, each to its second choice.
+// rankSession puts the session's home first, if it can be chosen, and the others behind it by
+// load. Where no home was looked for it orders by rendezvous hash.
 func rankSession(in *Input, out *Ranking) {
 	if in.SessionKey == 0 {
 		out.Policy = LeastLoaded
 		byLoad(in, out, in.Limit)
 		return
 	}
+	if in.Home != "" {
+		byLoad(in, out, in.Limit)
+		if k := slices.IndexFunc(out.Order, func(i int) bool { return in.Candidates[i].Rank == in.Home }); k >= 0 {
+			moveToFront(out.Order, k)
+			out.Tied, out.TieBreak = 0, TieNone
+		}
+		return
+	}
 	for _, i := range out.Order {
 		// 53 bits of the hash, as a share of 1: exact in a float64.
-		in.Candidates[i].Cost = float64(mix(in.SessionKey^fnv(in.Candidates[i].Rank))>>11) / (1 << 53)
+		in.Candidates[i].Cost = float64(in.sessionHash(in.Candidates[i].Rank)>>11) / (1 << 53)
 	}
 	order(out.Order, in.Limit, func(a, b int) (int, TieBreak) {
 		x, y := &in.Candidates[a], &in.Candidates[b]
@@ -324,6 +337,9 @@ func rankSession(in *Input, out *Ranking) {
 		return cmp.Compare(x.Rank, y.Rank), TieLabel
 	})
 }
+
+// sessionHash is the rendezvous hash of the session and a rank: the least one is first.
+func (in *Input) sessionHash(rank string) uint64 { return mix(in.SessionKey ^ fnv(rank)) }
 
 // tied counts the ranks that share the cost of the first in order.
 func tied(in *Input, out *Ranking) int {

@@ -406,6 +406,52 @@ func TestRandomIsUniform(t *testing.T) {
 	}
 }
 
+// TestSessionHome: a session stays at its home, however loaded that is, while it can be
+// chosen. A new one, and one that cannot stay, goes to the least loaded rank. Ranks of equal
+// load are in the order of the session's hash, whatever this router has sent there last.
+func TestSessionHome(t *testing.T) {
+	c := named("a/dp0", "b/dp0", "c/dp0", "d/dp0")
+	for i := range c {
+		c[i].ActiveRequests = []int{3, 1, 2, 1}[i]
+	}
+	c[1].DecodeBlocks = 1
+	for _, tt := range []struct {
+		home string
+		out  int // the candidate that is kept out, from 1
+		want string
+	}{
+		{HomeNew, 0, "d/dp0 b/dp0 c/dp0 a/dp0"},
+		{"a/dp0", 0, "a/dp0 d/dp0 b/dp0 c/dp0"},
+		{"a/dp0", 1, "d/dp0 b/dp0 c/dp0"},
+		{"a/dp0", 4, "a/dp0 b/dp0 c/dp0"},
+		{"gone/dp0", 0, "d/dp0 b/dp0 c/dp0 a/dp0"},
+	} {
+		list := slices.Clone(c)
+		if tt.out > 0 {
+			list[tt.out-1].KeptOut = "draining"
+		}
+		if got, out := rank(Input{Policy: Session, SessionKey: 7, Home: tt.home, Candidates: list}); strings.Join(got, " ") != tt.want || out.Policy != Session {
+			t.Errorf("home %q, without %d: %v by %s, want %s", tt.home, tt.out, got, out.Policy, tt.want)
+		}
+	}
+	many := make([]decision.Candidate, 200)
+	for i := range many {
+		many[i] = decision.Candidate{Rank: fmt.Sprintf("w%03d/dp0", i), LastTurn: uint64(i * 7 % 200), ActiveRequests: i % 2}
+	}
+	if got, _ := rank(Input{Policy: Session, SessionKey: 7, Home: "w199/dp0", Candidates: many, Limit: 4}); got[0] != "w199/dp0" || len(got) != 4 {
+		t.Errorf("%v are the best of many, want the home before all", got)
+	}
+	for key := uint64(1); key < 50; key++ {
+		idle := named("a/dp0", "b/dp0", "c/dp0", "d/dp0")
+		hash, _ := rank(Input{Policy: Session, SessionKey: key, Candidates: idle})
+		idle[key%4].LastTurn = key
+		if got, out := rank(Input{Policy: Session, SessionKey: key, Home: HomeNew, Candidates: idle}); !slices.Equal(got, hash) || out.Tied != 4 || out.TieBreak != TieSession {
+			t.Errorf("session %d: %v with a tie of %d by %q, want %v", key, got, out.Tied, out.TieBreak, hash)
+		}
+	}
+}
+
+// TestSession: where no home was looked for, a session is where its hash has it.
 func TestSession(t *testing.T) {
 	c := make([]decision.Candidate, 16)
 	for i := range c {
@@ -517,6 +563,7 @@ func drawInput(t *rapid.T) Input {
 		Weights: DefaultWeights(),
 		ISL:     rapid.IntRange(0, 5000).Draw(t, "isl"), BlockSize: rapid.SampledFrom([]int{0, 1, 16, 64}).Draw(t, "bs"),
 		Draw: rapid.Uint64().Draw(t, "draw"), Turn: rapid.Uint64().Draw(t, "turn"), SessionKey: rapid.Uint64Range(0, 3).Draw(t, "key"),
+		Home: rapid.SampledFrom([]string{"", HomeNew, "w000", "w007"}).Draw(t, "home"),
 		Busy: Busy{PrefillTokens: 400},
 	}
 	in.Weights.Temperature = rapid.SampledFrom([]float64{0, 0, 0.5}).Draw(t, "temperature")
@@ -642,7 +689,7 @@ func TestKVOrderMatchesModel(t *testing.T) {
 }
 
 func benchInput(n int, p Policy) Input {
-	in := Input{Phase: route.Aggregated, Policy: p, Weights: DefaultWeights(), ISL: 8192, BlockSize: 16, SessionKey: 42, Draw: 1 << 60, Limit: 4}
+	in := Input{Phase: route.Aggregated, Policy: p, Weights: DefaultWeights(), ISL: 8192, BlockSize: 16, SessionKey: 42, Home: HomeNew, Draw: 1 << 60, Limit: 4}
 	for i := range n {
 		in.Candidates = append(in.Candidates, decision.Candidate{
 			Rank: fmt.Sprintf("worker-%03d/dp%d", (i*37)%n, i%8), Slot: uint32(i),

@@ -112,12 +112,20 @@ type Input struct {
 	Veto []string
 	// SessionKey is HashSession of the session's name; 0 when there is none.
 	SessionKey uint64
+	// Home is the label of the rank where policy session has the session, or HomeNew. It is
+	// empty in decisions that did not look for one: Rank goes by the session's hash alone
+	// then, as all decisions did before there were homes.
+	Home string
 	// Draw is the request's random number in this phase, Turn its number in the
 	// phase's round-robin sequence. Retries have those of the first attempt.
 	Draw, Turn uint64
 	// Limit is how many ranks need to be ordered; 0 orders all of them.
 	Limit int
 }
+
+// HomeNew is the home of a session that has none yet. It is no rank's label: those end with
+// the number of a data-parallel rank.
+const HomeNew = "new"
 
 // The codes of candidates that were excluded: "given" for the caller's own reasons,
 // or the metric that is over its limit.
@@ -187,6 +195,7 @@ const (
 	TieRequests TieBreak = "requests" // fewer active requests
 	TieDecode   TieBreak = "decode"   // fewer active decode blocks
 	TieResident TieBreak = "resident" // fewer blocks in the cache
+	TieSession  TieBreak = "session"  // first by the session's hash (session)
 	TieTurn     TieBreak = "turn"     // least recently given work
 	TieLabel    TieBreak = "label"    // first by name
 	TieDraw     TieBreak = "draw"     // drawn among equals (kv_dynamo)
