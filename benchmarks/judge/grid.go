@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"hash/crc32"
 	"strings"
 	"time"
 
@@ -36,7 +37,7 @@ const agentsAtATime = 128
 
 var workloads = []workload{
 	{name: conversation, blocks: 4096, padded: "16a"},
-	{name: "agents", blocks: 2600, closed: true, padded: "4p12d"},
+	{name: "agents", blocks: 1024, closed: true, padded: "4p12d"},
 	{name: "chats", blocks: 4096, padded: "16a"},
 	{name: "documents", blocks: 4096, padded: "4p12d"},
 	{name: "bursts", blocks: 4096, padded: "2p14d"},
@@ -97,12 +98,20 @@ func (c column) in(fleet sim.Fleet) string {
 func setup(w *workload, fleet sim.Fleet, c *column, changes []replay.Change, speed float64, seed uint64) simulate.Setup {
 	s := simulate.Setup{
 		Fleet: fleet, Options: simulate.Decisions(c.policy, c.threshold),
-		Speedup: speed, Seed: seed, TTFT: ttft, ITL: itl, SlowFactor: settings.Default().Health.SlowFactor,
+		Speedup: speed, ClosedLoop: w.closed, Seed: seed, TTFT: ttft, ITL: itl, SlowFactor: settings.Default().Health.SlowFactor,
 	}
 	if c.policy == subject {
 		s.Options = replay.Changed(s.Options, changes)
 	}
 	return s
+}
+
+// engines names the times of a fleet's engines.
+func (w *workload) engines(fleet string) string {
+	if w.padded == fleet {
+		return fmt.Sprintf("padded-%x", crc32.ChecksumIEEE(padded))
+	}
+	return "mocker"
 }
 
 // fleet makes the engines of a workload. Where they pad their steps, profile is the file

@@ -20,6 +20,8 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/replay"
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/replay/simulate"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 )
 
 //go:embed padded.yaml
@@ -180,6 +182,11 @@ func run(ctx context.Context, o *options, log io.Writer) (_ *judgement, err erro
 			return nil, fmt.Errorf("-set: %w", err)
 		}
 		b.changes = append(b.changes, c)
+	}
+	for i, idle := range replay.Idle(simulate.Decisions(subject, decide.Threshold{Auto: true}), b.changes, replay.Ranks{Split: true, Alone: true}) {
+		if idle {
+			return nil, fmt.Errorf("-set %s has no effect on policy %s", b.changes[i], subject)
+		}
 	}
 	j.Set = setting(b.changes)
 	for _, text := range o.policies {

@@ -44,7 +44,7 @@ func TestCommandLine(t *testing.T) {
 // finds all runs made.
 func TestSmallJudgement(t *testing.T) {
 	dir := t.TempDir()
-	args := []string{"-dir", dir, "-tuning", "documents", "-judging", "conversation,agents", "-conversation", filepath.Join(dir, "none"), "-half", "tuning", "-fleets", "4p12d", "-requests", "24", "-seeds", "2", "-more", "random:0"}
+	args := []string{"-dir", dir, "-tuning", "documents", "-judging", "conversation,agents", "-conversation", filepath.Join(dir, "none"), "-half", "tuning", "-fleets", "4p12d", "-requests", "150", "-seeds", "2", "-more", "random:0"}
 	var first, again, log bytes.Buffer
 	code, err := start(t.Context(), args, &first, &log)
 	if code != cli.ExitInvalid || err != nil {
@@ -52,7 +52,7 @@ func TestSmallJudgement(t *testing.T) {
 	}
 	for _, want := range []string{
 		"| documents | 4p12d padded | 0.5 (×", "| kv:never", "| random:0", "## Tuning half", "The worst cells:",
-		"not judged: only the tuning half was run", "not judged: 24 requests and 2 seeds", "not judged: fleet 16a was not run",
+		"not judged: only the tuning half was run", "not judged: 150 requests and 2 seeds", "not judged: fleet 16a was not run",
 	} {
 		if !strings.Contains(first.String(), want) {
 			t.Errorf("no %q in\n%s", want, first.String())

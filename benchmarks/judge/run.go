@@ -127,7 +127,7 @@ const firstSpeed = 4
 // limit finds how many times faster than its own pace a fleet serves a workload by its best
 // policy.
 func (b *bench) limit(ctx context.Context, w *workload, fleet string) (float64, error) {
-	key := fmt.Sprintf("%s %s requests=%d seeds=%d", w.name, fleet, b.requests, b.seeds)
+	key := fmt.Sprintf("%s %s requests=%d seeds=%d kv_blocks=%d engines=%s", w.name, fleet, b.requests, b.seeds, w.blocks, w.engines(fleet))
 	if v, ok := b.store.limit(key); ok {
 		return v, nil
 	}

@@ -59,14 +59,7 @@ func readConversation(path string) ([]arrivals.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []arrivals.Request
-	for q, err := range src {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, *q)
-	}
-	return all, nil
+	return arrivals.Keep(src)
 }
 
 // unpacked is the content of a file, plain or with gzip, and at most a byte more than the

@@ -18,17 +18,15 @@ type Ranks struct {
 	Offload bool
 }
 
-// Idle returns those of the changes that cannot alter a decision under settings s over such
+// Idle reports of each change whether it cannot alter a decision under settings s over such
 // ranks, the other changes being made: as where the policy does not look at a weight. A
 // change to the value that is set already is not idle.
-func Idle(s decide.Options, list []Change, ranks Ranks) []Change {
+func Idle(s decide.Options, list []Change, ranks Ranks) []bool {
 	with := Changed(s, list)
-	var idle []Change
+	idle := make([]bool, len(list))
 	for i := range list {
 		without := Changed(s, slices.Delete(slices.Clone(list), i, i+1))
-		if with != without && !ranks.matters(&with, &without) {
-			idle = append(idle, list[i])
-		}
+		idle[i] = with != without && !ranks.matters(&with, &without)
 	}
 	return idle
 }
