@@ -13,4 +13,4 @@ cd "$(dirname "$0")/.."
 CGO_ENABLED=0 go build -trimpath -o bin/judge-policies ./benchmarks/judge
 # Weights and constants of kv may be chosen on the first two workloads only. The others judge
 # them.
-exec bin/judge-policies -tuning chats,documents -judging conversation,agents,bursts "$@"
+exec bin/judge-policies -tuning agents,documents -judging conversation,chats,bursts "$@"

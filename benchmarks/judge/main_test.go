@@ -15,7 +15,7 @@ import (
 
 // TestCommandLine: wrong flags are refused with what to do.
 func TestCommandLine(t *testing.T) {
-	halves := []string{"-tuning", "chats,documents", "-judging", "conversation,agents,bursts"}
+	halves := []string{"-tuning", "agents,documents", "-judging", "conversation,chats,bursts"}
 	for _, tt := range []struct {
 		args []string
 		want string
@@ -44,7 +44,7 @@ func TestCommandLine(t *testing.T) {
 // finds all runs made.
 func TestSmallJudgement(t *testing.T) {
 	dir := t.TempDir()
-	args := []string{"-dir", dir, "-tuning", "documents", "-judging", "conversation,agents", "-conversation", filepath.Join(dir, "none"), "-half", "tuning", "-fleets", "4p12d", "-requests", "150", "-seeds", "2", "-more", "random:0"}
+	args := []string{"-dir", dir, "-tuning", "documents", "-judging", "conversation,chats", "-conversation", filepath.Join(dir, "none"), "-half", "tuning", "-fleets", "4p12d", "-requests", "150", "-seeds", "2", "-more", "random:0"}
 	var first, again, log bytes.Buffer
 	code, err := start(t.Context(), args, &first, &log)
 	if code != cli.ExitInvalid || err != nil {
