@@ -191,7 +191,7 @@ func run(ctx context.Context, o *options, log io.Writer) (_ *judgement, err erro
 	j.Set = setting(b.changes)
 	for _, text := range o.policies {
 		c, err := parseColumn(text)
-		if err != nil { // until all policies of the rule exist
+		if err != nil { // this build lacks a policy of the rule
 			j.NotJudged = append(j.NotJudged, err.Error())
 			continue
 		}
