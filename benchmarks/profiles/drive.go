@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
@@ -184,21 +184,8 @@ func aggregated(t engine.Timing, l load) (times, error) {
 
 // mean is 0 for no values.
 func mean(v []float64) float64 {
-	sum := 0.0
-	for _, x := range v {
-		sum += x
-	}
-	return sum / float64(max(len(v), 1))
-}
-
-// quantile interpolates between the values; 0 for none.
-func quantile(v []float64, q float64) float64 {
 	if len(v) == 0 {
 		return 0
 	}
-	v = slices.Sorted(slices.Values(v))
-	at := q * float64(len(v)-1)
-	i := min(int(at), len(v)-1)
-	j := min(i+1, len(v)-1)
-	return v[i] + (at-float64(i))*(v[j]-v[i])
+	return stats.Mean(v)
 }

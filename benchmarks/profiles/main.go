@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 )
@@ -162,7 +163,10 @@ func judge(p engine.Profile, rows []row) (ttft, tpot profiles.Errors, err error)
 		}
 	}
 	errorsOf := func(v []float64) profiles.Errors {
-		return profiles.Errors{Median: round(quantile(v, 0.5), 10), P90: round(quantile(v, 0.9), 10)}
+		if len(v) == 0 {
+			return profiles.Errors{}
+		}
+		return profiles.Errors{Median: round(stats.Median(v), 10), P90: round(stats.Quantile(v, 0.9), 10)}
 	}
 	return errorsOf(a), errorsOf(b), nil
 }

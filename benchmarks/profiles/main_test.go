@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/rig/repository"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 )
@@ -21,27 +22,7 @@ var update = flag.Bool("update", false, "write the tables of docs/profiles.md")
 // document keeps a table of docs/profiles.md equal to want.
 func document(t *testing.T, part, want string) {
 	t.Helper()
-	const path = "docs/profiles.md"
-	begin, end := "<!-- "+part+": written by go test ./benchmarks/profiles -update -->\n", "<!-- end of "+part+" -->"
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(raw), begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no table %s", path, part)
-	}
-	whole := head + begin + want + end + tail
-	if string(raw) == whole {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s: %s is out of date, want\n%srun go test ./benchmarks/profiles -update", path, part, want)
-	}
-	if err := os.WriteFile(path, []byte(whole), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	repository.Document(t, "docs/profiles.md", part, want, "go test ./benchmarks/profiles -update", *update)
 }
 
 // The errors that each profile is shipped with are those that the simulator makes on the

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/loopback"
@@ -30,6 +32,17 @@ type TargetFlags struct {
 	Profile string
 	// Verbose shows the log of a router in this process.
 	Verbose bool
+}
+
+// Add adds the flags that all commands with a target have.
+func (f *TargetFlags) Add(fl *pflag.FlagSet) {
+	fl.StringVar(&f.Data, "data", "", "data plane `URL` of that router, when it is not what the router says")
+	f.Access.Add(fl)
+	f.Access.AddData(fl)
+	fl.StringArrayVar(&f.Decode, "decode", nil, "engine that decodes, `URL[,key=value,...]` (repeatable)")
+	fl.StringArrayVar(&f.Worker, "worker", nil, "engine that does both, `URL[,key=value,...]` (repeatable)")
+	fl.StringVar(&f.Connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settings.Lookup("routing.connector").Values, "|"))
+	fl.BoolVar(&f.Verbose, "verbose", false, "show the log of the router in this process")
 }
 
 // Target is what bench measures and doctor examines: a router, or engines behind a router

@@ -4,11 +4,14 @@
 package loopback
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -225,6 +228,30 @@ func Wait(ctx context.Context, what string, cond func() error) error {
 		return nil
 	}
 	return fmt.Errorf("waited in vain for %s: %w (%w)", what, err, ctx.Err())
+}
+
+// Post sends v as JSON to a path of the data plane, with headers as names and values, and
+// reads the answer to its end.
+func (g *Rig) Post(ctx context.Context, path string, v any, headers ...string) (status int, header http.Header, answer []byte, err error) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, g.URL+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	q.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		q.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := g.Client.Do(q)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, resp.Header, answer, err
 }
 
 // Ready waits until every worker is usable and every feed is trusted.

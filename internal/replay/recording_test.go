@@ -229,3 +229,17 @@ func play(t testing.TB, raw []byte, o Options) *Report {
 	}
 	return rep
 }
+
+func playFile(t testing.TB, path string, o Options) *Report {
+	t.Helper()
+	r, err := trace.Open(path, nil, trace.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	rep, err := Play(t.Context(), r, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep
+}

@@ -111,21 +111,21 @@ func (r *Report) Text(out io.Writer) error {
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
 	printable.Fprintf(out, "\nRESULT  %s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
-	state := func(n uint64) string {
+	state := func(n uint64, some string) string {
 		if n == 0 {
 			return "ok"
 		}
-		return "REAL"
+		return some
 	}
 	rows := [][]string{
 		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), ""},
 		{"    proven", "-", table.Count(v.Proven), table.Percent(v.Match())},
-		{"    taken on trust", "-", table.Count(v.OnTrust), map[bool]string{true: "with recorded figures, see below", false: "ok"}[v.OnTrust > 0]},
-		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), map[bool]string{true: "tie-break", false: "ok"}[v.TieBreaks > 0]},
-		{"    the router had other rules", "-", table.Count(v.OtherRules), map[bool]string{true: "another version", false: "ok"}[v.OtherRules > 0]},
-		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real)},
-		{"  cannot be made again", "-", table.Count(v.Unverifiable), map[bool]string{true: "the recording lacks something", false: "ok"}[v.Unverifiable > 0]},
-		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), map[bool]string{true: "the replay has others", false: "ok"}[v.InputsDiffer > 0]},
+		{"    taken on trust", "-", table.Count(v.OnTrust), state(v.OnTrust, "with recorded figures, see below")},
+		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), state(v.TieBreaks, "tie-break")},
+		{"    the router had other rules", "-", table.Count(v.OtherRules), state(v.OtherRules, "another version")},
+		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real, "REAL")},
+		{"  cannot be made again", "-", table.Count(v.Unverifiable), state(v.Unverifiable, "the recording lacks something")},
+		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), state(v.InputsDiffer, "the replay has others")},
 		{"  made while events arrived", "-", table.Count(v.Raced), "equal with a state of that moment"},
 		{"  caches before the recording", "-", table.Count(v.Unknown), "recorded figures taken"},
 		{"  found by the engine's names", "-", table.Count(v.ByNames), "recorded overlaps taken"},

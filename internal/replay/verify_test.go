@@ -393,18 +393,10 @@ func TestUntrusted(t *testing.T) {
 // TestCaptures plays the captures of real engines and of an independent
 // simulator.
 func TestCaptures(t *testing.T) {
-	for name, blocks := range map[string]int64{"kvevents-vllm-0.32.0-real.jsonl.gz": 1, "kvevents-vllm-format.jsonl.gz": 1} {
+	for _, name := range []string{"kvevents-vllm-0.32.0-real.jsonl.gz", "kvevents-vllm-format.jsonl.gz"} {
 		t.Run(name, func(t *testing.T) {
-			r, err := trace.Open(filepath.Join("..", "..", "testdata", "captures", name), nil, trace.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			rep, err := Play(t.Context(), r, Options{})
-			r.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if rep.Blocks < blocks || rep.Counts.Unreadable != 0 || rep.Counts.Gaps != 0 || len(rep.Ranks) != 5 {
+			rep := playFile(t, filepath.Join("..", "..", "testdata", "captures", name), Options{})
+			if rep.Blocks == 0 || rep.Counts.Unreadable != 0 || rep.Counts.Gaps != 0 || len(rep.Ranks) != 5 {
 				t.Errorf("%+v", rep.Counts)
 			}
 		})
@@ -419,15 +411,7 @@ func TestOwnCapture(t *testing.T) {
 		t.Fatalf("no recordings: %v", err)
 	}
 	for _, path := range paths {
-		r, err := trace.Open(path, nil, trace.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		rep, err := Play(t.Context(), r, Options{Verify: true})
-		r.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := playFile(t, path, Options{Verify: true})
 		v := rep.Verify
 		want := *v
 		want.Proven, want.InputsDiffer, want.Unknown, want.Unverifiable = v.Decisions, 0, 0, 0
@@ -551,23 +535,14 @@ func TestKeptRecordingsVerify(t *testing.T) {
 	}
 	explored := map[string]uint64{"sim-2p4d-auto-explore.jsonl.zst": 3}
 	for _, path := range files {
-		r, err := trace.Open(path, nil, trace.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		rep, err := Play(t.Context(), r, Options{Verify: true})
-		if err != nil {
-			t.Fatal(err)
-		}
 		other := explored[filepath.Base(path)]
-		if v := rep.Verify; v.Decisions < 70 || v.Proven+other != v.Decisions || v.OtherRules != other {
+		if v := playFile(t, path, Options{Verify: true}).Verify; v.Decisions < 70 || v.Proven+other != v.Decisions || v.OtherRules != other {
 			t.Errorf("%s: %d of %d decisions are proven, %d are of other rules, want %d; %+v", path, v.Proven, v.Decisions, v.OtherRules, other, v.First)
 		} else if other > 0 && (v.First == nil || len(v.First.Because) != 1) {
 			t.Errorf("%s: the first that explored has no one reason: %+v", path, v.First)
 		} else if other > 0 && (!strings.Contains(v.First.Because[0], "routing.explore") || !strings.HasPrefix(v.First.Recorded, "local ")) {
 			t.Errorf("%s: the first that explored was recorded as %q and differs by %q", path, v.First.Recorded, v.First.Because[0])
 		}
-		r.Close()
 	}
 }
 

@@ -28,7 +28,7 @@ func TestBadConnections(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, *rig, *tap)
-	}{{"bodies", badBodies}, {"headers", headerInjection}, {"slow and half closed", slowAndHalfClosedClients}, {"smuggling", smuggling}} {
+	}{{"bodies", badBodies}, {"headers", headerInjection}, {"slow and half closed", slowAndHalfClosedClients}, {"smuggling", smuggling}, {"chunks", chunkedBodies}, {"HTTP/2", otherVersions}} {
 		t.Run(c.name, func(t *testing.T) {
 			p.set(nil)
 			r.set(func(*settings.Config) {})

@@ -207,8 +207,8 @@ func TestNativeStreamGoesOnElsewhere(t *testing.T) {
 				}
 				t.Logf("stop %q: %d streams went on elsewhere, refused %v", stop, moved, refused)
 			}
-			// On a slow machine events have many tokens, and are few.
-			if all < 3 || cuts > 40 && min(ended, torn, alone) == 0 {
+			// On a slow machine events have many tokens, and are few: then not every kind of cut occurs.
+			if cuts > 40 && (all < 3 || min(ended, torn, alone) == 0) {
 				t.Errorf("of %d streams %d went on elsewhere, %d to a stop string; %d were cut within a character, %d where the tokens of the text are unknown", cuts, all, ended, torn, alone)
 			}
 		})

@@ -178,7 +178,7 @@ func BenchmarkObserved(b *testing.B) {
 			for b.Loop() {
 				x.closed, x.status = false, http.StatusOK
 				now := time.Now()
-				x.record = lifecycle.Record{To: &r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
+				x.record = lifecycle.Record{To: r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
 				x.record.Tokenized(q.Prompt.Source)
 				x.record.Decided()
 				leg := x.record.BeginLeg(route.Decode, peer, nil)

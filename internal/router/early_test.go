@@ -53,6 +53,8 @@ func TestKeepAlive(t *testing.T) {
 		{name: "a failure in time", set: aggregated, decode: fakeengine.JSON(500, `{"error":"x"}`), status: 500, then: []string{`{"error":"x"}`}},
 		{name: "a refusal", set: aggregated, decode: fakeengine.JSON(400, `{"error":"x"}`).After(takes), status: 200, comments: 2, then: []string{`data: {"error":`}},
 		{name: "a failure of messages", set: aggregated, path: "/v1/messages", body: `"messages":[{"role":"user","content":"x"}],"max_tokens":1`, decode: fakeengine.JSON(500, `{"error":"x"}`).After(takes), status: 200, comments: 2, then: []string{"event: error\n"}},
+		{name: "a failure of responses", set: aggregated, path: "/v1/responses", body: `"input":"x"`, decode: fakeengine.JSON(500, `{"error":"x"}`).After(takes), status: 200, comments: 2, then: []string{"event: error\n"}},
+		{name: "a failure of chats behind a prefill", set: pair, path: "/v1/chat/completions", body: `"messages":[{"role":"user","content":"` + strings.Repeat("word ", 200) + `"}],"max_tokens":1`, prefill: takes, decode: fakeengine.JSON(500, `{"error":"x"}`).After(takes), status: 200, comments: 4, then: []string{`data: {"error":`, "[DONE]"}},
 		{name: "no stream in the answer", set: aggregated, decode: fakeengine.JSON(200, `{"choices":[]}`).After(takes), status: 200, comments: 2, then: []string{`data: {"error":`, "timeouts.sse_keepalive"}},
 		{name: "no stream", set: aggregated, body: prompt + `,"stream":false`, decode: fakeengine.JSON(200, `{"choices":[]}`).After(takes), status: 200, then: []string{`{"choices":[]}`}},
 		{name: "comments of the engine, off", set: aggregated, off: true, decode: fakeengine.Stream(append([]string{comment, comment}, chunks...)...).Every(every), status: 200, comments: 2, then: []string{`"text":"F"`, "[DONE]"}},

@@ -56,7 +56,7 @@ func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange 
 	*x = exchange{r: r, w: w, req: req, call: serving.New()}
 	c := x.call
 	c.Start, c.Record, c.Idle = time.Now(), &x.record, x
-	x.record = lifecycle.Record{To: &r.stream, Start: c.Start, Routing: &c.Routing}
+	x.record = lifecycle.Record{To: r.stream, Start: c.Start, Routing: &c.Routing}
 	return x
 }
 
@@ -82,7 +82,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// A proxy that believed a length beside a chunked body would take what follows for
 	// a request: nothing may follow. And clients must not keep connections to a router
 	// that is leaving.
-	if len(req.TransferEncoding) > 0 || r.drain.On() {
+	if len(req.TransferEncoding) > 0 && admission.MayHaveLength(req.Context()) || r.drain.On() {
 		w.Header()["Connection"] = []string{"close"}
 	}
 	switch req.URL.Path {
@@ -158,6 +158,7 @@ func (x *exchange) serve() error {
 	s := r.settings.Load()
 	c.Routing.Settings = s
 	if keys := r.secure.Keys(); keys != nil {
+		c.KeyHidden = true
 		var reason string
 		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.record.Start); err != nil {
 			return x.refuse(reason, err)
@@ -281,8 +282,12 @@ func wantsUsage(v *api.View) bool {
 func (x *exchange) enter() error {
 	l, c := x.r.limiter, x.call
 	c.Owner, c.Claim = x.key.Owner(), x.key.Claim()
-	err := x.ctx.Err()
-	if err != nil || l.TryEnter() {
+	// Also where nothing waits: a header must not be wrong only under load.
+	err := c.Claim.ReadHeaders(x.req.Header, c.Routing.Settings.Routing.AllowHeaders)
+	if err != nil {
+		return x.refuse("request", err)
+	}
+	if err = x.ctx.Err(); err != nil || l.TryEnter() {
 		return err
 	}
 	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())

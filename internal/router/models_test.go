@@ -3,6 +3,7 @@ package router_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -116,12 +117,39 @@ func TestModelsOfRequests(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, *rig, *tap)
-	}{{"none of several", noModelOfSeveral}, {"the default", defaultModel}, {"none of one", noModelOfOne}} {
+	}{{"none of several", noModelOfSeveral}, {"the default", defaultModel}, {"loaded since", adapterLoadedSince}, {"none of one", noModelOfOne}} {
 		t.Run(c.name, func(t *testing.T) {
 			r.set(func(*settings.Config) {})
 			c.test(t, r.in(t), p)
 		})
 	}
+}
+
+// adapterLoadedSince: a name that no worker has reported is looked for once more, so that an
+// adapter which an engine has loaded at run time serves from then on.
+func adapterLoadedSince(t *testing.T, r *rig, p *tap) {
+	body := []byte(`{"model":"late","prompt":"x"}`)
+	r.send(http.MethodPost, "/v1/completions", body).refused(t, http.StatusNotFound, "model_not_found")
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case q.URL.Path == "/v1/models" && strings.HasSuffix(engine, "-1"):
+			_, _ = w.Write([]byte(`{"object":"list","data":[{"id":"blue","owned_by":"vllm"},{"id":"late","owned_by":"vllm","parent":"blue"}]}`))
+		case q.URL.Path == "/v1/completions":
+			_, _ = w.Write([]byte(`{"by":"` + engine + `"}`))
+		default:
+			return false
+		}
+		return true
+	})
+	defer p.answering()
+	r.eventually("the adapter", func() error { // the fleet is read again a few seconds after the first look
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", body)
+		if err == nil && (a.status != http.StatusOK || !strings.Contains(a.String(), `-1"`)) {
+			err = errors.New(a.String())
+		}
+		return err
+	})
 }
 
 // engineCall is the call that the newest request has become.

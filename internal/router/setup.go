@@ -70,7 +70,7 @@ func newBase(ctx context.Context, o *Options, first *effective.Settings) (*base,
 		eventlog.Print(b.log, &e, time.Since(b.started) < introduction)
 	})
 	var err error
-	if b.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
+	if b.tracer, err = telemetry.NewTracer(ctx, &o.Config.Trace, o.Version); err != nil {
 		return nil, err
 	}
 	b.secure, err = control.NewSecure(control.SecureOptions{
@@ -172,7 +172,7 @@ type observing struct {
 	costs    *outcome.Collector
 	// untrusted reports whether the index may be wrong about the rank with a slot.
 	untrusted func(slot uint32) bool
-	stream    lifecycle.Stream
+	stream    *lifecycle.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
@@ -205,30 +205,17 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		BlockOf: b.blockOf,
 	})
 	l.untrusted = func(slot uint32) bool { return e.feeds.Untrusted(kvindex.Rank(slot)) }
-	// The order of effects. Receipts come before counts and logs, so that whoever sees those
-	// finds the receipt written; a recording comes last and gets complete receipts.
-	l.stream = *lifecycle.NewStream(
-		lifecycle.Pace(l.slow),
-		lifecycle.Receipts(l.untrusted),
-		lifecycle.Ranks(e.fleet),
-		lifecycle.Traffic(&l.traffic),
-		lifecycle.Metrics(b.metrics),
-		lifecycle.TokensByTenant(b.metrics),
-		lifecycle.Spans(),
-		lifecycle.Recompute(l.compute),
-		lifecycle.Contradictions(watch.NewContradictions(watch.ContradictionsOptions{
+	l.stream = (&lifecycle.Consumers{
+		Slow: l.slow, Untrusted: l.untrusted, Ranks: e.fleet, Traffic: &l.traffic, Metrics: b.metrics, Recompute: l.compute,
+		Contradictions: watch.NewContradictions(watch.ContradictionsOptions{
 			Removed: func(k *workers.Rank) (uint64, bool) {
 				x, ok := e.index.RankStats(kvindex.Rank(k.Slot))
 				return x.Removed, ok && e.fleet.Fed(k) && !e.feeds.Untrusted(kvindex.Rank(k.Slot))
 			},
 			Distrust: e.fleet.Distrust,
-		})),
-		lifecycle.Failures(&l.failures, b.event),
-		lifecycle.Costs(l.costs),
-		lifecycle.Progress(),
-		lifecycle.AccessLog(o.AccessLog),
-		lifecycle.Recording(o.Observer.Decision, o.Observer.Outcome),
-	)
+		}),
+		Failures: &l.failures, Event: b.event, Costs: l.costs, AccessLog: o.AccessLog, Decision: o.Observer.Decision, Outcome: o.Observer.Outcome,
+	}).Stream()
 	return l
 }
 
@@ -384,6 +371,7 @@ func (r *Router) DataServer(errors *log.Logger) *http.Server {
 	s := NewServer(r, r.secure.ServerLog("data", errors))
 	s.IdleTimeout = r.opts.Config.Timeouts.ClientIdle
 	s.BaseContext = func(net.Listener) context.Context { return context.WithValue(r.requests, routerKey{}, r) }
+	s.ConnContext, s.ConnState = admission.FramingContext, admission.FramingState
 	return s
 }
 

@@ -99,3 +99,97 @@ func smuggling(t *testing.T, r *rig, p *tap) {
 	}
 	r.unharmed()
 }
+
+// chunkedBodies: a chunked body ends its connection only where a length may stand beside it,
+// also where that came with the request before.
+func chunkedBodies(t *testing.T, r *rig, _ *tap) {
+	const body = `{"model":"sim","prompt":"first","max_tokens":1}`
+	const head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+	chunks := fmt.Sprintf("7;x=y\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n", body[:7], len(body)-7, body[7:])
+	chunked := head + "Transfer-Encoding: chunked\r\n\r\n" + chunks
+	length := head + fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body)
+	both := head + fmt.Sprintf("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n%s", chunks)
+	get := "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+	half := len(head) + len("Content-Length: 5\r\n")
+	type part struct {
+		answers int
+		raw     string
+	}
+	for _, c := range []struct {
+		what  string
+		sends []part // each after the answers to those before
+		stays bool
+	}{
+		{"chunks", []part{{1, chunked}, {1, chunked}, {1, chunked}}, true},
+		{"chunks among others", []part{{1, length}, {1, chunked}, {1, get}, {1, chunked}, {2, length + length}, {1, chunked}}, true},
+		{"two requests at once", []part{{2, chunked + chunked}, {1, chunked}}, true},
+		{"a length, too", []part{{1, both}}, false},
+		{"a length in a later request", []part{{1, chunked}, {1, both}}, false},
+		{"a length behind chunks", []part{{1, chunked + both}}, false},
+		{"a length behind others", []part{{3, get + length + both}}, false},
+		{"a length that came with the request before", []part{{1, get + both[:half]}, {1, both[half:]}}, false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			conn := r.dial()
+			defer conn.Close()
+			in := bufio.NewReader(conn)
+			closed := false
+			for i, part := range c.sends {
+				if _, err := io.WriteString(conn, part.raw); err != nil {
+					t.Fatal(err)
+				}
+				for range part.answers {
+					resp, err := http.ReadResponse(in, nil)
+					if err != nil || resp.StatusCode != http.StatusOK {
+						t.Fatalf("after part %d: %v %v", i, resp, err)
+					}
+					if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+						t.Fatal(err)
+					}
+					resp.Body.Close()
+					closed = resp.Close
+				}
+			}
+			if closed == c.stays {
+				t.Errorf("the last answer ends the connection: %v", closed)
+			}
+			if !c.stays {
+				if n, err := io.WriteString(conn, get); err == nil && n > 0 {
+					if resp, err := http.ReadResponse(in, nil); err == nil {
+						resp.Body.Close()
+						t.Errorf("%s to what follows", resp.Status)
+					}
+				}
+			}
+		})
+	}
+	r.unharmed()
+}
+
+// otherVersions: a client that begins with HTTP/2 gets an error in words.
+func otherVersions(t *testing.T, r *rig, _ *tap) {
+	c := r.dial()
+	fmt.Fprint(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusHTTPVersionNotSupported || !resp.Close || !strings.Contains(string(text), "use HTTP/1.1") {
+		t.Errorf("%s %v: %s", resp.Status, resp.Header, text)
+	}
+	transport := &http.Transport{Protocols: new(http.Protocols)}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	defer transport.CloseIdleConnections()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v1/models", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := (&http.Client{Transport: transport}).Do(q); err == nil {
+		resp.Body.Close()
+		t.Errorf("HTTP/2: %s", resp.Status)
+	} else if !strings.Contains(err.Error(), "HTTP/1.1") {
+		t.Errorf("HTTP/2: %v", err)
+	}
+	r.unharmed()
+}

@@ -286,10 +286,17 @@ type Health struct {
 	SlowFactor float64
 }
 
-// Trace sends spans to an OTLP/HTTP collector.
+// OTLPGRPC is the value of [Trace.Protocol] for OTLP over gRPC.
+const OTLPGRPC = "grpc"
+
+// Trace sends spans to an OTLP collector.
 type Trace struct {
 	// Endpoint is the collector's URL; empty is off.
 	Endpoint string
+	// Protocol carries the spans: "http/protobuf" or [OTLPGRPC].
+	Protocol string
+	// ServiceName is the service.name of the spans.
+	ServiceName string
 	// Sample is the share of requests that start a trace of their own, 0 to 1.
 	Sample float64
 }
@@ -373,6 +380,9 @@ func (c *Config) Problems() []*Problem {
 	}
 	if c.Tokens.Tokenizer == "local" && c.Tokens.Path == "" {
 		bad("tokens.path", "tokenizer \"local\" needs the path of a tokenizer.json (--tokenizer-path)")
+	}
+	if c.Trace.Protocol == OTLPGRPC && collector(c.Trace.Endpoint) == nil && !hostPortOnly(c.Trace.Endpoint) {
+		bad("trace.endpoint", "with trace.protocol grpc this is a URL of host and port alone, such as http://collector:4317")
 	}
 	if c.Limits.BodyMemory < c.Limits.BodyBytes {
 		bad("limits.body_memory", "%d is less than limits.body_bytes (%d): not even one request of that size could be read", c.Limits.BodyMemory, c.Limits.BodyBytes)

@@ -105,6 +105,8 @@ func TestChecks(t *testing.T) {
 		{"retry.attempts", "16", "17"},
 		{"retry.budget", "0", "-0.5"},
 		{"timeouts.kv_lease", "1s", "-1s"},
+		{"trace.protocol", "grpc", "http/json"},
+		{"trace.service_name", "router of team a", " "},
 		{"trace.sample", "1", "2"},
 		{"log.level", "error", "loud"},
 		{"receipts", "1048576", "1048577"},
@@ -375,6 +377,25 @@ func TestCollectorsPassword(t *testing.T) {
 	for _, text := range []string{"me:s3cret@c:4318", "grpc://me:s3cret@c", "http://me:s3cret@", "http://me:s3cret%zz@c", "c:4318"} {
 		if _, err := r.ParseChecked(text); err == nil || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestCollectorOfGRPC: over gRPC a collector's URL is host and port alone: a path would be
+// ignored, and without a port gRPC goes to 443. The error does not have the URL.
+func TestCollectorOfGRPC(t *testing.T) {
+	for text, good := range map[string]bool{
+		"": true, "http://c:4317": true, "https://me:s3cret@c:4317/": true,
+		"http://me:s3cret@c:4318/v1/traces": false, "http://me:s3cret@c": false, "http://me:s3cret@c:4317?a": false,
+	} {
+		c := Default()
+		c.Trace.Endpoint = text
+		if err := c.Validate(); err != nil {
+			t.Errorf("%q over HTTP: %v", text, err)
+		}
+		c.Trace.Protocol = OTLPGRPC
+		if err := c.Validate(); (err == nil) != good || err != nil && (strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "http://collector:4317")) {
+			t.Errorf("%q over gRPC: %v", text, err)
 		}
 	}
 }

@@ -245,6 +245,12 @@ func collector(v any) error {
 	return nil
 }
 
+// hostPortOnly reports whether a collector's URL, empty for none, has a port and no path.
+func hostPortOnly(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && (text == "" || u.Port() != "" && strings.Trim(u.Path, "/") == "" && u.RawQuery == "")
+}
+
 // withoutUser hides name and password of a URL; either may be a token.
 func withoutUser(v any) any {
 	u, err := url.Parse(v.(string))
@@ -311,6 +317,13 @@ func slo(v any) error {
 func positive(v any) error {
 	if v.(time.Duration) <= 0 {
 		return fmt.Errorf("%v must be more than 0", v)
+	}
+	return nil
+}
+
+func notEmpty(v any) error {
+	if strings.TrimSpace(v.(string)) == "" {
+		return errors.New("must not be empty")
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func TestBytesPerRefresh(t *testing.T) {
 			old := strings.Split(a.View(), "\n")
 			bytes, refreshes := 0, 10
 			for s := range refreshes {
-				sendSample(a, g, 0, 15+s)
+				sendSample(a, g, 15+s)
 				lines := strings.Split(a.View(), "\n")
 				for i, l := range lines {
 					bytes += 2

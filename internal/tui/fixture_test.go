@@ -43,8 +43,6 @@ type stage struct {
 	moves string
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // snapshot is the router's answer s seconds after the start.
 func (g stage) snapshot(s int) *admin.Snapshot {
 	now := start.Add(time.Duration(s) * time.Second)
@@ -78,21 +76,21 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 				Label: fmt.Sprintf("%s/dp%d", name, dp), Worker: name, DP: dp, Slot: uint32(n), Role: role, Health: "healthy", Usable: true,
 				ActiveRequests: 12 + n%5, PrefillTokens: int64(200 * (n % 3)), DecodeBlocks: int64(8000 + 97*n), Requests: 500 + 5*u, IndexBlocks: int64(13204 + 11*n), CapacityBlock: 14570, Moves: &admin.Moves{Waiting: new(0)},
 				Feed:   admin.Feed{State: "live", Trusted: true, Since: start.Add(-time.Hour), Endpoint: "tcp://10.0.4.11:5557", LastSeq: new(88_120_441 + 8*u), LastAt: now.Add(-9 * time.Millisecond), Batches: 1000 + 8*u, Events: 2000 + 80*u, Blocks: 4000 + 300*u},
-				Engine: &admin.EngineLoad{Running: ptr(11 + n%5), Waiting: ptr(0), KVUsage: ptr(.5 + .01*float64((n*7+s)%13)), PrefixQueries: ptr(1e6 + 10_000*float64(s)), PrefixHits: ptr(6e5 + 6_400*float64(s)), ExternalHits: ptr(0.), At: now.Add(-300 * time.Millisecond)},
+				Engine: &admin.EngineLoad{Running: new(11 + n%5), Waiting: new(0), KVUsage: new(.5 + .01*float64((n*7+s)%13)), PrefixQueries: new(1e6 + 10_000*float64(s)), PrefixHits: new(6e5 + 6_400*float64(s)), ExternalHits: new(0.), At: now.Add(-300 * time.Millisecond)},
 			}
 			if role == "prefill" {
 				k.ActiveRequests, k.DecodeBlocks, k.PrefillTokens = 4, 0, int64(6000+500*n)
 				*k.Engine.KVUsage, *k.Engine.Running = .38+.01*float64(n), 4
 			}
-			k.ITL, k.TTFT, k.OutputRate = ptr(13.5+float64(n%4)), ptr(180+float64(10*n)), ptr(900-float64(20*n))
+			k.ITL, k.TTFT, k.OutputRate = new(13.5+float64(n%4)), new(180+float64(10*n)), new(900-float64(20*n))
 			if role == "prefill" {
-				k.ITL, k.OutputRate = nil, ptr(5.)
+				k.ITL, k.OutputRate = nil, new(5.)
 			}
 			switch {
 			case g.moves == "unknown":
 				k.Moves = nil
 			case g.moves == "some" && role == "decode":
-				k.Moves = &admin.Moves{Away: uint64(200 * (n % 2)), Onto: uint64(70 * ((n + 1) % 2)), Waiting: ptr(7 * ((n + 1) % 2))}
+				k.Moves = &admin.Moves{Away: uint64(200 * (n % 2)), Onto: uint64(70 * ((n + 1) % 2)), Waiting: new(7 * ((n + 1) % 2))}
 			}
 			if g.quiet {
 				k.ITL, k.TTFT, k.OutputRate = nil, nil, nil
@@ -171,7 +169,7 @@ func (g stage) trouble(snap *admin.Snapshot, s int, now time.Time) {
 	d3 := worker("decode-3")
 	f := &d3.Ranks[1].Feed
 	f.State, f.Trusted, f.Reason, f.Since, f.LastAt = "stale", false, "no connection for 7.2s", now.Add(-2200*time.Millisecond), now.Add(-7200*time.Millisecond)
-	d1.Ranks[1].ITL, d1.Ranks[1].OutputRate, d1.Ranks[1].Slow = ptr(131.), ptr(92.), &admin.Slow{Figure: "ITL", Times: 9.2, Since: now.Add(-time.Minute)}
+	d1.Ranks[1].ITL, d1.Ranks[1].OutputRate, d1.Ranks[1].Slow = new(131.), new(92.), &admin.Slow{Figure: "ITL", Times: 9.2, Since: now.Add(-time.Minute)}
 	p1 := worker("prefill-1")
 	p1.Draining, p1.Usable = true, false
 }
@@ -285,13 +283,13 @@ func newStage(t testing.TB, g stage, w, h, seconds int, o Options) *app {
 	a.now = start
 	a.Update(tea.WindowSizeMsg{Width: w, Height: h})
 	for s := range seconds {
-		sendSample(a, g, 0, s)
+		sendSample(a, g, s)
 	}
 	return a
 }
 
-func sendSample(a *app, g stage, replica, s int) {
-	a.Update(sampleMsg{replica, feed.Sample{Snapshot: g.snapshot(s), Prefixes: g.prefixes(s), PrefixesAsked: true, At: start.Add(time.Duration(s) * time.Second), Took: 3 * time.Millisecond}})
+func sendSample(a *app, g stage, s int) {
+	a.Update(sampleMsg{0, feed.Sample{Snapshot: g.snapshot(s), Prefixes: g.prefixes(s), PrefixesAsked: true, At: start.Add(time.Duration(s) * time.Second), Took: 3 * time.Millisecond}})
 }
 
 // press sends keys: single characters, or names such as "enter".
@@ -344,10 +342,13 @@ func loadTree(a *app, g stage, nodes ...string) {
 	}
 }
 
-func loadList(a *app, g stage, filter string, s int) {
+// The newest decision, and when its list is loaded in seconds after the start.
+const newest, listed = listed*42 + 100, 19
+
+func loadList(a *app, g stage, filter string) {
 	var list []feed.Decision
 	for i := range 30 {
-		d, ok := feed.ParseDecision(encode(g.receipt(s*42+100-i, start.Add(time.Duration(s)*time.Second-time.Duration(i)*23*time.Millisecond), false)))
+		d, ok := feed.ParseDecision(encode(g.receipt(newest-i, start.Add(listed*time.Second-time.Duration(i)*23*time.Millisecond), false)))
 		if ok {
 			list = append(list, d)
 		}
@@ -355,8 +356,8 @@ func loadList(a *app, g stage, filter string, s int) {
 	a.Update(page.DecisionsMsg{Router: a.sel, Filter: filter, List: list, Total: 5000})
 }
 
-func loadReceipt(a *app, g stage, n int) {
-	r := g.receipt(n, start.Add(19*time.Second), true)
+func loadReceipt(a *app, g stage) {
+	r := g.receipt(newest, start.Add(listed*time.Second), true)
 	a.Update(page.DecisionMsg{Router: a.sel, ID: r.ID, Raw: encode(r)})
 }
 

@@ -84,7 +84,7 @@ func TestFilterSortAndMove(t *testing.T) {
 	press(a, "enter")
 	mustContain(t, cursorLine(a), "decode-1/dp0")
 	for s := 5; s < 12; s++ {
-		sendSample(a, fleet, 0, s)
+		sendSample(a, fleet, s)
 		mustContain(t, cursorLine(a), "decode-1/dp0")
 	}
 	press(a, "G", "j", "j")
@@ -113,7 +113,7 @@ func TestPauseAndHistory(t *testing.T) {
 	}
 	before := body()
 	for s := 10; s < 20; s++ {
-		sendSample(a, fleet, 0, s)
+		sendSample(a, fleet, s)
 	}
 	if body() != before {
 		t.Errorf("paused data moved:\n%s\n--- then\n%s", before, body())
@@ -196,15 +196,15 @@ func TestDecisionKeys(t *testing.T) {
 	deliver(a, press(a, "2", "enter"))
 	mustContain(t, screen(a), "[4 Decisions]", "filter worker:")
 	press(a, "esc")
-	loadList(a, fleet, "", 19)
+	loadList(a, fleet, "")
 	mustContain(t, screen(a), "follow on", "30 shown of 5000 taken", "loading the receipt")
-	loadReceipt(a, fleet, 19*42+100)
+	loadReceipt(a, fleet)
 	mustContain(t, screen(a), "chosen", "runner-up, +3.90", "excluded: KV usage 91% > 90%", "5 what if    local", "8 verdict")
 	// Moving stops following; the cursor stays with its decision.
 	press(a, "j", "j")
 	row := cursorLine(a)
 	mustContain(t, screen(a), "follow off")
-	loadList(a, fleet, "", 19)
+	loadList(a, fleet, "")
 	if got := cursorLine(a); got != row {
 		t.Errorf("the cursor moved from %q to %q", row, got)
 	}
@@ -215,7 +215,7 @@ func TestDecisionKeys(t *testing.T) {
 	press(a, "esc", "/")
 	typed(a, "path:local eff<100")
 	press(a, "enter")
-	loadList(a, fleet, "path:local eff<100", 19)
+	loadList(a, fleet, "path:local eff<100")
 	got := screen(a)
 	if strings.Contains(got, " remote ") {
 		t.Errorf("the filter lets remote through:\n%s", got)

@@ -42,7 +42,7 @@ func TestFolds(t *testing.T) {
 	if got := a.workerHere(); got != "decode-2" {
 		t.Errorf("the cursor is on %q", got)
 	}
-	sendSample(a, g, 0, 21)
+	sendSample(a, g, 21)
 	if len(rows()) != 6 || a.workerHere() != "decode-2" {
 		t.Errorf("after another answer: %q, cursor on %q", rows(), a.workerHere())
 	}

@@ -73,13 +73,13 @@ var views = []view{
 	}},
 	{"decisions", func(a *app, g stage) {
 		press(a, "4")
-		loadList(a, g, "", 19)
-		loadReceipt(a, g, 19*42+100)
+		loadList(a, g, "")
+		loadReceipt(a, g)
 	}},
 	{"decision", func(a *app, g stage) {
 		press(a, "4")
-		loadList(a, g, "", 19)
-		loadReceipt(a, g, 19*42+100)
+		loadList(a, g, "")
+		loadReceipt(a, g)
 		press(a, "enter")
 	}},
 	{"events", func(a *app, _ stage) { press(a, "5", "j") }},
@@ -334,7 +334,7 @@ func TestTroubles(t *testing.T) {
 		"decode-1/dp1: ITL 9.2 times the median of its peers", "hot prefix: ", "fell back to local", "retries in the last minute", "failed in the last minute", "prefill-1: drains",
 		"tokens of Qwen/Qwen3-32B are estimated")
 	for s := 3; s < 5; s++ {
-		sendSample(a, g, 0, s)
+		sendSample(a, g, s)
 	}
 	press(a, "esc", "!")
 	mustContain(t, strings.Join(strings.Fields(screen(a)), " "), "decode-1/dp1: event gap: 1 in the last minute")

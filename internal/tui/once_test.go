@@ -154,7 +154,7 @@ func TestOnceMatchesItsSchema(t *testing.T) {
 		"trouble": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL},
 		"quiet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 2, quiet: true}).URL},
 		"auto":    {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: learned}).URL},
-		"replay":  {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, replay: &admin.Replay{Records: 7, AtUS: 12, TotalUS: ptr(int64(90)), Speed: .5}}).URL},
+		"replay":  {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, replay: &admin.Replay{Records: 7, AtUS: 12, TotalUS: new(int64(90)), Speed: .5}}).URL},
 		"caches":  {newRouter(t, stage{prefill: 1, decode: 3, dp: 1, caches: true}).URL},
 		"moves":   {newRouter(t, stage{decode: 3, dp: 2, moves: "some"}).URL},
 		"unknown": {newRouter(t, stage{decode: 3, dp: 2, moves: "unknown"}).URL},
@@ -229,7 +229,7 @@ func TestTable(t *testing.T) {
 // learned is of two models, one of which has crossings.
 var learned = []admin.ModelCosts{
 	{Model: "m", Revision: 7, LocalOutcomes: 90, PrefillOutcomes: 40, TransferOutcomes: 40, Crossings: []admin.Crossing{
-		{Running: 0, Low: ptr(1200), Tokens: ptr(1800)}, {Running: 8, Low: ptr(0), Tokens: ptr(300), High: ptr(512)},
+		{Running: 0, Low: new(1200), Tokens: new(1800)}, {Running: 8, Low: new(0), Tokens: new(300), High: new(512)},
 	}},
 	{Model: "new", LocalOutcomes: 3, TransferOutcomes: 2},
 }

@@ -59,8 +59,8 @@ func TestRadixKeys(t *testing.T) {
 func TestOverlapThatNobodyKnows(t *testing.T) {
 	a := newStage(t, fleet, 160, 50, 3, plainOptions)
 	press(a, "4")
-	loadList(a, fleet, "", 19)
-	r := fleet.receipt(19*42+100, start.Add(19*time.Second), true)
+	loadList(a, fleet, "")
+	r := fleet.receipt(newest, start.Add(listed*time.Second), true)
 	r.Decode.Candidates[1].OverlapBlocks, r.Decode.Candidates[1].CacheUnknown = 0, true
 	a.Update(page.DecisionMsg{Router: a.sel, ID: r.ID, Raw: encode(r)})
 	press(a, "enter")

@@ -53,14 +53,12 @@ func Write(w io.Writer, v *feed.View, o TextOptions) error {
 		pickRanks(&picked.Routers[i], &f, o)
 	}
 	switch o.Format {
-	case "json":
-		enc := json.NewEncoder(printable.JSON(w))
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(&picked)
-	case "jsonl":
+	case "json", "jsonl":
 		enc := json.NewEncoder(printable.JSON(w))
 		enc.SetEscapeHTML(false)
+		if o.Format == "json" {
+			enc.SetIndent("", "  ")
+		}
 		return enc.Encode(&picked)
 	}
 	return writeTable(w, &picked, o)

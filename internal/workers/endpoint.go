@@ -54,7 +54,7 @@ func ParseURL(text string) (*url.URL, error) {
 		return nil, fmt.Errorf("URL %q: %q is no IPv6 address", shown, u.Hostname())
 	}
 	if p := u.Port(); p != "" {
-		if _, err := parsePort(p); err != nil {
+		if _, err := ParsePort(p); err != nil {
 			return nil, fmt.Errorf("URL %q: %w", shown, err)
 		}
 	}
@@ -88,7 +88,8 @@ func DefaultName(u *url.URL) string {
 	}, name)
 }
 
-func parsePort(s string) (int, error) {
+// ParsePort reads a port, 1 to 65535.
+func ParsePort(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 {
 		return 0, fmt.Errorf("%q is no port (1 to 65535)", s)
@@ -110,7 +111,7 @@ func splitTCP(endpoint string) (host string, port int, err error) {
 	if strings.ContainsAny(host, " \t\r\n/@,") {
 		return "", 0, fmt.Errorf("endpoint %q: bad host %q", endpoint, host)
 	}
-	port, err = parsePort(p)
+	port, err = ParsePort(p)
 	if err != nil {
 		return "", 0, fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}

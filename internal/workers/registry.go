@@ -13,6 +13,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // ErrGone says that a worker left the fleet, or became another process.
@@ -22,7 +23,7 @@ var ErrGone = errors.New("worker is no longer in the fleet")
 // load; writers make a new one, one at a time.
 //
 // A removal has two phases: the worker leaves the snapshot at once, but the
-// slots of its ranks stay reserved until ReleaseSlots, so that no index or
+// slots of its ranks stay reserved until ReleaseRanks, so that no index or
 // ledger keyed by slot takes a new rank for the old one.
 type Registry struct {
 	sink eventlog.Sink
@@ -91,9 +92,9 @@ func (r *Registry) Apply(source string, specs []Spec) ([]Change, error) {
 	return r.apply(source, prepared)
 }
 
-// ApplyWithRoles is Apply together with SetRoleLabels, in one step: nobody sees
-// the new workers with roles of the old labels, or the other way round. An error
-// leaves both as they are.
+// ApplyWithRoles is Apply, and replaces the label values that stand for a role, for the
+// workers of all sources that are there and that come. No snapshot has the new workers with
+// roles of the old labels, or the other way round. An error leaves both as they are.
 func (r *Registry) ApplyWithRoles(source string, specs []Spec, l RoleLabels) ([]Change, error) {
 	prepared, err := prepare(specs)
 	if err != nil {
@@ -312,28 +313,15 @@ func (r *Registry) SetNames(n Names) error {
 	return nil
 }
 
-// SetRoleLabels replaces the label values that stand for a role, for the workers
-// of all sources that are there and that come.
-func (r *Registry) SetRoleLabels(l RoleLabels) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.roles = l.clone()
-	r.rebuildAll()
-	r.publish()
-}
-
 func (r *Registry) rebuildAll() {
 	for _, e := range r.entries {
 		_ = r.rebuild(e) // a conflict is the worker's, who is in the fleet with it
 	}
 }
 
-// ReleaseSlots frees the slots of w's retired ranks, once nobody keys
-// anything by them any more. Ranks that are still in the fleet are left alone,
-// so it may be called with any description of a worker, and twice.
-func (r *Registry) ReleaseSlots(w *Worker) { r.ReleaseRanks(w.Ranks...) }
-
-// ReleaseRanks is ReleaseSlots for single ranks, such as Change.Retired.
+// ReleaseRanks frees the slots of retired ranks, such as Change.Retired, once nothing is
+// keyed by them any more. Ranks that are still in the fleet are left alone, so it may be
+// called with all ranks of a worker, and twice.
 func (r *Registry) ReleaseRanks(ranks ...*Rank) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -351,13 +339,6 @@ func (r *Registry) Retired() []*Rank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(r.retired))
-}
-
-// RetiredSlots is the number of slots that wait for their release.
-func (r *Registry) RetiredSlots() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.retired)
 }
 
 func (r *Registry) retire(ranks []*Rank) {
@@ -431,10 +412,7 @@ func (r *Registry) store() *Snapshot {
 	s.remember(old)
 	r.snap.Store(s)
 	for c := range r.subs {
-		select {
-		case c <- struct{}{}:
-		default: // the token that lies there already stands for this change too
-		}
+		wait.Poke(c)
 	}
 	return s
 }

@@ -55,7 +55,7 @@ func kinds(changes []Change) []string {
 func TestApplyKeepsStateAndRanks(t *testing.T) {
 	var events []eventlog.Event
 	r := NewRegistry(func(e eventlog.Event) { events = append(events, e) })
-	if s := r.Snapshot(); s.MaxSlot != -1 || s.Revision != 0 {
+	if s := r.Snapshot(); len(s.bySlot)-1 != -1 || s.Revision != 0 {
 		t.Fatalf("empty snapshot: %+v", s)
 	}
 	changes := apply(t, r, "flag",
@@ -65,8 +65,8 @@ func TestApplyKeepsStateAndRanks(t *testing.T) {
 	}
 	first := r.Snapshot()
 	p0 := worker(t, r, "p0")
-	if len(first.Ranks) != 3 || first.MaxSlot != 2 || p0.Ranks[1].Label != "p0/dp1" {
-		t.Fatalf("ranks %v, max slot %d", first.Ranks, first.MaxSlot)
+	if len(first.Ranks) != 3 || len(first.bySlot)-1 != 2 || p0.Ranks[1].Label != "p0/dp1" {
+		t.Fatalf("ranks %v, max slot %d", first.Ranks, len(first.bySlot)-1)
 	}
 	p0.State.SetDraining(true)
 	changes = apply(t, r, "flag",
@@ -160,17 +160,17 @@ func TestSlotsAreReusedOnlyAfterRelease(t *testing.T) {
 	r := NewRegistry(nil)
 	apply(t, r, "flag", spec(t, Decode, "http://a:1,name=a,dp=2"), spec(t, Decode, "http://b:1,name=b"))
 	a := worker(t, r, "a")
-	r.ReleaseSlots(a) // still in the fleet: nothing happens
+	r.ReleaseRanks(a.Ranks...) // still in the fleet: nothing happens
 	changes := apply(t, r, "flag", spec(t, Decode, "http://b:1,name=b"))
-	if len(changes) != 1 || !slices.Equal(changes[0].Retired, a.Ranks) || r.RetiredSlots() != 2 {
-		t.Fatalf("changes %v, retired %d", kinds(changes), r.RetiredSlots())
+	if len(changes) != 1 || !slices.Equal(changes[0].Retired, a.Ranks) || len(r.Retired()) != 2 {
+		t.Fatalf("changes %v, retired %d", kinds(changes), len(r.Retired()))
 	}
 	apply(t, r, "admin", spec(t, Decode, "http://c:1,name=c"))
 	if got := worker(t, r, "c").Ranks[0].Slot; got != 3 {
 		t.Errorf("slot %d before the release", got)
 	}
-	r.ReleaseSlots(a)
-	r.ReleaseSlots(a)
+	r.ReleaseRanks(a.Ranks...)
+	r.ReleaseRanks(a.Ranks...)
 	apply(t, r, "sim", spec(t, Decode, "http://d:1,name=d,dp=3"))
 	var got []uint32
 	for _, k := range worker(t, r, "d").Ranks {
@@ -180,8 +180,8 @@ func TestSlotsAreReusedOnlyAfterRelease(t *testing.T) {
 		t.Error(diff)
 	}
 	s := r.Snapshot()
-	if s.MaxSlot != 4 {
-		t.Errorf("max slot %d", s.MaxSlot)
+	if len(s.bySlot)-1 != 4 {
+		t.Errorf("max slot %d", len(s.bySlot)-1)
 	}
 	if w, k, ok := s.Slot(4); !ok || w.Name != "d" || k.DP != 2 {
 		t.Error("slot 4 is not found")
@@ -233,7 +233,7 @@ func TestUpdateMergesWhatTheEngineReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := worker(t, r, "w")
-	if len(last.Events) != 0 || len(last.Ranks) != 1 || last.BlockSize != 64 || r.RetiredSlots() != 1 {
+	if len(last.Events) != 0 || len(last.Ranks) != 1 || last.BlockSize != 64 || len(r.Retired()) != 1 {
 		t.Errorf("after the second answer: %+v", last)
 	}
 	if got := r.Snapshot().Model("lora"); len(got) != 1 || got[0] != last {
@@ -428,11 +428,11 @@ func TestSlotsStayDenseAndUnique(t *testing.T) {
 				slots[k.Slot] = k.Label
 			}
 			most = max(most, len(slots))
-			if s.MaxSlot >= most {
-				t.Fatalf("max slot %d with at most %d reserved at once", s.MaxSlot, most)
+			if len(s.bySlot)-1 >= most {
+				t.Fatalf("max slot %d with at most %d reserved at once", len(s.bySlot)-1, most)
 			}
-			if r.RetiredSlots() != len(retired) {
-				t.Fatalf("%d retired slots, want %d", r.RetiredSlots(), len(retired))
+			if len(r.Retired()) != len(retired) {
+				t.Fatalf("%d retired slots, want %d", len(r.Retired()), len(retired))
 			}
 		}
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -500,7 +500,7 @@ func TestRegistryUnderRace(t *testing.T) {
 				}
 				for _, c := range changes {
 					if c.Old != nil {
-						r.ReleaseSlots(c.Old)
+						r.ReleaseRanks(c.Old.Ranks...)
 					}
 				}
 			}
@@ -554,47 +554,13 @@ func TestConditionFoldsThreeParties(t *testing.T) {
 	step(Healthy, false, "draining")
 }
 
-func TestMergeLoad(t *testing.T) {
-	t0 := time.Now()
-	r := &Rank{}
-	full := Load{Running: 3, Waiting: 2, KVUsage: 0.5, PrefixQueries: 10, PrefixHits: 5, ExternalHits: 1, At: t0, Asked: t0.Add(-time.Millisecond), Process: 7}
-	r.MergeLoad(full)
-	part := UnknownLoad(t0.Add(time.Second))
-	part.Waiting, part.KVUsage = 7, 0.75
-	r.MergeLoad(part)
-	want := full
-	want.Waiting, want.KVUsage, want.At = 7, 0.75, part.At
-	if diff := cmp.Diff(want, *r.Load()); diff != "" {
-		t.Error(diff)
+func TestKnownLoad(t *testing.T) {
+	l := UnknownLoad(time.Now())
+	if l.Known() || !math.IsNaN(l.PrefixHits) {
+		t.Errorf("an unknown load has figures: %+v", l)
 	}
-	late := UnknownLoad(t0.Add(-time.Second))
-	late.Waiting = 99
-	r.MergeLoad(late)
-	if r.Load().Waiting != 7 {
-		t.Error("an older figure replaced a newer one")
-	}
-	if UnknownLoad(t0).Known() || !full.Known() {
-		t.Error("Known is wrong")
-	}
-	if !math.IsNaN(UnknownLoad(t0).PrefixHits) {
-		t.Error("an unknown counter is a number")
-	}
-}
-
-func TestHealthText(t *testing.T) {
-	for _, h := range []Health{Unknown, Healthy, Unhealthy, Ejected, Asleep} {
-		b, err := h.MarshalText()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var back Health
-		if err := back.UnmarshalText(b); err != nil || back != h {
-			t.Errorf("%s came back as %s: %v", h, back, err)
-		}
-	}
-	var h Health
-	if err := h.UnmarshalText([]byte("fine")); err == nil {
-		t.Error("an unknown word is accepted")
+	if l.KVUsage = 0.5; !l.Known() {
+		t.Error("a load with a figure is unknown")
 	}
 }
 

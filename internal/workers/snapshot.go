@@ -19,12 +19,8 @@ type Snapshot struct {
 	// Workers are sorted by name, Ranks by worker and data-parallel rank.
 	Workers []*Worker
 	Ranks   []*Rank
-	// MaxSlot is the largest slot that is in use or not yet released; -1 when
-	// there is none. An array of MaxSlot+1 entries has room for every rank.
-	MaxSlot int
 
 	byName  map[string]*Worker
-	byRole  map[Role][]*Worker
 	byModel map[string][]*Worker
 	models  []string
 	only    string
@@ -47,9 +43,6 @@ func (s *Snapshot) Worker(name string) (*Worker, bool) {
 	w, ok := s.byName[name]
 	return w, ok
 }
-
-// Role lists the workers of a role, by name. The list is shared: do not change it.
-func (s *Snapshot) Role(r Role) []*Worker { return s.byRole[r] }
 
 // Model lists the workers that serve a model by the engines' name for it, by the
 // workers' names; for "" all workers. An alias is no such name, also when the model
@@ -135,15 +128,13 @@ func (s *Snapshot) Slot(slot uint32) (w *Worker, r *Rank, ok bool) {
 // newSnapshot indexes workers, which must be sorted by name.
 func newSnapshot(rev uint64, list []*Worker, names *Names, maxSlot int) *Snapshot {
 	s := &Snapshot{
-		Revision: rev, Workers: list, MaxSlot: maxSlot, names: names, patterns: names.patterns(), only: onlyModel(list),
+		Revision: rev, Workers: list, names: names, patterns: names.patterns(), only: onlyModel(list),
 		byName:  make(map[string]*Worker, len(list)),
-		byRole:  make(map[Role][]*Worker, len(Roles())),
 		byModel: map[string][]*Worker{},
 		bySlot:  make([]slotOwner, maxSlot+1),
 	}
 	for _, w := range list {
 		s.byName[w.Name] = w
-		s.byRole[w.Role] = append(s.byRole[w.Role], w)
 		for _, m := range w.Models {
 			if l := s.byModel[m]; len(l) == 0 || l[len(l)-1] != w {
 				s.byModel[m] = append(l, w)
@@ -183,7 +174,7 @@ type Change struct {
 	// Fields are the facts that changed; for Changed only.
 	Fields []Field
 	// Started and Retired are the ranks that came and went. A retired rank's
-	// slot stays reserved until Registry.ReleaseSlots.
+	// slot stays reserved until Registry.ReleaseRanks.
 	Started, Retired []*Rank
 }
 

@@ -540,7 +540,7 @@ func parseBootstrap(value string) (*Bootstrap, error) {
 		}
 		host, p = "", value
 	}
-	port, err := parsePort(p)
+	port, err := ParsePort(p)
 	if err != nil {
 		return nil, err
 	}
@@ -560,7 +560,7 @@ func parseLMCache(value string) (*LMCacheDecoder, error) {
 	d := &LMCacheDecoder{Host: strings.Trim(parts[0], "[]")}
 	for i, dst := range []*[]int{&d.InitPorts, &d.AllocPorts} {
 		for w := range strings.SplitSeq(parts[i+1], ";") {
-			port, err := parsePort(strings.TrimSpace(w))
+			port, err := ParsePort(strings.TrimSpace(w))
 			if err != nil {
 				return nil, err
 			}

@@ -10,7 +10,6 @@ package workers
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"net/url"
 	"slices"
@@ -316,21 +315,6 @@ func (r *Rank) Load() *Load { return r.load.Load() }
 // SetLoad keeps l as the rank's newest load; nil forgets it.
 func (r *Rank) SetLoad(l *Load) { r.load.Store(l) }
 
-// MergeLoad puts the known parts of l into the rank's newest load, as when a response
-// header reports a part of it between two scrapes.
-func (r *Rank) MergeLoad(l Load) {
-	for {
-		old := r.load.Load()
-		merged := l
-		if old != nil {
-			merged = old.merge(l)
-		}
-		if r.load.CompareAndSwap(old, &merged) {
-			return
-		}
-	}
-}
-
 // UnknownLoad is a Load in which nothing is known.
 func UnknownLoad(at time.Time) Load {
 	nan := math.NaN()
@@ -339,30 +323,6 @@ func UnknownLoad(at time.Time) Load {
 
 // Known reports whether the load says anything that a choice can use.
 func (l Load) Known() bool { return l.Running >= 0 || l.Waiting >= 0 || !math.IsNaN(l.KVUsage) }
-
-func (l Load) merge(n Load) Load {
-	if n.At.Before(l.At) {
-		l, n = n, l
-	}
-	if n.Running < 0 {
-		n.Running = l.Running
-	}
-	if n.Waiting < 0 {
-		n.Waiting = l.Waiting
-	}
-	if n.Asked.IsZero() {
-		n.Asked = l.Asked
-	}
-	for _, f := range [][2]*float64{
-		{&n.Process, &l.Process}, {&n.KVUsage, &l.KVUsage}, {&n.PrefixQueries, &l.PrefixQueries},
-		{&n.PrefixHits, &l.PrefixHits}, {&n.ExternalHits, &l.ExternalHits},
-	} {
-		if math.IsNaN(*f[0]) {
-			*f[0] = *f[1]
-		}
-	}
-	return n
-}
 
 // Health is what probes and traffic say of a worker.
 type Health uint32
@@ -386,20 +346,6 @@ func (h Health) String() string {
 		return healthNames[h]
 	}
 	return "invalid"
-}
-
-// MarshalText writes the name of the state.
-func (h Health) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
-
-// UnmarshalText reads a name that MarshalText wrote.
-func (h *Health) UnmarshalText(b []byte) error {
-	for i, n := range healthNames {
-		if n == string(b) {
-			*h = Health(i)
-			return nil
-		}
-	}
-	return fmt.Errorf("unknown health %q (one of %s)", b, strings.Join(healthNames[:], ", "))
 }
 
 // Condition is a worker's health with the reason for it in plain words.

@@ -1,6 +1,7 @@
 package experiment
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -36,10 +37,7 @@ func TestResumedRunsRecommendTheSame(t *testing.T) {
 			again := s
 			again.Salt += string('a' + rune(part))
 			r := runner(newWorld(t, p, 0.03, seed+1+1000*(part+1)), again)
-			r.Done = map[string]CellResult{}
-			for id, c := range done {
-				r.Done[id] = c
-			}
+			r.Done = maps.Clone(done)
 			r.OnCell = func(c CellResult) error { done[c.Cell.ID] = c; return nil }
 			if stop := len(done) + 1 + rng.IntN(len(want.Cells)); part < 2 {
 				r.Stop = func() bool { return len(done) >= stop }

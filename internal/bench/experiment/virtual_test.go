@@ -3,6 +3,7 @@ package experiment
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -485,10 +486,7 @@ func TestResume(t *testing.T) {
 		t.Fatalf("%v, partial %q", err, part.Partial)
 	}
 	again := runner(b, s)
-	again.Done = make(map[string]CellResult)
-	for id, c := range kept {
-		again.Done[id] = c
-	}
+	again.Done = maps.Clone(kept)
 	fresh, warm := 0, 0
 	again.OnCell = func(c CellResult) error {
 		if c.Cell.Phase == "warmup" { // the engines may be cold again

@@ -187,11 +187,11 @@ func (c Counters) Restarted(before Counters) string {
 
 // Sums are counters of one kind of workers.
 type Sums struct {
-	Queries, Hits, ExternalHits, Prompt, Generated, Preemptions float64
-	Local, Cached, External                                     float64 // prompt tokens by source
-	QueueSum, QueueCount, PrefillSum, PrefillCount              float64 // seconds
-	TransferSum, TransferCount, TransferBytes, TransferFailed   float64
-	Running, Waiting                                            float64
+	Queries, Hits, ExternalHits, Prompt, Preemptions float64
+	External                                         float64 // prompt tokens that came from elsewhere
+	QueueSum, QueueCount                             float64 // seconds
+	TransferSum, TransferCount, TransferBytes        float64
+	Running, Waiting                                 float64
 }
 
 // newSums are sums of which nothing is known.
@@ -323,19 +323,13 @@ var figures = []struct {
 	{func(s *Sums) *float64 { return &s.Hits }, false, [][]string{{"vllm:prefix_cache_hits_total"}, {"sglang:cached_tokens_total"}}},
 	{func(s *Sums) *float64 { return &s.ExternalHits }, false, [][]string{{"vllm:external_prefix_cache_hits_total"}, {"sglang:kv_transfer_total_tokens_total"}}},
 	{func(s *Sums) *float64 { return &s.Prompt }, false, [][]string{{"vllm:prompt_tokens_total"}, {"sglang:prompt_tokens_total"}}},
-	{func(s *Sums) *float64 { return &s.Local }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="local_compute"`}}},
-	{func(s *Sums) *float64 { return &s.Cached }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="local_cache_hit"`}, {"sglang:cached_tokens_total"}}},
 	{func(s *Sums) *float64 { return &s.External }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`}, {"sglang:kv_transfer_total_tokens_total"}}},
-	{func(s *Sums) *float64 { return &s.Generated }, false, [][]string{{"vllm:generation_tokens_total"}, {"sglang:generation_tokens_total"}}},
 	{func(s *Sums) *float64 { return &s.Preemptions }, false, [][]string{{"vllm:num_preemptions_total"}, {"sglang:num_retracted_requests_total"}}},
 	{func(s *Sums) *float64 { return &s.QueueSum }, false, [][]string{{"vllm:request_queue_time_seconds_sum"}}},
 	{func(s *Sums) *float64 { return &s.QueueCount }, false, [][]string{{"vllm:request_queue_time_seconds_count"}}},
-	{func(s *Sums) *float64 { return &s.PrefillSum }, false, [][]string{{"vllm:request_prefill_time_seconds_sum"}}},
-	{func(s *Sums) *float64 { return &s.PrefillCount }, false, [][]string{{"vllm:request_prefill_time_seconds_count"}}},
 	{func(s *Sums) *float64 { return &s.TransferSum }, false, [][]string{{"vllm:nixl_xfer_time_seconds_sum"}}},
 	{func(s *Sums) *float64 { return &s.TransferCount }, false, [][]string{{"vllm:nixl_xfer_time_seconds_count"}}},
 	{func(s *Sums) *float64 { return &s.TransferBytes }, false, [][]string{{"vllm:nixl_bytes_transferred_sum"}}},
-	{func(s *Sums) *float64 { return &s.TransferFailed }, false, [][]string{{"vllm:nixl_num_failed_transfers_total"}}},
 	{func(s *Sums) *float64 { return &s.Running }, true, [][]string{{"vllm:num_requests_running"}, {"sglang:num_running_reqs"}}},
 	{func(s *Sums) *float64 { return &s.Waiting }, true, [][]string{{"vllm:num_requests_waiting"}, {"sglang:num_queue_reqs"}}},
 }

@@ -30,13 +30,10 @@ func TestCountersOfRealPages(t *testing.T) {
 	}
 	s := newSums()
 	addPage(&s, read("metrics-vllm-0.32.0-decode.prom.gz"))
-	for what, v := range map[string]float64{"queries": s.Queries, "external hits": s.ExternalHits, "prompt": s.Prompt, "generated": s.Generated, "external": s.External, "transfers": s.TransferCount, "bytes": s.TransferBytes} {
+	for what, v := range map[string]float64{"queries": s.Queries, "external hits": s.ExternalHits, "prompt": s.Prompt, "external": s.External, "transfers": s.TransferCount, "bytes": s.TransferBytes} {
 		if math.IsNaN(v) || v <= 0 {
 			t.Errorf("%s = %v", what, v)
 		}
-	}
-	if math.Abs(s.Local+s.Cached+s.External-s.Prompt) > 0.5 {
-		t.Errorf("sources %v + %v + %v do not add up to %v", s.Local, s.Cached, s.External, s.Prompt)
 	}
 	two := newSums()
 	addPage(&two, read("metrics-vllm-0.32.0-decode.prom.gz"))

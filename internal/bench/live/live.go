@@ -39,8 +39,6 @@ type Bench struct {
 	OnResult func(c plan.Cell, r *loadgen.Result)
 	// Patience is how long a lost worker is waited for; 0 means 2 minutes.
 	Patience time.Duration
-	// SaltAll makes every cell send the same prompts: for tests of the gates.
-	SaltAll bool
 }
 
 // keep is how many results of a cell are held for exact quantiles and
@@ -56,16 +54,12 @@ const maxEvents = 10000
 
 // Measure runs a threshold cell.
 func (b *Bench) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
-	name := c.ID
-	if b.SaltAll {
-		name = "same"
-	}
 	src := &workload.Cell{
-		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: c.Arm.Header(), Name: name, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
+		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: c.Arm.Header(), Name: c.ID, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
 		Fresh:  c.EffISL, OSL: c.OSL,
 	}
 	if c.CachedTokens > 0 {
-		src.Prefix = b.Pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed("prefix", b.Spec.Salt, name), 1)), c.CachedTokens)
+		src.Prefix = b.Pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed("prefix", b.Spec.Salt, c.ID), 1)), c.CachedTokens)
 		if err := b.prime(ctx, src.Prefix); err != nil {
 			return nil, err
 		}
@@ -424,10 +418,10 @@ var ErrNotForced = errors.New("the router does not honour X-Dynctl-Path: start i
 // possible: paths can be forced, lengths are exact, a fresh prompt finds
 // nothing cached. It also times requests of either arm at both ends of the
 // grid, for the estimate.
-func (b *Bench) Preflight(ctx context.Context, arms []plan.Arm) (checks []Check, seconds func(plan.Cell) float64, err error) {
-	times := make(map[plan.Arm]timing, len(arms))
+func (b *Bench) Preflight(ctx context.Context) (checks []Check, seconds func(plan.Cell) float64, err error) {
+	times := map[plan.Arm]timing{}
 	lo, hi := slices.Min(b.Spec.ISL), slices.Max(b.Spec.ISL)
-	for _, arm := range arms {
+	for _, arm := range []plan.Arm{plan.Local, plan.Remote} {
 		var ends [2]*experiment.Measure
 		for i, isl := range []int{lo, hi} {
 			c := plan.Cell{ID: fmt.Sprintf("check/%d/%s", isl, arm), Phase: "check", EffISL: isl, OSL: min(b.Spec.OSL, 16), Load: plan.Load{Concurrency: 1}, Arm: arm, Requests: 1, Ramp: 1}
@@ -452,15 +446,11 @@ func (b *Bench) Preflight(ctx context.Context, arms []plan.Arm) (checks []Check,
 		times[arm] = timingOf(lo, hi, ends[0].TTFT.P50, ends[1].TTFT.P50, ends[1].TPOT.P50)
 	}
 	return checks, func(c plan.Cell) float64 {
-		t, ok := times[c.Arm]
-		if !ok {
-			t = times[arms[0]]
-		}
 		ranks := b.Facts.DecodeRanks
 		if c.Arm == plan.Remote {
 			ranks = b.Facts.PrefillRanks
 		}
-		return t.seconds(c, ranks)
+		return times[c.Arm].seconds(c, ranks)
 	}, nil
 }
 

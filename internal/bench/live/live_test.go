@@ -99,7 +99,7 @@ func TestCachedShareIsWhatItShouldBe(t *testing.T) {
 
 func TestRouterWithoutTheHeader(t *testing.T) {
 	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=instant"}, false)
-	if _, _, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote}); !errors.Is(err, live.ErrNotForced) {
+	if _, _, err := b.Preflight(t.Context()); !errors.Is(err, live.ErrNotForced) {
 		t.Errorf("%v", err)
 	}
 }
@@ -110,7 +110,7 @@ func TestRouterWithoutTheHeader(t *testing.T) {
 func TestPreflightEstimates(t *testing.T) {
 	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
 	b.Spec.ISL = []int{64, 2048}
-	checks, seconds, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote})
+	checks, seconds, err := b.Preflight(t.Context())
 	if err != nil || len(checks) != 4 {
 		t.Fatal(err, checks)
 	}
@@ -220,8 +220,9 @@ func TestCancelledCell(t *testing.T) {
 	}
 }
 
-// runGates runs a small experiment and names the gates that failed.
-func runGates(t *testing.T, b *live.Bench, change func(*plan.Spec)) (*experiment.Result, []string) {
+// runGates runs a small experiment and names the gates that failed. Where id is set, all cells
+// are measured by that name, and so with the same prompts.
+func runGates(t *testing.T, b *live.Bench, change func(*plan.Spec), id string) (*experiment.Result, []string) {
 	t.Helper()
 	s := plan.Spec{
 		Schema: plan.Schema, ISL: []int{64, 128, 256}, OSL: 4, Loads: []plan.Load{{Concurrency: 1}}, Cached: []float64{0}, Repeats: 3, MaxRepeats: 3,
@@ -232,7 +233,13 @@ func runGates(t *testing.T, b *live.Bench, change func(*plan.Spec)) (*experiment
 	}
 	b.Spec = s
 	start := time.Now()
-	r := &experiment.Runner{Spec: s, Block: b.Facts.Block, Measure: b.Measure, Now: func() time.Duration { return time.Since(start) }}
+	measure := func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
+		if id != "" {
+			c.ID = id
+		}
+		return b.Measure(ctx, c)
+	}
+	r := &experiment.Runner{Spec: s, Block: b.Facts.Block, Measure: measure, Now: func() time.Duration { return time.Since(start) }}
 	res, err := r.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -257,8 +264,9 @@ func TestBrokenSetUps(t *testing.T) {
 		options loopback.Options
 		prepare func(t *testing.T, g *loopback.Rig, b *live.Bench)
 		spec    func(*plan.Spec)
+		id      string
 	}{
-		{gate: "cache", options: loopback.Options{Fleet: "1p1d:profile=cpu,speed=10"}, prepare: func(_ *testing.T, _ *loopback.Rig, b *live.Bench) { b.SaltAll = true }},
+		{gate: "cache", options: loopback.Options{Fleet: "1p1d:profile=cpu,speed=10"}, id: "same"},
 		{
 			gate: "client", options: loopback.Options{Fleet: "1p1d:profile=cpu,speed=10"},
 			// Ten times as much is planned as the one slot of the client can send.
@@ -297,7 +305,7 @@ func TestBrokenSetUps(t *testing.T) {
 			if c.prepare != nil {
 				c.prepare(t, g, b)
 			}
-			res, bad := runGates(t, b, c.spec)
+			res, bad := runGates(t, b, c.spec, c.id)
 			named := slices.ContainsFunc(bad, func(g string) bool { return strings.Contains(g, c.gate) })
 			// On a starved machine the drift may drown: then its gate must say that it
 			// cannot judge. That it judges otherwise is proven in virtual time (package

@@ -45,8 +45,8 @@ type Source interface {
 
 // Options are what a run is made of.
 type Options struct {
-	// Base is the URL of the router or engine, Path the endpoint.
-	Base, Path string
+	// Base is the URL of the router or engine, whose completions are asked for.
+	Base string
 	// TLS is how an https URL is spoken to; nil for the system's roots.
 	TLS *tls.Config
 	// APIKey is sent as bearer token; empty for none.
@@ -85,14 +85,13 @@ func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Path = cmp.Or(o.Path, "/v1/completions")
 	o.Timeout = cmp.Or(max(o.Timeout, 0), 10*time.Minute)
 	if len(o.Schedule) == 0 && o.Concurrency < 1 {
 		return nil, errors.New("a load needs a concurrency of at least 1 or a schedule")
 	}
 	g := &generator{
 		o: o, e: e, src: src, start: time.Now(), rec: newRecorder(o.SLO, o.Keep),
-		head: "POST " + e.prefix + o.Path + " HTTP/1.1\r\nHost: " + e.host + "\r\nUser-Agent: dynctl-bench\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\n",
+		head: "POST " + e.prefix + "/v1/completions HTTP/1.1\r\nHost: " + e.host + "\r\nUser-Agent: dynctl-bench\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\n",
 	}
 	if o.APIKey != "" {
 		g.head += "Authorization: Bearer " + o.APIKey + "\r\n"

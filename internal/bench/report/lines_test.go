@@ -10,12 +10,11 @@ import (
 // An interval that goes on beyond the axis, or has no end, must not look as if
 // it ended there.
 func TestForestShowsWhatGoesOn(t *testing.T) {
-	f := func(v float64) *float64 { return &v }
 	g := &experiment.GroupResult{Points: []experiment.PointResult{
-		{EffISL: 1, Diff: experiment.Bounds{Value: f(0.1), Low: f(-0.9), High: f(0.2)}},
-		{EffISL: 2, Diff: experiment.Bounds{Value: f(0.3), Low: f(0.2), High: f(0.9)}},
-		{EffISL: 3, Diff: experiment.Bounds{Value: f(0.1)}},
-		{EffISL: 4, Diff: experiment.Bounds{Value: f(0), Low: f(-0.1), High: f(0.1)}},
+		{EffISL: 1, Diff: experiment.Bounds{Value: new(0.1), Low: new(-0.9), High: new(0.2)}},
+		{EffISL: 2, Diff: experiment.Bounds{Value: new(0.3), Low: new(0.2), High: new(0.9)}},
+		{EffISL: 3, Diff: experiment.Bounds{Value: new(0.1)}},
+		{EffISL: 4, Diff: experiment.Bounds{Value: new(0.0), Low: new(-0.1), High: new(0.1)}},
 	}}
 	b := &strings.Builder{}
 	forest(b, g, 80)

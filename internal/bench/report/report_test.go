@@ -162,11 +162,11 @@ func TestHTMLIsSelfContained(t *testing.T) {
 	if strings.Count(page, "<svg") < 9 || strings.Count(page, "<svg") != strings.Count(page, "</svg>") {
 		t.Errorf("%d drawings", strings.Count(page, "<svg"))
 	}
-	i := strings.Index(page, `<script type="application/json" id="result">`)
-	if i < 0 {
+	_, data, ok := strings.Cut(page, `<script type="application/json" id="result">`)
+	if !ok {
 		t.Fatal("no data in the page")
 	}
-	data, _, _ := strings.Cut(page[i+len(`<script type="application/json" id="result">`):], "</script>")
+	data, _, _ = strings.Cut(data, "</script>")
 	var back experiment.Result
 	if err := json.Unmarshal([]byte(data), &back); err != nil || len(back.Cells) != len(r.Cells) {
 		t.Errorf("the data in the page: %v", err)

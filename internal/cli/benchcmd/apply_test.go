@@ -31,8 +31,7 @@ func TestApplyToAuto(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Between the command and the router: what a busier one would have learned.
-	n := func(v int) *int { return &v }
-	costs := []admin.ModelCosts{{Model: "sim", Crossings: []admin.Crossing{{Running: 0}, {Running: 8, Low: n(300), Tokens: n(512), High: n(900)}}}}
+	costs := []admin.ModelCosts{{Model: "sim", Crossings: []admin.Crossing{{Running: 0}, {Running: 8, Low: new(300), Tokens: new(512), High: new(900)}}}}
 	proxy := httputil.NewSingleHostReverseProxy(at)
 	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if q.URL.Path != "/admin/v1/status" {

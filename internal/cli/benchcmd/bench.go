@@ -27,7 +27,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/printable"
-	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // simulated is the fleet that is measured when no target is named. It has room for the
@@ -110,18 +109,12 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	}
 	fl := cmd.Flags()
 	t := &f.target
+	t.Add(fl)
 	fl.StringVar(&t.Router, "router", "", "admin `URL` of a running router")
-	fl.StringVar(&t.Data, "data", "", "data plane `URL` of that router, when it is not what the router says")
-	t.Access.Add(fl)
-	t.Access.AddData(fl)
 	fl.StringArrayVar(&t.Prefill, "prefill", nil, "engine that prefills, `URL[,key=value,...]` (repeatable)")
-	fl.StringArrayVar(&t.Decode, "decode", nil, "engine that decodes, `URL[,key=value,...]` (repeatable)")
-	fl.StringArrayVar(&t.Worker, "worker", nil, "engine that does both, `URL[,key=value,...]` (repeatable)")
 	fl.StringVar(&t.Sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default "+simulated+" when no target is named)")
 	fl.StringVar(&t.Profile, "profile", "", "timing of simulated engines whose part of --sim names none: a model of a real GPU, see dynctl sim --help")
-	fl.StringVar(&t.Connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settings.Lookup("routing.connector").Values, "|"))
 	fl.StringVar(&t.Model, "model", "", "model; not needed when there is only one")
-	fl.BoolVar(&t.Verbose, "verbose", false, "show the log of the router in this process")
 
 	fl.BoolVar(&f.threshold, "threshold", false, "find where remote prefill starts to pay (the default)")
 	fl.StringVar(&f.isl, "isl", "256:8192:x2", "prompt lengths `TOKENS`: LOW:HIGH:xFACTOR, LOW:HIGH:+STEP or a list; in a sweep a length or a distribution such as N(1024,256), U(128,2048), L(1024,0.8)")
@@ -372,7 +365,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	if err != nil {
 		return err
 	}
-	checks, seconds, err := b.Preflight(ctx, []plan.Arm{plan.Local, plan.Remote})
+	checks, seconds, err := b.Preflight(ctx)
 	for _, c := range checks {
 		mark := "ok"
 		if !c.OK {
@@ -411,10 +404,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		p.say("resume  %s: %d cells are done and taken over; the estimate is of the whole run", f.resume, taken(done))
 	}
 	if folder == nil {
-		name := f.out
-		if name == "" {
-			name = "run-" + time.Now().Format("20060102-150405")
-		}
+		name := cmp.Or(f.out, "run-"+time.Now().Format("20060102-150405"))
 		run = &plan.Run{Spec: *spec, Target: f.target.Target}
 		run.Target.Model, run.Target.Fingerprint = facts.Model, facts.Fingerprint()
 		if folder, err = report.CreateFolder(name, run); err != nil {

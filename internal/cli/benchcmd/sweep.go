@@ -1,6 +1,7 @@
 package benchcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -145,10 +146,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	}
 	res, runErr := sweep.Run(ctx, o)
 	p.close()
-	name := f.out
-	if name == "" {
-		name = "sweep-" + start.Format("20060102-150405")
-	}
+	name := cmp.Or(f.out, "sweep-"+start.Format("20060102-150405"))
 	res.Name, res.Version, res.Created, res.Workload, res.Target, res.Simulated, res.SLO = filepath.Base(name), cli.BuildVersion().Version, start, what, facts, t.Simulated, slo
 	if err := report.WriteSweep(name, res); err != nil {
 		return errors.Join(runErr, err)

@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/certtest"
+	"github.com/dynctl/dynctl/internal/rig/loopbacktest"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -20,15 +20,7 @@ import (
 // readyRouter is a router that can serve, until the test ends.
 func readyRouter(t *testing.T, o loopback.Options) *loopback.Rig {
 	t.Helper()
-	g, err := loopback.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = g.Close(ctx) // requests that a test left are cut
-	})
+	g := loopbacktest.Start(t, o)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := g.Ready(ctx); err != nil {
@@ -72,9 +64,8 @@ func TestCommandsOverTLS(t *testing.T) {
 		{[]string{"doctor", "--router", g.AdminURL, "--tls-ca", mineKey}, cli.ExitUsage, "holds no certificate"},
 		{[]string{"workers", "list", "--router", strings.Replace(g.AdminURL, "https", "http", 1)}, cli.ExitUsage, "HTTPS server"},
 	} {
-		var out, stderr bytes.Buffer
-		if code := cli.Main(Root(), c.args, strings.NewReader(""), &out, &stderr); code != c.code || !strings.Contains(out.String()+stderr.String(), c.want) {
-			t.Errorf("dynctl %s: exit code %d, want %d and %q\n%s%s", strings.Join(c.args, " "), code, c.code, c.want, &out, &stderr)
+		if code, out, stderr := typed(c.args...); code != c.code || !strings.Contains(out+stderr, c.want) {
+			t.Errorf("dynctl %s: exit code %d, want %d and %q\n%s%s", strings.Join(c.args, " "), code, c.code, c.want, out, stderr)
 		}
 	}
 }
@@ -86,11 +77,11 @@ func TestKeysOfCommands(t *testing.T) {
 	file := filepath.Join(dir, "keys.yaml")
 	dynctl := func(want int, args ...string) (stdout, all string) {
 		t.Helper()
-		var out, stderr bytes.Buffer
-		if code := cli.Main(Root(), args, strings.NewReader(""), &out, &stderr); code != want {
-			t.Errorf("dynctl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, &out, &stderr)
+		code, out, stderr := typed(args...)
+		if code != want {
+			t.Errorf("dynctl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, out, stderr)
 		}
-		return out.String(), out.String() + stderr.String()
+		return out, out + stderr
 	}
 	keep := func(name, secret string) string {
 		path := filepath.Join(dir, name)

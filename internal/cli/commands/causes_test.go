@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os/exec"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
 	"github.com/dynctl/dynctl/internal/rig/external"
+	"github.com/dynctl/dynctl/internal/rig/loopbacktest"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -155,18 +155,12 @@ func TestCausesOnSockets(t *testing.T) {
 // underLoad starts a fleet, and clients that send to it until the test ends.
 func underLoad(t *testing.T, o loopback.Options) *loopback.Rig {
 	t.Helper()
-	g, err := loopback.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := loopbacktest.Start(t, o)
 	ctx, cancel := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
 	t.Cleanup(func() {
 		cancel()
 		clients.Wait()
-		if err := g.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
 	})
 	clitest.Until(t, "workers", func() error {
 		l, err := g.Admin.Workers(t.Context())
@@ -187,25 +181,9 @@ func underLoad(t *testing.T, o loopback.Options) *loopback.Rig {
 				for j := range prompt {
 					prompt[j] = 1000 + (i*7919+n*6007+j*31)%20000
 				}
-				body, err := json.Marshal(map[string]any{"model": "sim", "prompt": prompt, "max_tokens": 20, "ignore_eos": true, "stream": true})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				req, err := http.NewRequestWithContext(ctx, http.MethodPost, g.URL+"/v1/completions", strings.NewReader(string(body)))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				req.Header.Set("Content-Type", "application/json")
-				resp, err := g.Client.Do(req)
-				if err != nil {
-					continue
-				}
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-				if resp.StatusCode != http.StatusOK && ctx.Err() == nil {
-					t.Errorf("a client got %d", resp.StatusCode)
+				status, _, _, _ := g.Post(ctx, "/v1/completions", map[string]any{"model": "sim", "prompt": prompt, "max_tokens": 20, "ignore_eos": true, "stream": true})
+				if status != http.StatusOK && status != 0 && ctx.Err() == nil {
+					t.Errorf("a client got %d", status)
 					return
 				}
 			}
@@ -285,25 +263,17 @@ func named(t *testing.T, g *loopback.Rig, cause, subject, words string) {
 	if !found || !seen {
 		t.Errorf("doctor names it: %t, top names it: %t\n%s\n%s", found, seen, doctor, top)
 	}
-	resp, err := g.Client.Get(g.AdminURL + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := metricsOf(t, g)
 	want := fmt.Sprintf("dynctl_worker_trouble{cause=%q,worker=%q} 1", cause, worker)
 	if cause == "slow" {
 		want = fmt.Sprintf("dynctl_rank_slow{dp_rank=\"0\",worker=%q} 1", worker)
 	}
-	for _, line := range strings.Split(string(page), "\n") {
+	for _, line := range strings.Split(page, "\n") {
 		if is := strings.HasSuffix(line, " 1"); is && line != want && (strings.HasPrefix(line, "dynctl_worker_trouble{") || strings.HasPrefix(line, "dynctl_rank_slow{")) {
 			t.Errorf("metrics say %s", line)
 		}
 	}
-	if !strings.Contains(string(page), want+"\n") {
+	if !strings.Contains(page, want+"\n") {
 		t.Errorf("metrics do not say %s", want)
 	}
 }

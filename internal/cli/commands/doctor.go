@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/doctor"
 	"github.com/dynctl/dynctl/internal/printable"
-	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // newDoctorCmd makes the command doctor: the examination of a router and its engines.
@@ -69,17 +67,11 @@ a check failed, 4 when the router cannot be reached.`,
 		},
 	}
 	fl := cmd.Flags()
+	f.Add(fl)
 	fl.StringVar(&f.Router, "router", "", "admin `URL` of the router (default $DYNCTL_ROUTER or "+cli.DefaultRouter+")")
-	fl.StringVar(&f.Data, "data", "", "data plane `URL` of that router, when it is not what the router says")
-	f.Access.Add(fl)
-	f.Access.AddData(fl)
 	fl.StringArrayVar(&f.Prefill, "prefill", nil, "engine that prefills, `URL[,key=value,...]` (repeatable): a router in this process examines it")
-	fl.StringArrayVar(&f.Decode, "decode", nil, "engine that decodes, `URL[,key=value,...]` (repeatable)")
-	fl.StringArrayVar(&f.Worker, "worker", nil, "engine that does both, `URL[,key=value,...]` (repeatable)")
 	fl.StringVar(&f.Sim, "sim", "", "simulated `FLEET` such as 2p2d")
-	fl.StringVar(&f.Connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settings.Lookup("routing.connector").Values, "|"))
 	fl.StringVar(&f.Model, "model", "", "model; the first one unless given")
-	fl.BoolVar(&f.Verbose, "verbose", false, "show the log of the router in this process")
 	fl.BoolVar(&passive, "passive", false, "send no request to an engine's model")
 	fl.IntVar(&tokens, "tokens", 0, "length of the probes' prompts in `TOKENS` (default 40 blocks)")
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)

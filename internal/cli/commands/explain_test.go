@@ -16,14 +16,13 @@ import (
 // prefills prompts of that model remotely now; where a threshold decided it does not.
 func TestExplainShowsTheCrossing(t *testing.T) {
 	t.Parallel()
-	n := func(v int) *int { return &v }
 	router := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		var answer any
 		switch q.URL.Path {
 		case "/admin/v1/status":
 			answer = admin.Status{ThresholdAuto: true, Costs: []admin.ModelCosts{
-				{Model: "other", Crossings: []admin.Crossing{{Running: 8, Low: n(1), Tokens: n(2), High: n(3)}}},
-				{Model: "sim", Crossings: []admin.Crossing{{Running: 8, Low: n(300), Tokens: n(512)}}},
+				{Model: "other", Crossings: []admin.Crossing{{Running: 8, Low: new(1), Tokens: new(2), High: new(3)}}},
+				{Model: "sim", Crossings: []admin.Crossing{{Running: 8, Low: new(300), Tokens: new(512)}}},
 			}}
 		case "/admin/v1/decisions/by-costs", "/admin/v1/decisions/by-threshold":
 			r := receipt.Receipt{ID: "1", Model: "sim"}

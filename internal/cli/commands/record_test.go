@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,28 +66,26 @@ func recorded(t *testing.T, fleet string, configure func(*settings.Config), most
 func asked(t *testing.T, g *loopback.Rig, path string, body map[string]any, headers ...string) (answer []byte, decision string) {
 	t.Helper()
 	body["model"] = orSim(body["model"])
-	raw, err := json.Marshal(body)
-	if err != nil {
-		t.Fatal(err)
+	status, header, answer, err := g.Post(t.Context(), path, body, headers...)
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("%s: %d %s %v", path, status, answer, err)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+path, bytes.NewReader(raw))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	for i := 0; i < len(headers); i += 2 {
-		req.Header.Set(headers[i], headers[i+1])
-	}
-	resp, err := g.Client.Do(req)
+	return answer, header.Get("X-Dynctl-Decision")
+}
+
+// metricsOf is the router's page of metrics.
+func metricsOf(t *testing.T, g *loopback.Rig) string {
+	t.Helper()
+	resp, err := g.Client.Get(g.AdminURL + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	answer, err = io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s %s %v", path, resp.Status, answer, err)
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return answer, resp.Header.Get("X-Dynctl-Decision")
+	return string(page)
 }
 
 func orSim(model any) any {
@@ -238,20 +235,7 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 					body["stream"], body["max_tokens"] = true, 24
 					asked(t, g, "/v1/completions", body)
 				}
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.AdminURL+"/metrics", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				resp, err := g.Client.Do(req)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer resp.Body.Close()
-				page, err := io.ReadAll(resp.Body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if s := string(page); strings.Contains(s, "dynctl_routing_threshold_tokens") || !strings.Contains(s, `dynctl_routing_crossing_tokens{bound="high",model="sim",running="32"}`) {
+				if s := metricsOf(t, g); strings.Contains(s, "dynctl_routing_threshold_tokens") || !strings.Contains(s, `dynctl_routing_crossing_tokens{bound="high",model="sim",running="32"}`) {
 					t.Errorf("the metrics do not show what is in force:\n%s", s)
 				}
 			},

@@ -72,6 +72,25 @@ func (s *server) ready() {
 	})
 }
 
+// long is a request whose answer takes minutes at the simulator's own pace.
+const long = `{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`
+
+// post asks for a completion, and returns the answer as it begins.
+func (s *server) post(ctx context.Context, body string) *http.Response {
+	s.t.Helper()
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.data+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(q)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
 // terminate sends SIGTERM, to the whole process.
 func (s *server) terminate() {
 	s.t.Helper()
@@ -141,15 +160,7 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	})
 	ask := func(words string) (path, decision string) {
 		t.Helper()
-		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.data+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":"sim","max_tokens":3,"prompt":%q}`, strings.Repeat(words+" ", 50))))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
+		resp := s.post(t.Context(), fmt.Sprintf(`{"model":"sim","max_tokens":3,"prompt":%q}`, strings.Repeat(words+" ", 50)))
 		b, err := io.ReadAll(resp.Body)
 		if err != nil || resp.StatusCode != 200 {
 			t.Fatalf("%d %s %v", resp.StatusCode, b, err)
@@ -281,15 +292,7 @@ func TestServeDrainTimeout(t *testing.T) {
 	// Well over the drain's own time, and well under the configured one.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.data+"/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
+	resp := s.post(ctx, long)
 	c := s.client()
 	begun := time.Now()
 	if err := c.Drain(t.Context(), 2*time.Second); err != nil {
@@ -390,11 +393,7 @@ func TestServeLeaves(t *testing.T) {
 func TestServeLeavesThenDrains(t *testing.T) {
 	s := startServe(t, "--sim", "1d", "--leave-time", "50ms", "--drain-timeout", "10m")
 	s.ready()
-	resp, err := http.Post(s.data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
+	resp := s.post(t.Context(), long)
 	s.terminate()
 	clitest.Until(t, "a request that is refused", func() error {
 		resp, err := http.Post(s.data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":"go on"}`))
@@ -420,12 +419,7 @@ func TestServeLeavesThenDrains(t *testing.T) {
 func TestServeSecondSignal(t *testing.T) {
 	s := startServe(t, "--sim", "1d")
 	s.ready()
-	// At the simulator's own pace this takes minutes.
-	resp, err := http.Post(s.data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
+	resp := s.post(t.Context(), long)
 	body := &clitest.Screen{}
 	read := make(chan error, 1)
 	go func() {

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -72,7 +73,6 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 				fmt.Sprint(r.IndexBlocks), events(&r.Feed),
 			}
 			if all {
-				running, waiting, used := "-", "-", "-"
 				why := w.Reason
 				if why == "" && r.Feed.State != "none" && !r.Feed.Trusted {
 					why = r.Feed.Reason
@@ -82,25 +82,15 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 						why = t.Text
 					}
 				}
-				if e := r.Engine; e != nil {
-					if e.Running != nil {
-						running = fmt.Sprint(*e.Running)
-					}
-					if e.Waiting != nil {
-						waiting = fmt.Sprint(*e.Waiting)
-					}
-					if e.KVUsage != nil {
-						used = fmt.Sprintf("%.0f%%", 100**e.KVUsage)
-					}
+				e, used := cmp.Or(r.Engine, &admin.EngineLoad{}), "-"
+				if e.KVUsage != nil {
+					used = fmt.Sprintf("%.0f%%", 100**e.KVUsage)
 				}
 				away, onto, moving := "-", "-", "-"
 				if m := r.Moves; m != nil {
-					away, onto = fmt.Sprint(m.Away), fmt.Sprint(m.Onto)
-					if m.Waiting != nil {
-						moving = fmt.Sprint(*m.Waiting)
-					}
+					away, onto, moving = fmt.Sprint(m.Away), fmt.Sprint(m.Onto), figure(m.Waiting, "%d")
 				}
-				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), cli.OrDash(w.Connector), cli.OrDash(strings.Join(w.Models, ",")), w.URL, cli.OrDash(why), cli.OrDash(revision(w)), cli.OrDash(origins(w)), away, onto, moving)
+				row = append(row, figure(e.Running, "%d"), figure(e.Waiting, "%d"), used, fmt.Sprint(w.BlockSizeTokens), cli.OrDash(w.Connector), cli.OrDash(strings.Join(w.Models, ",")), w.URL, cli.OrDash(why), cli.OrDash(revision(w)), cli.OrDash(origins(w)), away, onto, moving)
 			}
 			t.Rows = append(t.Rows, append(row, millis(r.TTFT), millis(r.ITL), figure(r.OutputRate, "%.0f"), slow(&r)))
 		}
@@ -115,7 +105,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 }
 
 // figure is a figure, "-" while it is not known.
-func figure(f *float64, format string) string {
+func figure[T int | float64](f *T, format string) string {
 	if f == nil {
 		return "-"
 	}

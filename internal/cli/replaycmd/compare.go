@@ -309,8 +309,8 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 		if f.compare.closedLoop {
 			return cli.WithCode(cli.ExitUsage, errors.New("--closed-loop: no request of the trace names a session, so none can wait for an answer: leave it out, or simulate a trace with sessions"))
 		}
-		if slices.ContainsFunc(rows, func(r row) bool { return r.setup.Decode == selector.Session }) {
-			printable.Fprintf(cmd.ErrOrStderr(), "caution: --policy session: no request of the trace names a session, so all go where %s sends them\n", selector.LeastLoaded)
+		if slices.ContainsFunc(rows, func(r row) bool { return r.setup.Decode == selector.Session || r.setup.Prefill == selector.Session }) {
+			printable.Fprintf(cmd.ErrOrStderr(), "caution: policy session: no request of the trace names a session, so all go where %s sends them\n", selector.LeastLoaded)
 		}
 	}
 	if f.compare.closedLoop {

@@ -178,7 +178,7 @@ func TestReplayCommand(t *testing.T) {
 		{name: "before the start", args: []string{"replay", before, "--policy", "kv"}, code: cli.ExitInvalid, stderr: "before.jsonl: line 4 (byte"},
 		{name: "a log", args: []string{"replay", litellm, "--policy", "kv"}, code: cli.ExitInvalid, stderr: `resembles Mooncake's, but cannot be read as one: a Mooncake line without "timestamp"`},
 		{name: "Bailian", args: []string{"replay", chats, "--policy", "session"}, stdout: "session", stderr: "1 requests"},
-		{name: "sessions in a trace without", args: []string{"replay", requests, "--policy", "kv,session", "--quiet"}, stdout: "session", stderr: "caution: --policy session: no request of the trace names a session"},
+		{name: "sessions in a trace without", args: []string{"replay", requests, "--policy", "kv,session", "--quiet"}, stdout: "session", stderr: "caution: policy session: no request of the trace names a session"},
 		{name: "a closed loop without sessions", args: []string{"replay", requests, "--closed-loop"}, code: cli.ExitUsage, stderr: "--closed-loop: no request of the trace names a session"},
 		{name: "a closed loop", args: []string{"replay", chats, "--closed-loop", "--quiet", "-o", "jsonl"}, stdout: `"closed_loop":true`},
 		{name: "bad line", args: []string{"replay", bad}, code: cli.ExitInvalid, stderr: fmt.Sprintf("line 4 (byte %d)", len(moon)+1)},

@@ -1,11 +1,8 @@
 package topcmd
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"time"
@@ -103,27 +100,11 @@ func tokens(prompt []int, n int, rnd *rand.Rand) []int {
 
 // complete streams one completion to its end.
 func (d *demo) complete(ctx context.Context, prompt []int, out int) error {
-	body, err := json.Marshal(map[string]any{"model": sim.DefaultModel, "prompt": prompt, "max_tokens": out, "ignore_eos": true, "stream": true, "stream_options": map[string]bool{"include_usage": true}})
-	if err != nil {
-		return err
+	status, _, _, err := d.rig.Post(ctx, "/v1/completions", map[string]any{"model": sim.DefaultModel, "prompt": prompt, "max_tokens": out, "ignore_eos": true, "stream": true, "stream_options": map[string]bool{"include_usage": true}})
+	if err == nil && status != http.StatusOK {
+		err = errors.New(http.StatusText(status))
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.rig.URL+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := d.rig.Client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(resp.Status)
-	}
-	return nil
+	return err
 }
 
 // faults lets something go wrong every now and then, so that there is

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"regexp"
 	"strings"
@@ -96,21 +95,13 @@ func TestTopOnceOfManyRanks(t *testing.T) {
 	for range 8 { // more would starve what is looked at on two cores
 		clients.Go(func() {
 			for load.Err() == nil {
-				body := fmt.Sprintf(`{"model":"sim","max_tokens":200,"ignore_eos":true,"messages":[{"role":"user","content":"%d: %s"}]}`, number.Add(1), strings.Repeat("tell me how a router chooses ", 20))
-				req, err := http.NewRequestWithContext(load, http.MethodPost, rig.URL+"/v1/chat/completions", strings.NewReader(body))
-				if err != nil {
-					failed.Add(1)
-					return
-				}
-				req.Header.Set("Content-Type", "application/json")
-				resp, err := rig.Client.Do(req)
-				if err != nil {
-					continue // the load has ended
-				}
-				if _, err := io.Copy(io.Discard, resp.Body); resp.StatusCode != http.StatusOK && err == nil {
+				text := fmt.Sprintf("%d: %s", number.Add(1), strings.Repeat("tell me how a router chooses ", 20))
+				status, _, _, err := rig.Post(load, "/v1/chat/completions", map[string]any{
+					"model": "sim", "max_tokens": 200, "ignore_eos": true, "messages": []map[string]string{{"role": "user", "content": text}},
+				})
+				if err == nil && status != http.StatusOK { // an error is the end of the load
 					failed.Add(1)
 				}
-				_ = resp.Body.Close()
 			}
 		})
 	}

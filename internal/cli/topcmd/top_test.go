@@ -1,7 +1,6 @@
 package topcmd
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -160,23 +159,9 @@ func newStand(t *testing.T, ctx context.Context, fleet string) *stand {
 
 // complete asks for a completion and waits for its end.
 func (s *stand) complete(ctx context.Context, prompt []int, out int) error {
-	body, err := json.Marshal(map[string]any{"model": sim.DefaultModel, "prompt": prompt, "max_tokens": out, "ignore_eos": true})
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := s.Client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", resp.Status, raw)
+	status, _, answer, err := s.Post(ctx, "/v1/completions", map[string]any{"model": sim.DefaultModel, "prompt": prompt, "max_tokens": out, "ignore_eos": true})
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%d: %s", status, answer)
 	}
 	return err
 }

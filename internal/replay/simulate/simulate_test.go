@@ -283,6 +283,25 @@ func TestSessions(t *testing.T) {
 	}
 }
 
+// TestSessionsAreBalanced: policy session spreads the sessions of agents over ranks that are
+// busy, and keeps each where its blocks are.
+func TestSessionsAreBalanced(t *testing.T) {
+	for seed := range uint64(3) {
+		all, err := arrivals.Generate(arrivals.Options{Shape: "agents", Requests: 720, Seed: seed, Head: 2048, Sessions: 24})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Run(t.Context(), arrivals.FromSlice(all), Setup{
+			Fleet:   fleet(t, "4a:block=64,kv_blocks=16384,max_model_len=1048576,max_batched_tokens=8192"),
+			Options: decide.Options{Decode: selector.Session, Prefill: selector.Session, Weights: selector.DefaultWeights()},
+			Seed:    1, Speedup: 3, ClosedLoop: true,
+		})
+		if err != nil || r.Completed != uint64(len(all)) || r.RequestImbalance > 1.25 || r.Missed > 0.01 {
+			t.Errorf("seed %d: the busiest rank has %.2f times its share, %.3f of the prompts were cached elsewhere only (%v)", seed, r.RequestImbalance, r.Missed, err)
+		}
+	}
+}
+
 // TestDefaultServesAgents: with the weights of today policy kv serves agents better than
 // Dynamo's function, and than with the weight of decode load that once was the default. By
 // that one nearly all sessions went to the one rank that has their head, and auto learned

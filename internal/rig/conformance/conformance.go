@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -210,9 +211,7 @@ func (s *suite) prompt(n int, tag string) []int {
 func (s *suite) complete(t *testing.T, url string, prompt []int, tokens int, extra object) (string, usage) {
 	t.Helper()
 	body := object{"model": s.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true}
-	for k, v := range extra {
-		body[k] = v
-	}
+	maps.Copy(body, extra)
 	var c completion
 	s.do(t, http.MethodPost, url+"/v1/completions", body).into(t, &c)
 	if len(c.Choices) != 1 || c.Choices[0].Text == nil || c.Usage == nil {

@@ -164,6 +164,7 @@ func (s *suite) events(t *testing.T) {
 	}
 }
 
+// prefillParams is the object by which a prefill engine keeps its blocks.
 var prefillParams = object{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}
 
 // prefill runs a prefill leg and returns what it hands over.
@@ -177,10 +178,6 @@ func (s *suite) prefill(t *testing.T, prompt []int) object {
 	}
 	return p
 }
-
-// transfer: prefill on one engine, decode on the other.
-// askParams is the object by which a prefill engine keeps its blocks.
-var askParams = object{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}
 
 // otherAPI: an endpoint that is neither chat nor completions takes both legs. Its
 // limit of tokens has another name, and so has an end by that limit.
@@ -219,7 +216,7 @@ func (s *suite) otherAPI(t *testing.T, path, limit, input, end, ended string) {
 		return r.Content[0].Text
 	}
 	var alone, prefill, decode reply
-	a := s.do(t, http.MethodPost, s.Prefill+path, body(1, askParams), "X-Request-Id", "other-api-"+s.salt)
+	a := s.do(t, http.MethodPost, s.Prefill+path, body(1, prefillParams), "X-Request-Id", "other-api-"+s.salt)
 	a.into(t, &prefill)
 	var top map[string]any
 	a.into(t, &top)
@@ -256,6 +253,7 @@ func (s *suite) otherAPI(t *testing.T, path, limit, input, end, ended string) {
 	}
 }
 
+// transfer: prefill on one engine, decode on the other.
 func (s *suite) transfer(t *testing.T) {
 	n := 5*s.blockSize + 7
 	prompt := s.prompt(n, "transfer")
@@ -326,7 +324,7 @@ func (s *suite) transfer(t *testing.T) {
 			stop = strings.TrimSpace(first)
 		}
 		var c completion
-		s.do(t, http.MethodPost, s.Prefill+"/v1/completions", object{"model": s.model, "prompt": p, "max_tokens": 1, "temperature": 0, "stop": stop, "kv_transfer_params": askParams}).into(t, &c)
+		s.do(t, http.MethodPost, s.Prefill+"/v1/completions", object{"model": s.model, "prompt": p, "max_tokens": 1, "temperature": 0, "stop": stop, "kv_transfer_params": prefillParams}).into(t, &c)
 		if c.finish() != "stop" || len(c.KV) < len("null")+1 {
 			t.Errorf("finish_reason %q, params %s", c.finish(), c.KV)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/serving"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -264,7 +265,11 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 		a.Pieces = nil
 	}
 	leg.Life.Sign(time.Now())
-	return &response{f: f, q: q, ctx: ctx, watch: leg.Watch, life: leg.Life, idle: leg.IdleTimeout, head: head, left: a.Pieces}, nil
+	r := &response{f: f, q: q, ctx: ctx, watch: leg.Watch, life: leg.Life, idle: leg.IdleTimeout, patience: Never, head: head, left: a.Pieces}
+	if leg.HeadTimeout > 0 && !head.Streams() {
+		r.patience = leg.HeadTimeout
+	}
+	return r, nil
 }
 
 // meet enters a room, or waits there for as long as limit, if that is above 0.
@@ -302,21 +307,6 @@ func (f *Fleet) end(q *Request, err error, canceled bool) {
 	q.Ended, q.Err, q.Canceled = time.Now(), err, canceled
 }
 
-// pause waits for a while, at most until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // await waits for d, or until the watch gives the engine up.
 func await(ctx context.Context, watch upstream.Watch, d time.Duration) (silent bool, err error) {
 	for watch != nil && d > 0 {
@@ -327,26 +317,31 @@ func await(ctx context.Context, watch upstream.Watch, d time.Duration) (silent b
 		if more <= 0 || more >= d {
 			break
 		}
-		if err := pause(ctx, more); err != nil {
-			return false, err
+		if !wait.For(ctx, more) {
+			return false, ctx.Err()
 		}
 		d -= more
 	}
-	return false, pause(ctx, d)
+	if d <= 0 || !wait.For(ctx, d) {
+		return false, ctx.Err()
+	}
+	return false, nil
 }
 
 // response is an answer. Only one goroutine reads it.
 type response struct {
-	f     *Fleet
-	q     *Request
-	ctx   context.Context //nolint:containedctx // of the whole answer
-	idle  time.Duration
-	watch upstream.Watch
-	life  *workers.Life
-	head  *upstream.Head
-	left  []Piece
-	buf   []byte // of the newest piece, which the next one overwrites
-	err   error
+	f    *Fleet
+	q    *Request
+	ctx  context.Context //nolint:containedctx // of the whole answer
+	idle time.Duration
+	// patience is what is left for all pauses together.
+	patience time.Duration
+	watch    upstream.Watch
+	life     *workers.Life
+	head     *upstream.Head
+	left     []Piece
+	buf      []byte // of the newest piece, which the next one overwrites
+	err      error
 }
 
 func (r *response) Begins() *upstream.Head { return r.head }
@@ -372,6 +367,11 @@ func (r *response) Next() ([]byte, error) {
 	if late {
 		p.Wait = r.idle
 	}
+	drips := p.Wait > r.patience
+	if drips {
+		late, p.Wait = true, r.patience
+	}
+	r.patience -= p.Wait
 	kind := p.Fail
 	switch silent, err := await(r.ctx, r.watch, p.Wait); {
 	case err != nil:
@@ -384,7 +384,7 @@ func (r *response) Next() ([]byte, error) {
 		panic("the answer, by the test")
 	}
 	if kind != "" {
-		r.err = &upstream.Failure{Kind: kind, Addr: r.q.Worker, Op: "read the answer", Sent: true, Started: true, Err: errors.New("by the test")}
+		r.err = &upstream.Failure{Kind: kind, Addr: r.q.Worker, Op: "read the answer", Sent: true, Started: true, Late: drips && kind == upstream.Timeout, Err: errors.New("by the test")}
 		return nil, r.err
 	}
 	r.life.Sign(time.Now())

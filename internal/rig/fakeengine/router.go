@@ -201,18 +201,11 @@ func (r *Router) build() {
 	}, 1)
 	failures := new(watch.Failures)
 	r.ring = receipt.NewRing(receipt.Options{Capacity: 1 << 10})
-	r.stream = lifecycle.NewStream(
-		lifecycle.Pace(watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot})),
-		lifecycle.Receipts(func(uint32) bool { return false }),
-		lifecycle.Ranks(fleet),
-		lifecycle.Traffic(&r.Traffic),
-		lifecycle.Metrics(r.Metrics),
-		lifecycle.TokensByTenant(r.Metrics),
-		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{Event: r.event})),
-		lifecycle.Failures(failures, r.event),
-		lifecycle.Costs(costs),
-		lifecycle.Progress(),
-	)
+	r.stream = (&lifecycle.Consumers{
+		Slow: watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot}), Untrusted: func(uint32) bool { return false }, Ranks: fleet,
+		Traffic: &r.Traffic, Metrics: r.Metrics, Recompute: watch.NewRecompute(watch.RecomputeOptions{Event: r.event}),
+		Failures: failures, Event: r.event, Costs: costs,
+	}).Stream()
 	r.Legs = &serving.Legs{
 		Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: new(attempt.Repeats), Stored: r.Stored,
 		Budget:   &r.Budget,

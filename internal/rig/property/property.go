@@ -7,6 +7,7 @@ package property
 import (
 	"flag"
 	"os"
+	"strconv"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -25,4 +26,18 @@ func init() {
 func Check(t testing.TB, property func(*rapid.T)) {
 	t.Helper()
 	rapid.Check(t, property) //nolint:forbidigo // the one place
+}
+
+// FromEnv is a number of the environment, such as a seed, or otherwise without one.
+func FromEnv(t testing.TB, name string, otherwise uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	v, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return v
 }

@@ -118,7 +118,7 @@ func TestDocumentAlerts(t *testing.T) {
 		fmt.Fprintf(&table, "| [`%s`](#%s) | %s | `%s` | %s |\n", name, section,
 			at[string](t, r, "labels", "severity"), strings.ReplaceAll(at[string](t, r, "expr"), "|", `\|`), at[string](t, r, "for"))
 	}
-	documentIn(t, path, "alerts", table.String()+"\n")
+	Document(t, path, "alerts", table.String()+"\n", writes, *update)
 }
 
 // TestScaling holds what is recorded for autoscalers to the metrics that are exported,

@@ -44,9 +44,9 @@ func TestDocumentChart(t *testing.T) {
 	properties["global"] = map[string]any{"type": "object", "description": "Values of a parent chart. This chart uses none of them."}
 	properties["enabled"] = map[string]any{"type": "boolean", "description": "For the condition of a parent chart. This chart does not read it."}
 	jsonschema.Committed(t, filepath.Join(chartDir, "values.schema.json"), schema, *update)
-	documentIn(t, filepath.Join(chartDir, "README.md"), "values", table.String()+"\n")
+	Document(t, filepath.Join(chartDir, "README.md"), "values", table.String()+"\n", writes, *update)
 	for _, name := range []string{"alerts.yaml", "dashboard.json"} {
-		written(t, filepath.Join(chartDir, "files", name), chartFiles(repository).Get("deploy/monitoring/"+name))
+		File(t, filepath.Join(chartDir, "files", name), chartFiles(repository).Get("deploy/monitoring/"+name), writes, *update)
 	}
 }
 

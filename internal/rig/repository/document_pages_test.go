@@ -50,15 +50,7 @@ func TestDocumentCommands(t *testing.T) {
 		}
 	}
 	for name, want := range pages {
-		path := filepath.Join(commandPages, name)
-		if got, err := os.ReadFile(path); err == nil && string(got) == want {
-			continue
-		}
-		if !*update {
-			t.Errorf("%s is not what the help says; run go test ./internal/rig/repository -run Document -update", path)
-		} else if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		File(t, filepath.Join(commandPages, name), want, writes, *update)
 	}
 	files, err := os.ReadDir(commandPages)
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/cli/commands"
-	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -37,22 +36,22 @@ func TestDocumentSettings(t *testing.T) {
 		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s |\n", r.Key, r.Flag, commands.YAML(r.Get(&defaults)), meaning)
 	}
 	b.WriteString("\n")
-	document(t, "settings", b.String())
+	Document(t, configurationDoc, "settings", b.String(), writes, *update)
 }
 
-// TestDocumentSessions: configuration.md lists where requests name their session.
+// TestDocumentSessions keeps the list of session ids equal to the source's.
 func TestDocumentSessions(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("\n| order | where | sent by |\n|---|---|---|\n| 1 | header of `routing.session_header` (`X-Session-ID`) | |\n")
-	for i, s := range routing.SessionNames() {
-		where := "header `" + s.Header + "`"
-		if s.Field != "" {
-			where = "body field `" + s.Field + "`"
-		}
-		fmt.Fprintf(&b, "| %d | %s | %s |\n", i+2, where, s.Clients)
+	n := 2
+	row := regexp.MustCompile(`\{(Header|Field): "([^"]+)", Clients: "([^"]+)"\}`)
+	for _, m := range row.FindAllStringSubmatch(source(t, "placement/routing/session.go"), -1) {
+		where := map[string]string{"Header": "header", "Field": "body field"}[m[1]]
+		fmt.Fprintf(&b, "| %d | %s `%s` | %s |\n", n, where, m[2], m[3])
+		n++
 	}
-	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", len(routing.SessionNames())+2)
-	document(t, "sessions", b.String())
+	fmt.Fprintf(&b, "| %d | body field of `routing.session_field` (`user`) | |\n\n", n)
+	Document(t, configurationDoc, "sessions", b.String(), writes, *update)
 }
 
 // TestDocumentMetrics keeps the table of metrics equal to what the source
@@ -80,7 +79,7 @@ func TestDocumentMetrics(t *testing.T) {
 	}
 	slices.Sort(rows)
 	b.WriteString(strings.Join(slices.Compact(rows), "") + "\n")
-	document(t, "metrics", b.String())
+	Document(t, configurationDoc, "metrics", b.String(), writes, *update)
 }
 
 // TestDocumentNames compares names in the documentation with those in the
@@ -191,39 +190,5 @@ func source(t *testing.T, name string) string {
 	return all.String()
 }
 
-// document keeps a part of docs/configuration.md equal to want.
-func document(t *testing.T, part, want string) {
-	t.Helper()
-	documentIn(t, configurationDoc, part, want)
-}
-
-// documentIn keeps a part of a document equal to want. Marks stand around the part.
-func documentIn(t *testing.T, path, part, want string) {
-	t.Helper()
-	begin, end := "<!-- "+part+": written by go test ./internal/rig/repository -run Document -update -->\n", "<!-- end of "+part+" -->"
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(raw), begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the %s", path, part)
-	}
-	written(t, path, head+begin+want+end+tail)
-}
-
-// written keeps a file equal to want.
-func written(t *testing.T, path, want string) {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	if err == nil && string(raw) == want {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s is not what it is written from (%v); run go test ./internal/rig/repository -run Document -update", path, err)
-	}
-	if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
+// writes is the command that writes the generated parts.
+const writes = "go test ./internal/rig/repository -run Document -update"

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -60,6 +62,11 @@ type Fault struct {
 	Seen   string    `json:"seen,omitempty"`
 	SeenAt time.Time `json:"seen_at,omitzero"`
 	Text   string    `json:"text,omitempty"`
+}
+
+// during reports whether it lasted at any time in between.
+func (f *Fault) during(from, to time.Time) bool {
+	return !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from))
 }
 
 // group is engines of which always one is left alone: the alternative that
@@ -153,25 +160,14 @@ func (w *watch) since(kind, worker string, t time.Time) bool {
 func (c *chaos) faulty(worker string, from, to time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := len(c.faults) - 1; i >= 0; i-- {
-		f := c.faults[i]
-		if f.Worker == worker && !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.faults, func(f *Fault) bool { return f.Worker == worker && f.during(from, to) })
 }
 
 // restarting reports whether the router was away at any time in between.
 func (c *chaos) restarting(from, to time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, f := range c.away {
-		if !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.away, func(f *Fault) bool { return f.during(from, to) })
 }
 
 func (c *chaos) begin(kind, worker, detail string) *Fault {
@@ -213,7 +209,7 @@ func (c *chaos) run(ctx context.Context) {
 	rng := rand.New(rand.NewPCG(c.s.o.Seed, 0x6368616f73+c.runs))
 	nextRestart := time.Now().Add(c.s.o.RouterEvery)
 	for ctx.Err() == nil {
-		pause(ctx, time.Duration((0.5+rng.ExpFloat64())*float64(c.s.o.Gap)))
+		wait.For(ctx, time.Duration((0.5+rng.ExpFloat64())*float64(c.s.o.Gap)))
 		if ctx.Err() != nil {
 			break
 		}
@@ -255,12 +251,10 @@ func (c *chaos) strike(ctx context.Context, rng *rand.Rand) {
 		return
 	}
 	f := c.begin(kind, target.Name(), "")
-	c.wg.Add(1)
-	go func() {
-		defer c.wg.Done()
+	c.wg.Go(func() {
 		defer c.end(f)
 		c.failed(f, c.carry(ctx, f, g, target, hold, number, status))
-	}()
+	})
 }
 
 // spareable reports whether another worker of the group is left that the router
@@ -351,7 +345,7 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		if f.Kind != doDrain && f.Kind != loopback.Kill {
 			_ = c.poke(ctx, g, e, 2500, 2*c.s.o.Timeout) // that it fails is the purpose
 		}
-		pause(ctx, 100*time.Millisecond)
+		wait.For(ctx, 100*time.Millisecond)
 	}
 	switch f.Kind {
 	case loopback.Kill:
@@ -377,7 +371,7 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		if time.Now().After(end) {
 			return fmt.Errorf("does not recover: %w", err)
 		}
-		pause(ctx, 250*time.Millisecond)
+		wait.For(ctx, 250*time.Millisecond)
 	}
 }
 
@@ -412,25 +406,33 @@ func (c *chaos) reload(broken bool, rng *rand.Rand) {
 	c.failed(f, c.s.rig.Router.Settings().Reload(cfg, nil))
 }
 
+// worker is what the router says of a worker; without a name where it is not in the fleet.
+func (s *soak) worker(ctx context.Context, name string) (w admin.Worker, err error) {
+	l, err := s.rig.Admin.Workers(ctx)
+	if err != nil {
+		return w, err
+	}
+	if i := slices.IndexFunc(l.Workers, func(w admin.Worker) bool { return w.Name == name }); i >= 0 {
+		w = l.Workers[i]
+	}
+	return w, nil
+}
+
 // working waits, but not for longer than within, until a worker's account has so
 // many requests, or done is closed, after which it need not.
 func (c *chaos) working(ctx context.Context, within time.Duration, e *sim.Engine, n int, done <-chan struct{}) error {
-	wait, cancel := context.WithTimeout(ctx, within)
+	inTime, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	unusable := false // at any time
-	return loopback.Wait(wait, "requests on "+e.Name(), func() error {
-		l, err := c.s.rig.Admin.Workers(ctx)
+	return loopback.Wait(inTime, "requests on "+e.Name(), func() error {
+		w, err := c.s.worker(ctx, e.Name())
 		if err != nil {
 			return err
 		}
+		unusable = unusable || w.Name != "" && !w.Usable
 		have := 0
-		for _, w := range l.Workers {
-			if w.Name == e.Name() {
-				unusable = unusable || !w.Usable
-				for _, k := range w.Ranks {
-					have += k.ActiveRequests
-				}
-			}
+		for _, k := range w.Ranks {
+			have += k.ActiveRequests
 		}
 		select {
 		case <-done:
@@ -457,16 +459,11 @@ func (c *chaos) usable(ctx context.Context, e *sim.Engine) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return loopback.Wait(ctx, e.Name()+" to be usable", func() error {
-		l, err := c.s.rig.Admin.Workers(ctx)
-		if err != nil {
-			return err
+		w, err := c.s.worker(ctx, e.Name())
+		if err == nil && !w.Usable {
+			err = errors.New("it is not")
 		}
-		for _, w := range l.Workers {
-			if w.Name == e.Name() && w.Usable {
-				return nil
-			}
-		}
-		return errors.New("it is not")
+		return err
 	})
 }
 
@@ -566,7 +563,7 @@ func configure(o *Options) func(*settings.Config) {
 		c.Retry = settings.Retry{Attempts: 6, Budget: 1}
 		c.Continue.Mode = settings.ContinueExact
 		// Fewer than there are clients, so that some queue, and leave the queue.
-		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = max(2, o.Clients*3/4), 1000, patience
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = clients*3/4, 1000, patience
 		c.Timeouts.Body = o.Timeout
 		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
 		c.Receipts, c.Events = 512, 4096

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
@@ -44,9 +45,9 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	s.looked = from
 	wrong("reload", s.rig.Router.Settings().Reload(s.patient(), nil))
 	defer func() { wrong("reload", s.rig.Router.Settings().Reload(s.rig.Config, nil)) }()
-	if l, err := s.rig.Admin.Workers(ctx); err != nil {
+	if w, err := s.worker(ctx, spareName); err != nil {
 		wrong("admin API", err)
-	} else if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == spareName }) {
+	} else if w.Name == "" {
 		wrong("spare", s.chaos.addSpare(ctx))
 	}
 	wrong("fleet", s.whole(ctx, false))
@@ -120,12 +121,12 @@ const atTheEnd = "at the end"
 // up by either side.
 func (s *soak) silence(ctx context.Context) error {
 	from := time.Now()
-	pause(ctx, 16*time.Second)
+	wait.For(ctx, 16*time.Second)
 	for time.Since(from) < 32*time.Second && ctx.Err() == nil {
 		if err := s.visit(ctx, 200, 1); err != nil {
 			return err
 		}
-		pause(ctx, time.Second)
+		wait.For(ctx, time.Second)
 	}
 	return s.chaos.watch.quiet(from, "feed_disconnected", "feed_gap", "feed_unknown", "feed_stale")
 }
@@ -268,18 +269,11 @@ func (s *soak) followed(ctx context.Context, e *sim.Engine) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return loopback.Wait(ctx, "a feed of "+e.Name(), func() error {
-		l, err := s.rig.Admin.Workers(ctx)
-		if err != nil {
-			return err
+		w, err := s.worker(ctx, e.Name())
+		if err == nil && !slices.ContainsFunc(w.Ranks, func(k admin.Rank) bool { return k.Feed.State != "none" }) {
+			err = errors.New("there is none")
 		}
-		for _, w := range l.Workers {
-			for _, k := range w.Ranks {
-				if w.Name == e.Name() && k.Feed.State != "none" {
-					return nil
-				}
-			}
-		}
-		return errors.New("there is none")
+		return err
 	})
 }
 
@@ -332,13 +326,7 @@ func (s *soak) overcount(engines []*sim.Engine) (n int, _ error) {
 		}
 		slices.Sort(cached)
 		got, _ := s.rig.Router.Fleet().Blocks(e.Name() + "/dp0")
-		over := 0
-		for _, b := range got {
-			if _, ok := slices.BinarySearch(cached, b); !ok {
-				over++
-			}
-		}
-		if over > 0 {
+		if over := foreign(got, cached); over > 0 {
 			n += over
 			errs = append(errs, fmt.Errorf("%s: %d of %d blocks are not in the engine's cache of %d", e.Name(), over, len(got), len(cached)))
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // errLeft is the end of an answer that the client did not want to read on.
@@ -47,17 +48,7 @@ func (s *soak) client(ctx context.Context, no int) {
 			s.request(ctx, rng)
 		}
 		s.gate.RUnlock()
-		pause(ctx, time.Duration(rng.ExpFloat64()*float64(s.o.Think)))
-	}
-}
-
-// pause waits; it is the rhythm of the load, nothing waits for it to be over.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
+		wait.For(ctx, time.Duration(rng.ExpFloat64()*float64(think)))
 	}
 }
 
@@ -83,7 +74,7 @@ func (s *soak) request(ctx context.Context, rng *rand.Rand) {
 		s.poisonous(ctx, rng.Uint64())
 		return
 	}
-	epoch, n := uint64(time.Since(s.began)/s.o.Epoch), rng.IntN(poolSize)
+	epoch, n := uint64(time.Since(s.began)/epochTime), rng.IntN(poolSize)
 	j := makeJob(s.o.Seed, epoch, n)
 	if way == slowly {
 		j.stream = j.streams()
@@ -106,7 +97,7 @@ func (s *soak) request(ctx context.Context, rng *rand.Rand) {
 			leaveAfter--
 			return leaveAfter > 0
 		case slowly:
-			pause(ctx, 40*time.Millisecond)
+			wait.For(ctx, 40*time.Millisecond)
 		}
 		return true
 	})
@@ -381,7 +372,7 @@ func (d *drip) Read(p []byte) (int, error) {
 	if len(d.rest) == 0 {
 		return 0, io.EOF
 	}
-	pause(d.ctx, d.pause)
+	wait.For(d.ctx, d.pause)
 	n := copy(p, d.rest[:min(d.part, len(d.rest))])
 	d.rest = d.rest[n:]
 	return n, d.ctx.Err()

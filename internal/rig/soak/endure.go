@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,56 +21,38 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 )
 
-// Options shape an endurance run. Zero values stand for the defaults.
+// Options shape an endurance run.
 type Options struct {
-	// Duration is how long load and faults last: 1 h.
+	// Duration is how long load and faults last.
 	Duration time.Duration
-	// Clients is the number of requests at a time, Think the mean pause of a
-	// client between two: 10 and 60 ms.
-	Clients int
-	Think   time.Duration
 	// Seed makes requests and faults; when they meet is up to the machine.
 	Seed uint64
 	// Gap is the mean time between two faults, Hold half the mean time that one
-	// lasts, RouterEvery the time between two restarts of the router: 2 s, 4 s
+	// lasts, RouterEvery the time between two restarts of the router: by default 2 s, 4 s
 	// and an eighth of Duration.
 	Gap, Hold, RouterEvery time.Duration
-	// Timeout is how long the router waits for an engine: 6 s.
+	// Timeout is how long the router waits for an engine: 6 s by default.
 	Timeout time.Duration
-	// Epoch is how long the same requests come again: 1 min.
-	Epoch time.Duration
 	// Dir takes the events, the receipts of what went wrong, and the snapshot
 	// of the index.
 	Dir string
 	// End, when closed, ends the load before its time; all checks are made.
 	End <-chan struct{}
-	// Log gets a line now and then; nil for none.
+	// Log gets a line now and then.
 	Log func(format string, a ...any)
 }
 
+// clients is the number of requests at a time, think the mean pause of a client between
+// two, and epochTime how long the same requests come again.
+const (
+	clients   = 10
+	think     = 60 * time.Millisecond
+	epochTime = time.Minute
+)
+
 func (o *Options) defaults() {
-	for _, p := range []struct {
-		dst *time.Duration
-		v   time.Duration
-	}{
-		{&o.Duration, time.Hour}, {&o.Think, 60 * time.Millisecond}, {&o.Gap, 2 * time.Second}, {&o.Hold, 4 * time.Second}, {&o.Epoch, time.Minute}, {&o.Timeout, 6 * time.Second},
-	} {
-		if *p.dst <= 0 {
-			*p.dst = p.v
-		}
-	}
-	if o.RouterEvery <= 0 {
-		o.RouterEvery = o.Duration / 8
-	}
-	if o.Clients <= 0 {
-		o.Clients = 10
-	}
-	if o.Seed == 0 {
-		o.Seed = 1
-	}
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
-	}
+	o.Gap, o.Hold = cmp.Or(o.Gap, 2*time.Second), cmp.Or(o.Hold, 4*time.Second)
+	o.RouterEvery, o.Timeout = cmp.Or(o.RouterEvery, o.Duration/8), cmp.Or(o.Timeout, 6*time.Second)
 }
 
 // fleetText is the engines: five of vLLM that are split, one that is not (the
@@ -187,7 +170,7 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum := &Summary{Schema: SummarySchema, Started: time.Now(), Seed: o.Seed, Clients: o.Clients, Fleet: fleetText(listener), Go: runtime.Version(), CPUs: runtime.NumCPU()}
+	sum := &Summary{Schema: SummarySchema, Started: time.Now(), Seed: o.Seed, Clients: clients, Fleet: fleetText(listener), Go: runtime.Version(), CPUs: runtime.NumCPU()}
 	sum.Before = usageNow()
 	s := &soak{o: o}
 	if err := s.open(ctx, sum.Fleet); err != nil {
@@ -291,16 +274,16 @@ func (s *soak) close(ctx context.Context) error {
 func (s *soak) load(ctx context.Context, sum *Summary) {
 	run, cancel := context.WithTimeout(ctx, s.o.Duration)
 	defer cancel()
-	var clients sync.WaitGroup
-	clients.Go(func() {
+	var load sync.WaitGroup
+	load.Go(func() {
 		select {
 		case <-s.o.End:
 			cancel()
 		case <-run.Done():
 		}
 	})
-	for i := range s.o.Clients {
-		clients.Go(func() { s.client(run, i) })
+	for i := range clients {
+		load.Go(func() { s.client(run, i) })
 	}
 	first := s.o.Duration / 12
 	for _, at := range []time.Duration{first, s.o.Duration / 3, s.o.Duration * 2 / 3, s.o.Duration} {
@@ -316,7 +299,7 @@ func (s *soak) load(ctx context.Context, sum *Summary) {
 		sum.Checks = append(sum.Checks, s.check(ctx, fmt.Sprintf("after %s", at.Round(time.Second))))
 	}
 	cancel()
-	clients.Wait()
+	load.Wait()
 	if ctx.Err() != nil {
 		s.violation("interrupted", nil, "the run was ended before its time")
 		return

@@ -6,9 +6,10 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
 // TestEndurance is the real-time form: ten seconds here, as long as
@@ -31,12 +32,7 @@ func TestEndurance(t *testing.T) {
 			t.Logf("%8s "+format, append([]any{time.Since(began).Round(time.Second)}, a...)...)
 		}
 	}
-	if text := os.Getenv("DYNCTL_SOAK_SEED"); text != "" {
-		var err error
-		if o.Seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("DYNCTL_SOAK_SEED: %v", err)
-		}
-	}
+	o.Seed = property.FromEnv(t, "DYNCTL_SOAK_SEED", o.Seed)
 	if o.Duration < time.Minute {
 		o.Gap, o.Hold, o.RouterEvery, o.Timeout = 300*time.Millisecond, 400*time.Millisecond, o.Duration/4, 4*time.Second
 	}

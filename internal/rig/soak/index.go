@@ -45,15 +45,19 @@ func IndexDiffers(g *loopback.Rig) error {
 			slices.Sort(got)
 			want, got = slices.Compact(want), slices.Compact(got)
 			if !slices.Equal(want, got) {
-				over := 0
-				for _, s := range got {
-					if _, ok := slices.BinarySearch(want, s); !ok {
-						over++
-					}
-				}
-				errs = append(errs, fmt.Errorf("%s: the index holds %d block(s), %d of them not in the engine's cache of %d", label, len(got), over, len(want)))
+				errs = append(errs, fmt.Errorf("%s: the index holds %d block(s), %d of them not in the engine's cache of %d", label, len(got), foreign(got, want), len(want)))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// foreign counts the blocks that a cache, which is sorted, does not have.
+func foreign(blocks, cache []uint64) (n int) {
+	for _, b := range blocks {
+		if _, ok := slices.BinarySearch(cache, b); !ok {
+			n++
+		}
+	}
+	return n
 }

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -213,16 +214,16 @@ func (j *job) read(body io.Reader, stream bool, each func() bool) (s said, err e
 	}
 	var text strings.Builder
 	defer func() { s.text = text.String() }()
-	lines := newLines(body)
+	lines := bufio.NewReader(body)
 	for {
-		line, err := lines.next()
+		line, err := lines.ReadBytes('\n') // an event may be longer than any buffer
 		if errors.Is(err, io.EOF) {
 			return s, nil
 		}
 		if err != nil {
 			return s, err
 		}
-		data, ok := bytes.CutPrefix(line, []byte("data: "))
+		data, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("data: "))
 		if !ok {
 			continue
 		}
@@ -264,36 +265,6 @@ func (j *job) read(body io.Reader, stream bool, each func() bool) (s said, err e
 		if each != nil && !each() {
 			return s, errLeft
 		}
-	}
-}
-
-// lines reads lines without a limit that a long event could exceed.
-type lines struct {
-	r   io.Reader
-	buf []byte
-	at  int
-	err error
-}
-
-func newLines(r io.Reader) *lines { return &lines{r: r, buf: make([]byte, 0, 4<<10)} }
-
-func (l *lines) next() ([]byte, error) {
-	for {
-		if i := bytes.IndexByte(l.buf[l.at:], '\n'); i >= 0 {
-			line := bytes.TrimSuffix(l.buf[l.at:l.at+i], []byte("\r"))
-			l.at += i + 1
-			return line, nil
-		}
-		if l.err != nil {
-			return nil, l.err
-		}
-		l.buf = append(l.buf[:0], l.buf[l.at:]...)
-		l.at = 0
-		if len(l.buf) == cap(l.buf) {
-			l.buf = append(l.buf, 0)[:len(l.buf)]
-		}
-		n, err := l.r.Read(l.buf[len(l.buf):cap(l.buf)])
-		l.buf, l.err = l.buf[:len(l.buf)+n], err
 	}
 }
 

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
@@ -27,16 +27,12 @@ func (c *chaos) add(ctx context.Context, e *sim.Engine) error {
 
 // swapSpare removes the spare worker after a drain, or adds it again.
 func (c *chaos) swapSpare(ctx context.Context) {
-	l, err := c.s.rig.Admin.Workers(ctx)
+	name := c.spare.Name()
+	w, err := c.s.worker(ctx, name)
 	if err != nil {
 		return
 	}
-	name := c.spare.Name()
-	there := false
-	for _, w := range l.Workers {
-		there = there || w.Name == name
-	}
-	if !there {
+	if w.Name == "" {
 		f := c.begin(doAdd, name, "")
 		defer c.end(f)
 		c.failed(f, c.addSpare(ctx))
@@ -45,7 +41,7 @@ func (c *chaos) swapSpare(ctx context.Context) {
 	f := c.begin(doDrain, name, "before it is removed")
 	_, err = c.s.rig.Admin.DrainWorker(ctx, name)
 	c.failed(f, err)
-	pause(ctx, c.s.o.Hold/2)
+	wait.For(ctx, c.s.o.Hold/2)
 	c.end(f)
 	f = c.begin(doRemove, name, "")
 	defer c.end(f)
@@ -57,11 +53,7 @@ func (c *chaos) swapSpare(ctx context.Context) {
 // the other's account must not notice.
 func (c *chaos) reuseSlot(ctx context.Context, kill bool) {
 	ctx = context.WithoutCancel(ctx)
-	l, err := c.s.rig.Admin.Workers(ctx)
-	if err != nil {
-		return
-	}
-	if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == c.spare.Name() && w.Usable }) {
+	if w, err := c.s.worker(ctx, c.spare.Name()); err != nil || !w.Usable {
 		return
 	}
 	out := c.begin(doRemove, c.spare.Name(), "while requests hang on it")
@@ -160,22 +152,17 @@ func (c *chaos) addInto(ctx context.Context, e *sim.Engine, slot int) error {
 		if err := c.s.rig.Admin.RemoveWorker(ctx, e.Name()); err != nil {
 			return err
 		}
-		pause(ctx, 5*time.Millisecond)
+		wait.For(ctx, 5*time.Millisecond)
 	}
 }
 
 // slot is that of a worker's first rank, -1 when it is not in the fleet.
 func (c *chaos) slot(ctx context.Context, e *sim.Engine) int {
-	l, err := c.s.rig.Admin.Workers(ctx)
-	if err != nil {
+	w, err := c.s.worker(ctx, e.Name())
+	if err != nil || len(w.Ranks) == 0 {
 		return -1
 	}
-	for _, w := range l.Workers {
-		if w.Name == e.Name() && len(w.Ranks) > 0 {
-			return int(w.Ranks[0].Slot)
-		}
-	}
-	return -1
+	return int(w.Ranks[0].Slot)
 }
 
 // idleWait is how long at most a step may take that nothing is in the way of.

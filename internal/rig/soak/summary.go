@@ -4,11 +4,11 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -113,13 +113,13 @@ func (s *Summary) Text() string {
 	b.WriteString("\nrequests\n")
 	figures := func(head []string, rows [][]string) { _ = table.Figures(&b, head, rows, 0) } // a strings.Builder takes everything
 	var rows [][]string
-	for _, k := range sorted(s.Requests) {
+	for _, k := range slices.Sorted(maps.Keys(s.Requests)) {
 		rows = append(rows, []string{k, strconv.FormatUint(s.Requests[k], 10)})
 	}
 	figures(nil, rows)
 	b.WriteString("\nfaults\n")
 	rows = nil
-	for _, k := range sorted(s.Faults) {
+	for _, k := range slices.Sorted(maps.Keys(s.Faults)) {
 		c := s.Faults[k]
 		rows = append(rows, []string{k, strconv.Itoa(c.Done), strconv.Itoa(c.Found), seconds(c.P50, 2), seconds(c.Max, 2)})
 	}
@@ -142,7 +142,7 @@ func (s *Summary) Text() string {
 	figures([]string{"MOMENT", "BLOCKS", "TOO MANY", "HEALED AFTER", "REFILLS", "REQUESTS LEFT", "DIED"}, rows)
 	fmt.Fprintf(&b, "\nevents (%d that no fault explains)\n", s.Unexplained)
 	rows = nil
-	for _, k := range sorted(s.Events) {
+	for _, k := range slices.Sorted(maps.Keys(s.Events)) {
 		rows = append(rows, []string{k, strconv.Itoa(s.Events[k])})
 	}
 	figures(nil, rows)
@@ -164,15 +164,6 @@ func (s *Summary) Text() string {
 // seconds is a time with as many places.
 func seconds(s Seconds, places int) string {
 	return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', places, 64) + " s"
-}
-
-func sorted[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }
 
 // counts are the figures of the load.
@@ -224,16 +215,12 @@ func (s *soak) fill(sum *Summary) {
 	c := &s.counts
 	sum.Requests = map[string]uint64{}
 	c.mu.Lock()
-	for k, v := range c.more {
-		sum.Requests[k] = v
-	}
+	maps.Copy(sum.Requests, c.more)
 	c.mu.Unlock()
-	for k, v := range map[string]uint64{
+	maps.Copy(sum.Requests, map[string]uint64{
 		"end: completed": c.completed.Load(), "end: client left": c.left.Load(), "end: cut by a fault midway": c.cutByFault.Load(),
 		"end: cut by router restart": c.cutByRestart.Load(), "end: refused by restart": c.duringRestart.Load(), "end: too many engines broke on it": c.tooManyBroke.Load(), "end: took longer than timeouts.response": c.tooLong.Load(), "outputs compared": c.compared.Load(),
-	} {
-		sum.Requests[k] = v
-	}
+	})
 	s.mu.Lock()
 	sum.Violations, sum.More = append([]Violation{}, s.violations...), s.more
 	s.mu.Unlock()

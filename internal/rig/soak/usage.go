@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Usage is what the process holds.
@@ -47,7 +49,7 @@ func waitForBaseline(before Usage) (now Usage) {
 		if now.Goroutines <= before.Goroutines && now.Sockets <= before.Sockets || time.Now().After(end) {
 			return now
 		}
-		pause(context.Background(), 50*time.Millisecond)
+		wait.For(context.Background(), 50*time.Millisecond)
 	}
 }
 

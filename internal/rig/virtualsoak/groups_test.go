@@ -14,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/kvevent"
+	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -235,7 +236,7 @@ func TestVirtualGroups(t *testing.T) {
 	if testing.Short() {
 		n = 20
 	}
-	n, from := asked(t, "DYNCTL_SOAK_SEEDS", n), asked(t, "DYNCTL_SOAK_SEED", 1)
+	n, from := property.FromEnv(t, "DYNCTL_SOAK_SEEDS", n), property.FromEnv(t, "DYNCTL_SOAK_SEED", 1)
 	all := hybrids(t)
 	var sum Outcome
 	for seed := from; seed < from+n; seed++ {
@@ -246,12 +247,7 @@ func TestVirtualGroups(t *testing.T) {
 		if seed == from && playGroups(all, seed, nothing).Digest != o.Digest {
 			t.Errorf("seed %d has another history when it is run again", seed)
 		}
-		sum.Requests += o.Requests
-		sum.Completed += o.Completed
-		sum.Batches += o.Batches
-		sum.Gaps += o.Gaps
-		sum.Resyncs += o.Resyncs
-		sum.Restarts += o.Restarts
+		sum.add(o)
 	}
 	text := fmt.Sprintf("%d prompts, %d of them counted as cached; %d batches, %d gaps, %d resyncs, %d restarts of the router", sum.Requests, sum.Completed, sum.Batches, sum.Gaps, sum.Resyncs, sum.Restarts)
 	t.Log(text)

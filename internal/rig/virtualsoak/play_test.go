@@ -3,10 +3,9 @@ package virtualsoak
 import (
 	"cmp"
 	"fmt"
-	"os"
+	"reflect"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
 // inBubble runs seeds where the clock is theirs.
@@ -30,10 +31,25 @@ func played(t *testing.T, seed uint64, p plant, history bool) (o *Outcome) {
 	return o
 }
 
+// add adds what another seed did.
+func (o *Outcome) add(p *Outcome) {
+	to, from := reflect.ValueOf(o).Elem(), reflect.ValueOf(p).Elem()
+	for i := range to.NumField() {
+		if f := to.Field(i); f.Kind() == reflect.Int {
+			f.SetInt(f.Int() + from.Field(i).Int())
+		}
+	}
+	for why, n := range p.CutFor {
+		if o.CutFor == nil {
+			o.CutFor = map[string]int{}
+		}
+		o.CutFor[why] += n
+	}
+}
+
 // seeds runs many seeds, none after one that is enough, and returns the sum of
 // what they did and those that failed, by seed.
 func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, bad []*Outcome) {
-	sum.CutFor = map[string]int{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var next atomic.Uint64
@@ -46,37 +62,7 @@ func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (s
 				}
 				o := played(t, from+i, p, false)
 				mu.Lock()
-				sum.Requests += o.Requests
-				sum.Completed += o.Completed
-				sum.Left += o.Left
-				sum.Cut += o.Cut
-				sum.Hopeless += o.Hopeless
-				sum.Attempts += o.Attempts
-				sum.Remote += o.Remote
-				sum.Fallbacks += o.Fallbacks
-				sum.Faults += o.Faults
-				sum.Batches += o.Batches
-				sum.Gaps += o.Gaps
-				sum.Resyncs += o.Resyncs
-				sum.Restarts += o.Restarts
-				sum.Ejections += o.Ejections
-				sum.Readmitted += o.Readmitted
-				sum.Refused += o.Refused
-				sum.Excused += o.Excused
-				sum.Continued += o.Continued
-				sum.Moved += o.Moved
-				sum.Closed += o.Closed
-				sum.MovesWaited += o.MovesWaited
-				sum.Stopped += o.Stopped
-				for why, n := range o.CutFor {
-					sum.CutFor[why] += n
-				}
-				sum.Waited += o.Waited
-				sum.Outside += o.Outside
-				sum.Died += o.Died
-				sum.HandedOver += o.HandedOver
-				sum.Checks += o.Checks
-				sum.Steps += o.Steps
+				sum.add(o)
 				if o.Err() != nil {
 					bad = append(bad, o)
 					if enough(o) {
@@ -90,20 +76,6 @@ func seeds(t *testing.T, from, n uint64, p plant, enough func(*Outcome) bool) (s
 	wg.Wait()
 	slices.SortFunc(bad, func(a, b *Outcome) int { return cmp.Compare(a.Seed, b.Seed) })
 	return sum, bad
-}
-
-// asked is a number from the environment, or what it is without one.
-func asked(t *testing.T, name string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	v, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return v
 }
 
 // tail is the end of a history.
@@ -123,7 +95,7 @@ func TestVirtual(t *testing.T) {
 	if testing.Short() {
 		n = 100
 	}
-	n, from := asked(t, "DYNCTL_SOAK_SEEDS", n), asked(t, "DYNCTL_SOAK_SEED", 1)
+	n, from := property.FromEnv(t, "DYNCTL_SOAK_SEEDS", n), property.FromEnv(t, "DYNCTL_SOAK_SEED", 1)
 	began := time.Now()
 	sum, bad := seeds(t, from, n, nothing, func(*Outcome) bool { return false })
 	took := time.Since(began)
@@ -177,7 +149,7 @@ const rareSeeds = 2000
 // tried until it is found; the rare ones, which need too many seeds for every
 // day, only when many are asked for, and then within as many.
 func TestPlantedBugsAreFound(t *testing.T) {
-	many := asked(t, "DYNCTL_SOAK_SEEDS", 0)
+	many := property.FromEnv(t, "DYNCTL_SOAK_SEEDS", 0)
 	for _, c := range []struct {
 		plant plant
 		name  string

@@ -116,24 +116,15 @@ func (s *stage) openRouter() {
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: 16, Epoch: 1, OnFinish: func(c *receipt.Receipt) { s.running.q.audit(c) }})
 	event := func(eventlog.Event) {}
 	costs := outcome.New(outcome.Options{Event: event, Fleet: s.registry.Snapshot})
-	r.stream = lifecycle.NewStream(
-		lifecycle.Pace(watch.NewSlow(watch.SlowOptions{})),
-		lifecycle.Receipts(func(uint32) bool { return false }),
-		lifecycle.Ranks(counts{s}),
-		lifecycle.Traffic(&r.traffic),
-		lifecycle.Metrics(metrics()),
-		lifecycle.TokensByTenant(metrics()),
-		lifecycle.Recompute(watch.NewRecompute(watch.RecomputeOptions{})),
-		lifecycle.Failures(&r.failures, event),
-		lifecycle.Costs(costs),
-		lifecycle.Progress(),
-		lifecycle.Recording(nil, func(*receipt.Receipt) { s.running.q.outcomes++ }),
-		lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
-			q := s.running.q
-			q.hold(q.call)
-			q.sent, q.ready = true, 0
-		}},
-	)
+	r.stream = (&lifecycle.Consumers{
+		Slow: watch.NewSlow(watch.SlowOptions{}), Untrusted: func(uint32) bool { return false }, Ranks: counts{s}, Traffic: &r.traffic, Metrics: metrics(),
+		Recompute: watch.NewRecompute(watch.RecomputeOptions{}), Failures: &r.failures, Event: event, Costs: costs,
+		Outcome: func(*receipt.Receipt) { s.running.q.outcomes++ },
+	}).Stream(lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
+		q := s.running.q
+		q.hold(q.call)
+		q.sent, q.ready = true, 0
+	}})
 	r.decider = routing.New(routing.Sources{
 		Index: s.index, Predicted: s.approx, Feeds: feeds{s}, Fleet: feeds{s}, Ledger: s.ledger, Learners: costs.Learners, Prompts: tokens{s},
 		Now:     func() (*effective.Settings, *workers.Snapshot) { return s.settings, s.registry.Snapshot() },

@@ -120,17 +120,21 @@ func (q *request) ask(rng *rand.Rand) {
 	}
 	b.WriteByte('}')
 	q.body = b.String()
-	alone := t.alone(q.whole)
-	for i, token := range q.want.Tokens {
+	q.want = recite(t.alone(q.whole), q.want)
+}
+
+// recite has a voice say an answer, and returns it as far as no stop string has ended it.
+func recite(v *reference.Voice, a reference.Answer) reference.Answer {
+	for i, token := range a.Tokens {
 		finish := engine.Running
-		if i == len(q.want.Tokens)-1 {
-			finish = q.want.Finish
+		if i == len(a.Tokens)-1 {
+			finish = a.Finish
 		}
-		if _, end := alone.Text(token, finish); end != engine.Running {
-			q.want = reference.Answer{Tokens: q.want.Tokens[:i+1], Finish: end}
-			break
+		if _, end := v.Text(token, finish); end != engine.Running {
+			return reference.Answer{Tokens: a.Tokens[:i+1], Finish: end}
 		}
 	}
+	return a
 }
 
 // drawStops draws stop strings: mostly a part of the answer, of a few characters.
@@ -165,13 +169,7 @@ func (t *stream) alone(prompt []uint32) *reference.Voice {
 func (q *request) heard(whole bool) {
 	s, t := q.s, q.stream
 	alone := t.alone(q.whole)
-	for i, token := range q.want.Tokens {
-		finish := engine.Running
-		if i == len(q.want.Tokens)-1 {
-			finish = q.want.Finish
-		}
-		alone.Text(token, finish)
-	}
+	recite(alone, q.want)
 	got, err := reference.Read(string(q.client), t.kind, len(q.whole), t.ids || strings.Contains(t.member, "return_token_ids"))
 	if err != nil {
 		s.violate("%s: %v", q.id, err)
@@ -195,13 +193,7 @@ func (q *request) heard(whole bool) {
 // readWhole wants an answer that is no stream to be that of one engine.
 func (q *request) readWhole() {
 	alone := reference.NewVoice(tokenizer(), api.Completion, q.whole, false, nil)
-	for i, token := range q.want.Tokens {
-		finish := engine.Running
-		if i == len(q.want.Tokens)-1 {
-			finish = q.want.Finish
-		}
-		alone.Text(token, finish)
-	}
+	recite(alone, q.want)
 	l := q.decoding
 	if want := alone.Answer(l.id, q.want.Finish); string(want) != string(q.client) {
 		q.s.violate("%s: the client read %s, the answer is %s", q.id, q.client, want)

@@ -174,7 +174,11 @@ func (s *Secure) Troubles() (out []string) {
 // is configured. Those beyond the bound of their address are for a refusal
 // ([admission.Addresses.Refusal]).
 func (s *Secure) DataListener(ln net.Listener) net.Listener {
-	return over(s.data, s.addresses.Listen(quicksock.Listen(ln), true))
+	ln = s.addresses.Listen(quicksock.Listen(ln), true)
+	if s.data == nil {
+		return admission.FramedListener(ln)
+	}
+	return over(s.data, ln)
 }
 
 // AdminListener is DataListener for the admin API; it closes connections beyond the bound.

@@ -3,12 +3,11 @@ package replicas
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/rig/virtualnet"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
@@ -479,24 +478,10 @@ func play(seed uint64, p plant) *stage {
 	return s
 }
 
-// fromEnv is a number from the environment.
-func fromEnv(t *testing.T, name string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	v, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return v
-}
-
 // TestVirtual plays seeds of faults: at all times each view has what the newest messages
 // say, its ages are true, and after the faults its sums are the truth.
 func TestVirtual(t *testing.T) {
-	n, from := fromEnv(t, "DYNCTL_SOAK_SEEDS", 100), fromEnv(t, "DYNCTL_SOAK_SEED", 1)
+	n, from := property.FromEnv(t, "DYNCTL_SOAK_SEEDS", 100), property.FromEnv(t, "DYNCTL_SOAK_SEED", 1)
 	checks, did, failed := 0, map[string]int{}, 0
 	for seed := from; seed < from+n && failed < 3; seed++ {
 		s := play(seed, plant{})

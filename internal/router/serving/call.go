@@ -62,6 +62,8 @@ type Details struct {
 	// queue.
 	Owner string
 	Claim admission.Claim
+	// KeyHidden says that keys of clients are for the router, and engines do not get them.
+	KeyHidden bool
 
 	// Record is that of the client's request, also in a call for the rest of its answer.
 	Record *lifecycle.Record

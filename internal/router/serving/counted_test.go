@@ -93,6 +93,10 @@ func TestInvariant03UsageOfPairs(t *testing.T) {
 						if got.Receipt.Path != "remote" || got.Body != want || got.Err != nil {
 							t.Errorf("path %s: %s\nwant %s", got.Receipt.Path, got, want)
 						}
+						cached := map[bool]int{false: 48, true: 63}[keep]
+						if o := got.Receipt.Outcome; o.CachedTokens != cached {
+							t.Errorf("the receipt has %d cached tokens, want %d", o.CachedTokens, cached)
+						}
 					})
 				})
 			}

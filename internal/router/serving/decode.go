@@ -277,11 +277,14 @@ func (b *decoding) judged(err error) error {
 	if !ok || f.Kind == upstream.Canceled {
 		return err
 	}
-	w, reason := b.peer.Worker, attempt.Reason(f.Kind)
-	if errors.Is(err, ErrEngine) {
+	w, reason, out := b.peer.Worker, attempt.Reason(f.Kind), health.ServerError
+	switch {
+	case errors.Is(err, ErrEngine):
 		reason = attempt.StreamError
+	case f.Late: // it drips, and so lives
+		reason, out = attempt.TooLong, attempt.TooLong.Means().Outcome
 	}
-	b.g.report(b.c, route.Decode, health.ServerError)
+	b.g.report(b.c, route.Decode, out)
 	b.c.Record.Failed(route.Decode, w, reason, err)
 	e := *f.APIError()
 	if reason == attempt.StreamError {

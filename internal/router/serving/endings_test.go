@@ -305,6 +305,52 @@ func TestFormsOfAnswers(t *testing.T) {
 	}
 }
 
+// TestForwardedAnswersEnd: an answer that is no stream and goes on as it comes is cut where
+// its pauses together are longer than timeouts.response, for which its engine is not blamed.
+// The time in which the client reads is none of the engine's.
+func TestForwardedAnswersEnd(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		header string
+		pauses time.Duration // of the engine, each
+		reads  time.Duration // what the client takes for each piece
+		cut    bool
+	}{
+		{"of unknown length", "Content-Type: audio/wav", 500 * ms, 0, true},
+		{"long", "Content-Length: 5000000", 500 * ms, 0, true},
+		{"in time", "Content-Type: audio/wav", 50 * ms, 0, false},
+		{"to a slow client", "Content-Type: audio/wav", 50 * ms, time.Minute, false},
+		{"a stream", "Content-Type: text/event-stream", 500 * ms, 0, false},
+	} {
+		for _, fleet := range []string{"1a", "1p1d", "1p1d sglang"} {
+			t.Run(c.name+"/"+fleet, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := fakeengine.New(t, fleet)
+					a := fakeengine.Answer{Status: 200, Header: []string{c.header}}
+					for range 60 {
+						a.Pieces = append(a.Pieces, fakeengine.Piece{Wait: c.pauses, Text: "data: {}\n\n"})
+					}
+					last := "decode-0"
+					if fleet == "1a" {
+						last = "aggregated-0"
+					}
+					r.Always(last, always(a))
+					q := ask(false, "")
+					q.Piece = func([]byte) error { <-time.After(c.reads); return nil }
+					got := r.Send(t.Context(), q)
+					if got.Status != 200 || (got.Err != nil) != c.cut || len(r.Requests(last)) != 1 {
+						t.Errorf("%d requests: %s", len(r.Requests(last)), got)
+					}
+					if c.cut && got.Err.Status != http.StatusGatewayTimeout {
+						t.Errorf("%+v", got.Err)
+					}
+					noFailure(t, r)
+				})
+			})
+		}
+	}
+}
+
 // TestStoredResponses: the id of a response is found in a whole answer and in the head of a
 // stream, in however many pieces that comes.
 func TestStoredResponses(t *testing.T) {

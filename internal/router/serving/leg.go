@@ -242,9 +242,10 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 		return g.fail(c, phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
-	// The first byte of an answer that is not streamed comes after its last token.
+	// The first byte of an answer that is not streamed comes after its last token, and the
+	// others may drip.
 	if u.Late && phase == route.Decode && !c.View.Stream && g.Answers(ctx, w) {
-		err = fmt.Errorf("no answer within %s (timeouts.response), and the engine is alive: raise timeouts.response for longer answers, or have them streamed: %w", c.Routing.Settings.Timeouts.Response, err)
+		err = fmt.Errorf("no whole answer within %s (timeouts.response), and the engine is alive: raise timeouts.response for longer answers, or have them streamed: %w", c.Routing.Settings.Timeouts.Response, err)
 		return g.fail(c, phase, w, attempt.TooLong, true, err)
 	}
 	stale := u.Stale() && c.Routing.Run.History.MayBeStale(phase)
@@ -260,14 +261,23 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 // refused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
 func (g *Legs) refused(ctx context.Context, c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
-	reason := attempt.OfStatus(phase, head.Status, head.Header.Get("Retry-After"), body, w.APIKey != "")
+	reason := attempt.OfStatus(phase, head.Status, head.Header.Get("Retry-After"), body, w.APIKey != "" || c.KeyHidden)
+	if head.Status/100 == 3 { // whatever the phase: the client would leave the router
+		reason = attempt.Status3xx
+	}
 	if reason == attempt.UnknownModel && g.Reread != nil {
 		g.Reread(ctx)
 	}
 	f := &upstream.Failure{Kind: upstream.Status, Addr: head.Addr, Op: "answer of", Status: head.Status}
 	switch {
 	case reason == attempt.Unauthorized: // the client would take it for its own key
-		return g.fail(c, phase, w, reason, true, fmt.Errorf("it refuses the router's key (api_key_file): %w", f))
+		why := "it refuses the router's key (api_key_file)"
+		if w.APIKey == "" {
+			why = "it requires a key, and the router has none for it (api_key_file)"
+		}
+		return g.fail(c, phase, w, reason, true, fmt.Errorf("%s: %w", why, f))
+	case reason == attempt.Status3xx:
+		return g.fail(c, phase, w, reason, true, fmt.Errorf("it redirects, to %q: its URL must be the engine's own: %w", api.Clip(head.Header.Get("Location")), f))
 	case phase == route.Decode || head.Status/100 == 4 || reason == attempt.Overloaded:
 		f.Answer = head.Keep(body)
 	}

@@ -1,9 +1,11 @@
 package serving_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,6 +91,15 @@ func chunks(status, n int) fakeengine.Answer {
 	return a
 }
 
+// drips is an answer that is no stream, and whose pauses together exceed every timeout.
+func drips(status int) fakeengine.Answer {
+	a := fakeengine.Answer{Status: status, Header: []string{"Content-Type: application/json", "Transfer-Encoding: chunked"}}
+	for range 60 {
+		a.Pieces = append(a.Pieces, fakeengine.Piece{Wait: 500 * time.Millisecond, Text: " "})
+	}
+	return a
+}
+
 // TestLongAnswers: an answer whose length nothing shows is computed once and reaches the client
 // whole, whatever its length.
 func TestLongAnswers(t *testing.T) {
@@ -124,6 +135,10 @@ var reasons = []reason{
 	{name: "reset, not sent", answer: fakeengine.Fails(upstream.Reset, false), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "reset in the answer", answer: fakeengine.JSON(200, "{").Then(1, fakeengine.Piece{Fail: upstream.Reset}), follows: elsewhere, reason: "reset", health: "server error", budget: 1},
 	{name: "pause in the answer", answer: fakeengine.JSON(200, "{").Then(1, fakeengine.Piece{Wait: fakeengine.Never}), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1},
+	{name: "an answer that drips", answer: drips(200), follows: given, status: 504, reason: "too_long", health: "canceled", phases: "local decode", stream: "no"},
+	{name: "a refusal that drips", answer: drips(400), follows: given, status: 504, reason: "too_long", health: "canceled", phases: "local decode", stream: "no"},
+	{name: "no stream, and it drips", answer: drips(200), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "local decode", stream: "only"},
+	{name: "a prefill that drips", answer: drips(200), follows: elsewhere, reason: "timeout", health: "timeout", budget: 1, phases: "prefill"},
 	{name: "no HTTP", answer: fakeengine.Fails(upstream.Protocol, true), follows: elsewhere, reason: "protocol", health: "server error", budget: 1},
 	{name: "stale", answer: fakeengine.Stale(), follows: same, reason: "stale_connection", health: "canceled", budget: 0},
 	{name: "invalid", answer: fakeengine.Fails(upstream.Invalid, false), follows: given, reason: "invalid", health: "canceled"},
@@ -142,8 +157,7 @@ var reasons = []reason{
 	{name: "400 for an adapter", answer: fakeengine.JSON(400, `{"error":{"message":"The following requested LoRA adapters are not loaded: a"}}`), follows: elsewhere, reason: "unknown_model", health: "client error"},
 	{name: "404 for something else", answer: fakeengine.JSON(404, words), follows: given, reason: "status_4xx", health: "client error", body: words},
 	{name: "400 longer than is kept", answer: chunks(400, 48), follows: given, reason: "status_4xx", health: "client error", body: mebi},
-	{name: "302", answer: fakeengine.JSON(302, words), follows: given, reason: "status_4xx", health: "client error", body: words, phases: "local decode"},
-	{name: "302 of a prefill", answer: fakeengine.JSON(302, words), follows: elsewhere, reason: "status_3xx", health: "server error", budget: 1, phases: "prefill"},
+	{name: "302", answer: fakeengine.JSON(302, words, "Location: http://elsewhere/"), follows: elsewhere, reason: "status_3xx", health: "server error", budget: 1},
 	{name: "401 for the router's key", answer: fakeengine.JSON(401, words), follows: elsewhere, reason: "worker_unauthorized", health: "server error", budget: 1},
 	{name: "508", answer: fakeengine.JSON(508, words), follows: elsewhere, reason: "loop", health: "client error", budget: 0},
 
@@ -195,8 +209,13 @@ func TestReasons(t *testing.T) {
 						r.Apply(specs)
 						r.Next(phase.worker, c.answer)
 						r.Alive = func(w *workers.Worker) bool { return !c.dead || w.Name != phase.worker }
+						var rereads atomic.Int32
+						r.Legs.Reread = func(context.Context) { rereads.Add(1) }
 						got := r.Send(t.Context(), ask(stream, ""))
 						c.check(t, r, phase.worker, phase.other, got, stream)
+						if n := rereads.Load(); (n == 1) != (c.reason == "unknown_model") || n > 1 {
+							t.Errorf("the models of the fleet are read %d times", n)
+						}
 					})
 				})
 			}

@@ -11,9 +11,14 @@ import (
 )
 
 // TestRequestsThatStayWhole: what an answer says of the prompt itself only the engine knows that
-// computed it, so that one engine serves such a request.
+// computed it, so that one engine serves such a request, or refuses it where none can.
 func TestRequestsThatStayWhole(t *testing.T) {
-	const chat = "/v1/chat/completions"
+	const chat, generate = "/v1/chat/completions", "/inference/v1/generate"
+	long := strings.Repeat("word ", 200)
+	prompts := map[string]string{
+		chat: `"messages":[{"role":"user","content":"` + long + `"}],"max_tokens":12`, "/v1/messages": `"messages":[{"role":"user","content":"` + long + `"}],"max_tokens":12`,
+		"/v1/responses": `"input":"` + long + `"`, generate: `"token_ids":[` + strings.TrimSuffix(strings.Repeat("1000,", 64), ",") + `]`,
+	}
 	for _, c := range []struct {
 		path, more string
 		legs       int
@@ -28,21 +33,43 @@ func TestRequestsThatStayWhole(t *testing.T) {
 		{chat, `,"return_routed_experts":true`, 1},
 		{chat, `,"echo":true`, 1},
 		{chat, `,"echo":false`, 2},
+		{"/v1/messages", "", 2},
+		{"/v1/messages", `,"return_routed_experts":true`, 1},
+		{"/v1/responses", "", 2},
+		{"/v1/responses", `,"return_routed_experts":true`, 1},
+		{generate, `,"sampling_params":{"max_tokens":12}`, 2},
+		{generate, `,"sampling_params":{"max_tokens":12,"prompt_logprobs":1}`, 1},
+		{generate, `,"sampling_params":{"max_tokens":12},"return_routed_experts":true`, 1},
 	} {
-		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s%s/%v", c.path, c.more, stream), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					r := fakeengine.New(t, "1p1d")
-					q := ask(stream, c.more)
-					if c.path == chat {
-						q = fakeengine.Ask{Path: chat, Body: fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}],"max_tokens":12,"stream":%v%s}`, strings.Repeat("word ", 200), stream, c.more)}
-					}
-					got := r.Send(t.Context(), q)
-					if n := len(r.Requests("")); got.Status != 200 || n != c.legs {
-						t.Errorf("%d legs, want %d: %s", n, c.legs, got)
-					}
+		for _, fleet := range []string{"1p1d", "1p1d sglang"} {
+			for _, stream := range []bool{false, true} {
+				if fleet == "1p1d sglang" && c.path != completions && c.path != chat {
+					continue // SGLang has no transfers there
+				}
+				t.Run(fmt.Sprintf("%s/%s%s/%v", fleet, c.path, c.more, stream), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						r := fakeengine.New(t, fleet)
+						for name := range strings.FieldsSeq("prefill-0 decode-0") {
+							// Messages and Responses carry transfers since then.
+							if _, err := r.Registry.Update(r.Worker(name), workers.Learned{Facts: workers.Facts{Models: []string{"m"}, Version: "0.32.0"}}); err != nil {
+								t.Fatal(err)
+							}
+						}
+						q := ask(stream, c.more)
+						if prompt := prompts[c.path]; prompt != "" {
+							q = fakeengine.Ask{Path: c.path, Body: fmt.Sprintf(`{"model":"m",%s,"stream":%v%s}`, prompt, stream, c.more)}
+						}
+						got := r.Send(t.Context(), q)
+						status, legs := 200, c.legs
+						if fleet == "1p1d sglang" && legs == 1 { // its decode engine serves nothing alone
+							status, legs = 400, 0
+						}
+						if n := len(r.Requests("")); got.Status != status || n != legs {
+							t.Errorf("%d legs, want %d: %s, want %d", n, legs, got, status)
+						}
+					})
 				})
-			})
+			}
 		}
 	}
 }

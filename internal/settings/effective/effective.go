@@ -48,9 +48,9 @@ func New(c settings.Config, origin map[string]string, revision uint64) (*Setting
 	if s.proxies, err = c.Proxies(); err != nil {
 		return nil, fmt.Errorf("trusted_proxies: %w", err)
 	}
-	o := disagg.Options{FirstToken: true}
+	var o disagg.Options
 	if r.DecoderRegistry != "" {
-		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
+		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry)); err != nil {
 			return nil, fmt.Errorf("routing.decoder_registry: %w", err)
 		}
 	}

@@ -135,7 +135,7 @@ func checkTexts(c *settings.Config, bad func(key string, err error)) {
 		}
 	}
 	if c.Routing.DecoderRegistry != "" {
-		if _, err := disagg.ParseDecoderRegistry([]byte(c.Routing.DecoderRegistry), nil); err != nil {
+		if _, err := disagg.ParseDecoderRegistry([]byte(c.Routing.DecoderRegistry)); err != nil {
 			bad("routing.decoder_registry", fmt.Errorf("routing.decoder_registry: %w", err))
 		}
 	}

@@ -146,7 +146,7 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.objective": "e2e", "routing.slo": "ttft=1s,itl=9ms", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
 		"routing.connector": "nixl", "routing.decoder_registry": `{}`, "retry.attempts": "5",
 		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json", "log.access": "text", "continue.mode": "exact",
-		"root_path": "/llm", "cors_origins": "https://a http://b:1", "trusted_proxies": "10.0.0.0/8 192.0.2.1", "trace.endpoint": "http://collector:4318/v1/traces",
+		"root_path": "/llm", "cors_origins": "https://a http://b:1", "trusted_proxies": "10.0.0.0/8 192.0.2.1", "trace.endpoint": "http://collector:4318/v1/traces", "trace.protocol": "grpc",
 	}
 	// What has no value of its own without another.
 	needs := map[string][]string{

@@ -55,7 +55,6 @@ func codes(change func(*admin.Snapshot)) (list []string, text string) {
 }
 
 func TestAttention(t *testing.T) {
-	ptr := func(v float64) *float64 { return &v }
 	for _, c := range []struct {
 		name   string
 		change func(*admin.Snapshot)
@@ -100,9 +99,9 @@ func TestAttention(t *testing.T) {
 		{"feed of a recording lost and back", func(a *admin.Snapshot) {
 			a.Workers[1].Ranks[0].Feed.Dropped = 1
 		}, []string{"warn events_untrusted d1/dp0"}, "until then hits are missed\n"},
-		{"full", func(a *admin.Snapshot) { a.Workers[2].Ranks[0].Engine.KVUsage = ptr(.95) }, []string{"warn rank_saturated d2/dp0"}, "95% of its KV cache is in use (median of decode ranks 50%)"},
+		{"full", func(a *admin.Snapshot) { a.Workers[2].Ranks[0].Engine.KVUsage = new(.95) }, []string{"warn rank_saturated d2/dp0"}, "95% of its KV cache is in use (median of decode ranks 50%)"},
 		{"slow", func(a *admin.Snapshot) {
-			a.Workers[2].Ranks[0].ITL, a.Workers[2].Ranks[0].Slow = ptr(90), &admin.Slow{Figure: "ITL", Times: 9}
+			a.Workers[2].Ranks[0].ITL, a.Workers[2].Ranks[0].Slow = new(90.), &admin.Slow{Figure: "ITL", Times: 9}
 		}, []string{"warn rank_slow d2/dp0"}, "ITL 9.0 times the median of its peers, and it was faster before (ITL 90 ms, TTFT - ms now)"},
 		{"fails", func(a *admin.Snapshot) {
 			a.Workers[2].Ranks[0].Failures = 4 // not listed a second time

@@ -35,10 +35,7 @@ const heatName = 16
 // colour alone.
 func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 	end := p.Len() + h
-	roles := map[string][]*feed.Rank{}
-	for _, k := range rows {
-		roles[k.Role] = append(roles[k.Role], k)
-	}
+	roles := byRole(rows)
 	apart := heatLines(roles, p.W) <= h // blanks between workers, where there is room
 	for _, role := range []string{"prefill", "decode", "aggregated"} {
 		list := roles[role]
@@ -76,6 +73,15 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 			p.End()
 		}
 	}
+}
+
+// byRole are ranks by their role.
+func byRole(ranks []*feed.Rank) map[string][]*feed.Rank {
+	roles := map[string][]*feed.Rank{}
+	for _, k := range ranks {
+		roles[k.Role] = append(roles[k.Role], k)
+	}
+	return roles
 }
 
 // spread is the mean and the greatest of a figure of ranks, NaN where it is unknown.
@@ -150,11 +156,7 @@ func (t *rankTable) Height(r *feed.Router, w int) int {
 	if t.heat == 0 {
 		return len(rows) + 2
 	}
-	roles := map[string][]*feed.Rank{}
-	for _, k := range rows {
-		roles[k.Role] = append(roles[k.Role], k)
-	}
-	return heatLines(roles, w) + 1
+	return heatLines(byRole(rows), w) + 1
 }
 
 // heatLines is how many lines the strip has with blanks between workers, or one more.

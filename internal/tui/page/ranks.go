@@ -123,12 +123,8 @@ type column struct {
 	cell func(p *widget.Painter, k *feed.Rank, w int)
 }
 
-func num(st theme.Style, s string) func(*widget.Painter, int) {
-	return func(p *widget.Painter, w int) { p.Right(st, s, w) }
-}
-
 func figure(f func(k *feed.Rank) string) func(*widget.Painter, *feed.Rank, int) {
-	return func(p *widget.Painter, k *feed.Rank, w int) { num(theme.Plain, f(k))(p, w) }
+	return func(p *widget.Painter, k *feed.Rank, w int) { p.Right(theme.Plain, f(k), w) }
 }
 
 // speed is a figure that a rank can be slow at.

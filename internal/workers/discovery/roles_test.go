@@ -27,14 +27,19 @@ func FuzzRoles(f *testing.F) {
 			roles := map[workers.Role]bool{}
 			for _, late := range []bool{false, true} {
 				reg := workers.NewRegistry(nil)
+				label := func() {
+					if _, err := reg.ApplyWithRoles("none", nil, labels); err != nil {
+						t.Fatal(err)
+					}
+				}
 				if !late {
-					reg.SetRoleLabels(labels)
+					label()
 				}
 				if _, err := reg.Modify(source, func([]workers.Spec) ([]workers.Spec, error) { return specs, nil }); err != nil {
 					t.Fatalf("%s: parsed but not applicable: %v", source, err)
 				}
 				if late {
-					reg.SetRoleLabels(labels)
+					label()
 				}
 				w, ok := reg.Snapshot().Worker("w")
 				if !ok {

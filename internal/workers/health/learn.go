@@ -29,8 +29,7 @@ type answer struct {
 	learned workers.Learned
 	loads   []*workers.Load // by rank; nil when not reported
 	// sleepPath says that /is_sleeping answers and /metrics lacks the state.
-	sleepKnown, asleep, sleepPath bool
-	started                       float64
+	asleep, sleepPath bool
 	// notes are oddities for the operator, retry says that a page failed in a
 	// way that may pass.
 	notes []string
@@ -82,7 +81,7 @@ func (a *probeClient) learn(ctx context.Context, w *workers.Worker) *answer {
 		l.setFrom(workers.FieldVersion, "/version")
 	}
 	l.metrics(p)
-	ans := &answer{started: p.started, sleepKnown: p.sleepKnown, asleep: p.asleep}
+	ans := &answer{asleep: p.asleep}
 	if engine == workers.VLLM || engine == "" {
 		wg.Go(func() { l.eventSources(ctx) })
 		wg.Go(func() { l.chatTokens(ctx) })

@@ -26,6 +26,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+// relearnEvery is how often a healthy worker is asked again what it is.
+const relearnEvery = time.Minute
+
 // Options are the settings of a Monitor. Zero values stand for the defaults.
 type Options struct {
 	Interval    time.Duration // between probes of one worker: 1 s
@@ -33,7 +36,6 @@ type Options struct {
 	Down        int           // failed probes in a row that make a worker unhealthy: 2
 	Up          int           // good probes in a row that make it healthy: 1
 	Scrape      time.Duration // between scrapes of the load: 1 s
-	Relearn     time.Duration // until a healthy worker is asked again what it is: 60 s
 	Concurrency int           // requests at the same time, for probes and for scrapes: 256
 	// Transport sends the requests; nil for one of the monitor's own, which
 	// speaks to https workers by TLS.
@@ -52,7 +54,6 @@ func (o *Options) defaults() {
 	o.Interval = cmp.Or(max(o.Interval, 0), time.Second)
 	o.Timeout = cmp.Or(max(o.Timeout, 0), 2*time.Second)
 	o.Scrape = cmp.Or(max(o.Scrape, 0), time.Second)
-	o.Relearn = cmp.Or(max(o.Relearn, 0), time.Minute)
 	o.Down = cmp.Or(max(o.Down, 0), 2)
 	o.Up = cmp.Or(max(o.Up, 0), 1)
 	o.Concurrency = cmp.Or(max(o.Concurrency, 0), 256)
@@ -335,11 +336,11 @@ func (h *watch) learn(ctx context.Context, w *workers.Worker, fresh bool) {
 	h.asleep = ans.asleep
 	switch {
 	case !ans.retry:
-		h.learnGap = h.m.opts.Relearn
+		h.learnGap = relearnEvery
 	case fresh || h.learnGap == 0:
 		h.learnGap = h.m.opts.Interval
 	default:
-		h.learnGap = min(2*h.learnGap, h.m.opts.Relearn)
+		h.learnGap = min(2*h.learnGap, relearnEvery)
 	}
 	h.learnAt = time.Now().Add(h.learnGap)
 	notes := strings.Join(ans.notes, "; ")

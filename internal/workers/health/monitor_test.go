@@ -176,14 +176,31 @@ func expect(t *testing.T, w *workers.Worker, h workers.Health, reason string) {
 	}
 }
 
-func TestMonitorLife(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, events := newFleet(), &log{}
-		reg := registry(t, nil, "http://a:1,name=a")
-		w := get(t, reg, "a")
-		f.set("a:1", vllmPages(5557, ""))
-		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
+// scene is an engine at a:1, which is worker a, under a monitor.
+type scene struct {
+	*fleet
+	reg    *workers.Registry
+	w      *workers.Worker
+	events *log
+}
 
+// monitored plays a scene in virtual time. It begins when the monitor begins to run; delay is
+// how long the engine takes to answer.
+func monitored(t *testing.T, o Options, delay time.Duration, pages map[string]string, play func(t *testing.T, s scene)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := scene{fleet: newFleet(), reg: registry(t, nil, "http://a:1,name=a"), events: &log{}}
+		s.w = get(t, s.reg, "a")
+		s.delay = delay
+		s.set("a:1", pages)
+		o.Transport = s.fleet
+		background(t, NewMonitor(s.reg, o, s.events.sink).Run)
+		play(t, s)
+	})
+}
+
+func TestMonitorLife(t *testing.T) {
+	monitored(t, Options{}, 0, vllmPages(5557, ""), func(t *testing.T, f scene) {
+		reg, w, events := f.reg, f.w, f.events
 		// The first probe comes at once, and with it all that the engine reports.
 		expect(t, w, workers.Healthy, "")
 		now := get(t, reg, "a")
@@ -238,13 +255,8 @@ func TestMonitorLife(t *testing.T) {
 }
 
 func TestMonitorThresholdsAndTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet()
-		reg := registry(t, nil, "http://a:1,name=a")
-		w := get(t, reg, "a")
-		f.set("a:1", vllmPages(1, ""))
-		f.delay = 3 * time.Second
-		background(t, NewMonitor(reg, Options{Transport: f, Up: 3, Down: 2}, nil).Run)
+	monitored(t, Options{Up: 3, Down: 2}, 3*time.Second, vllmPages(1, ""), func(t *testing.T, f scene) {
+		w := f.w
 		elapse(2 * time.Second)
 		expect(t, w, workers.Unhealthy, "GET /health: no answer within 2s")
 		f.slow(0)
@@ -358,11 +370,8 @@ func TestMonitorUnknownLoad(t *testing.T) {
 }
 
 func TestMonitorSeesAFastRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, events := newFleet(), &log{}
-		reg := registry(t, nil, "http://a:1,name=a")
-		f.set("a:1", vllmPages(5557, "process_start_time_seconds 100\n"))
-		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
+	monitored(t, Options{}, 0, vllmPages(5557, "process_start_time_seconds 100\n"), func(t *testing.T, f scene) {
+		reg, events := f.reg, f.events
 		elapse(3 * time.Second)
 		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\n"))
 		elapse(3 * time.Second)
@@ -383,13 +392,10 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 }
 
 func TestMonitorRelearns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet()
-		reg := registry(t, nil, "http://a:1,name=a")
-		pages := vllmPages(1, "")
-		pages["/v1/models"] = "status 500"
-		f.set("a:1", pages)
-		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
+	pages := vllmPages(1, "")
+	pages["/v1/models"] = "status 500"
+	monitored(t, Options{}, 0, pages, func(t *testing.T, f scene) {
+		reg := f.reg
 		synctest.Wait()
 		if w := get(t, reg, "a"); w.State.Condition().Health != workers.Healthy || w.Serves("m") {
 			t.Errorf("worker %+v", w)
@@ -441,17 +447,13 @@ func TestMonitorModels(t *testing.T) {
 }
 
 func TestMonitorSGLangLoads(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet()
-		reg := registry(t, nil, "http://a:1,name=a")
-		f.set("a:1", map[string]string{
-			"/health": "", "/v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`,
-			"/server_info": string(data(t, "sglang-server_info.json")),
-			"/v1/loads":    `{"loads":[{"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"token_usage":0.5},{"dp_rank":1,"num_running_reqs":4}]}`,
-		})
-		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
+	monitored(t, Options{}, 0, map[string]string{
+		"/health": "", "/v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		"/server_info": string(data(t, "sglang-server_info.json")),
+		"/v1/loads":    `{"loads":[{"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"token_usage":0.5},{"dp_rank":1,"num_running_reqs":4}]}`,
+	}, func(t *testing.T, f scene) {
 		elapse(2500 * time.Millisecond)
-		w := get(t, reg, "a")
+		w := get(t, f.reg, "a")
 		if len(w.Ranks) != 2 || w.Engine != workers.SGLang || w.Role != workers.Prefill {
 			t.Fatalf("worker %+v", w)
 		}

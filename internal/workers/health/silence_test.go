@@ -24,12 +24,8 @@ func (f *fleet) slow(d time.Duration) {
 // TestSignsOfLife: probes that get no answer count only against a worker that shows no other
 // sign of life, and the first sign makes a silent worker usable.
 func TestSignsOfLife(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, events := newFleet(), &log{}
-		reg := registry(t, nil, "http://a:1,name=a")
-		w := get(t, reg, "a")
-		f.set("a:1", vllmPages(1, ""))
-		background(t, NewMonitor(reg, Options{Transport: f}, events.sink).Run)
+	monitored(t, Options{}, 0, vllmPages(1, ""), func(t *testing.T, f scene) {
+		w, events := f.w, f.events
 		expect(t, w, workers.Healthy, "")
 		events.take()
 
@@ -73,12 +69,8 @@ func TestSignsOfLife(t *testing.T) {
 // TestNoSilence: a worker that refuses connections or answers with an error is no silent
 // one, whatever else it shows.
 func TestNoSilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet()
-		reg := registry(t, nil, "http://a:1,name=a")
-		w := get(t, reg, "a")
-		f.set("a:1", vllmPages(1, ""))
-		background(t, NewMonitor(reg, Options{Transport: f}, nil).Run)
+	monitored(t, Options{}, 0, vllmPages(1, ""), func(t *testing.T, f scene) {
+		w := f.w
 		expect(t, w, workers.Healthy, "")
 		for _, pages := range []map[string]string{nil, {"/health": "status 503"}} {
 			f.set("a:1", pages)

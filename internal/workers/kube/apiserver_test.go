@@ -158,6 +158,15 @@ type stand struct {
 	events chan eventlog.Event
 }
 
+// labelRoles has the label "model" of simulated engines' pods state their roles.
+func (s *stand) labelRoles(t *testing.T) {
+	t.Helper()
+	labels := workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}}
+	if _, err := s.reg.ApplyWithRoles(workers.SourceFlag, nil, labels); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func start(t *testing.T, a *apiServer, k workers.Kubernetes) *stand {
 	t.Helper()
 	return startWith(t, a, k, Options{})

@@ -36,6 +36,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -323,12 +324,7 @@ func (s *Source) follow(ctx context.Context) error {
 }
 
 // touch says that pods may have changed.
-func (s *Source) touch() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *Source) touch() { wait.Poke(s.wake) }
 
 // readKey reads the key file again and reports whether the key is another one. One
 // that cannot be read leaves the last: the workers stay as they are.

@@ -56,7 +56,7 @@ func TestDialects(t *testing.T) {
 			a := newAPIServer(t)
 			a.list, a.kind = recorded(t, file.name), file.kind
 			s := start(t, a, workers.Kubernetes{Worker: "events=tcp://*:5557"})
-			s.reg.SetRoleLabels(workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}})
+			s.labelRoles(t)
 			s.wait(t, want...)
 			s.event(t, "discovery_kubernetes_left_out")
 			left := []LeftOut{

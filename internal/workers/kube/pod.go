@@ -2,7 +2,6 @@ package kube
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -141,7 +140,7 @@ func clip(s string) string {
 func (r *rules) ports(pod *corev1.Pod, by chosen) (ports []int, from string, err error) {
 	if t, ok := workers.FromLabels(workers.FieldPorts, nil, pod.Annotations); ok {
 		for word := range strings.SplitSeq(t.Means, ",") {
-			p, err := parsePort(strings.TrimSpace(word))
+			p, err := workers.ParsePort(clip(strings.TrimSpace(word)))
 			if err != nil {
 				return nil, "", fmt.Errorf("%s: %w", t.From, err)
 			}
@@ -213,19 +212,11 @@ func portArgument(words []string) (port int, flag string) {
 		if !joined && i+1 < len(words) {
 			value = words[i+1]
 		}
-		if p, err := parsePort(value); err == nil {
+		if p, err := workers.ParsePort(value); err == nil {
 			port, flag = p, name
 		}
 	}
 	return port, flag
-}
-
-func parsePort(s string) (int, error) {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err != nil || n == 0 {
-		return 0, errors.New(strconv.Quote(clip(s)) + " is no port (1 to 65535)")
-	}
-	return int(n), nil
 }
 
 // topicWords are what a topic may have of the pod in whose name it is, in braces.

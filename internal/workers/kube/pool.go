@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // inferencePools are the InferencePools of the Gateway API's inference extension.
@@ -55,12 +57,7 @@ func (s *Source) newPool(client *rest.RESTClient, objects dynamic.Interface, nam
 	return p
 }
 
-func (p *pool) touch() {
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
+func (p *pool) touch() { wait.Poke(p.changed) }
 
 // members are the pods of a pool as its object says.
 type members struct {
@@ -102,7 +99,7 @@ func readPool(object map[string]any) (m members, err error) {
 	for _, entry := range ports {
 		port, _ := entry.(map[string]any)
 		number, _ := port["number"].(int64)
-		n, err := parsePort(strconv.FormatInt(number, 10))
+		n, err := workers.ParsePort(strconv.FormatInt(number, 10))
 		if err != nil {
 			return m, fmt.Errorf("its target ports: %w", err)
 		}

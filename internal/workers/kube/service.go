@@ -101,7 +101,7 @@ func (r *rules) servicePort(svc *corev1.Service) (port int, from string, err err
 	case len(ports) == 0 || slices.ContainsFunc(ports, func(p corev1.ServicePort) bool { return int(p.Port) == r.port }):
 		return r.port, "setting kubernetes.port", nil
 	case len(ports) == 1:
-		port, err := parsePort(strconv.Itoa(int(ports[0].Port)))
+		port, err := workers.ParsePort(strconv.Itoa(int(ports[0].Port)))
 		return port, "the service's only one", err
 	}
 	return 0, "", fmt.Errorf("none of its %d ports is %d (kubernetes.port)", len(ports), r.port)
@@ -213,7 +213,7 @@ func (e *end) port(svc *corev1.Service, port int) (int, error) {
 		case p.Port == nil:
 			return port, nil // any
 		default:
-			own, err := parsePort(strconv.Itoa(int(*p.Port)))
+			own, err := workers.ParsePort(strconv.Itoa(int(*p.Port)))
 			if err != nil {
 				err = fmt.Errorf("port %q of the pod behind it: %w", name, err)
 			}
@@ -309,7 +309,7 @@ func (r *rules) base(what string, of *metav1.ObjectMeta, labels map[string]strin
 		s.Revision, s.From[workers.FieldRevision] = v, "label "+r.revision+"="+v
 	}
 	if t, ok := workers.FromLabels(workers.FieldBootstrap, nil, of.Annotations); ok && s.From[workers.FieldBootstrap] == "" {
-		port, err := parsePort(t.Means)
+		port, err := workers.ParsePort(clip(t.Means))
 		if err != nil {
 			return s, t.From + ": " + err.Error()
 		}

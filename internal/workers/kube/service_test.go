@@ -22,7 +22,7 @@ func TestServices(t *testing.T) {
 	a.list, a.slices = recorded(t, "services.json"), recorded(t, "endpointslices.json")
 	a.sliceLines = make(chan string, 8)
 	s := start(t, a, workers.Kubernetes{Discovery: workers.ByServiceName, Worker: "events=tcp://*:5557"})
-	s.reg.SetRoleLabels(workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}})
+	s.labelRoles(t)
 	const (
 		crowd   = "crowd decode vllm crowd.rec17.svc:8000 tcp://crowd.rec17.svc:5557: 2 pods take the requests of its service, and nobody knows which one a request reaches: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)"
 		decode  = "decode-0 decode vllm decode-0.rec17.svc:8000 tcp://decode-0.rec17.svc:5557"

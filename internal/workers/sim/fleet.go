@@ -3,10 +3,10 @@
 // moves KV over a side channel, and can be broken on purpose.
 //
 // The parts are packages of their own: cache (paged KV cache), engine (the pure model of
-// one rank, and how long steps take), profiles (timing of real GPUs), live (a rank in real
-// time), vocab (the tokenizer), publish (KV events), sidechannel (KV transfer),
-// front (HTTP), fault (what goes wrong). docs/simulator.md describes the
-// options and the model.
+// one rank, and how long steps take), profiles (timing of real GPUs), vocab (the tokenizer),
+// sockets (KV events and transfers), front (HTTP, and ranks in real time), virtual (ranks
+// under a virtual clock), fault (what goes wrong). docs/simulator.md describes the options
+// and the model.
 package sim
 
 import (

@@ -261,7 +261,7 @@ func (p *process) sideChannel(i int) error {
 		r.Do(func(core *engine.Rank, now engine.Time) {
 			switch q.Op {
 			case sockets.OpHello:
-				a.EngineID, a.TPSize, a.BlockSize = p.ids[i], 1, p.e.group.BlockSize
+				a.EngineID, a.TPSize = p.ids[i], 1
 			case sockets.OpRead:
 				contents, err := core.Read(now, q.Blocks)
 				if err != nil {
@@ -316,7 +316,7 @@ func (p *process) receive(id, op string, do func(q sockets.Request, a *sockets.R
 	s, err := sockets.Serve(p.ctx, p.e.ports.recv, func(q sockets.Request) (a sockets.Response) {
 		switch q.Op {
 		case sockets.OpHello:
-			a.EngineID, a.TPSize, a.BlockSize = id, 1, p.e.group.BlockSize
+			a.EngineID, a.TPSize = id, 1
 		case op:
 			do(q, &a)
 		default:

@@ -384,53 +384,52 @@ func (f *Follower) sources(ctx context.Context, worker string) ([]workers.EventS
 type rankCount struct{ requests, failures, away, onto uint64 }
 
 // Began counts a request that was sent to a rank.
-func (f *Follower) Began(k *workers.Rank) {
-	f.mu.Lock()
-	f.counted(k).requests++
-	f.mu.Unlock()
-}
+func (f *Follower) Began(k *workers.Rank) { f.add(k, rankCount{requests: 1}) }
 
 // Failed counts a request that failed there by the engine's doing.
-func (f *Follower) Failed(k *workers.Rank) {
-	f.mu.Lock()
-	f.counted(k).failures++
-	f.mu.Unlock()
-}
+func (f *Follower) Failed(k *workers.Rank) { f.add(k, rankCount{failures: 1}) }
 
 // Left counts a stream of a rank that goes on elsewhere.
-func (f *Follower) Left(k *workers.Rank) {
-	f.mu.Lock()
-	f.counted(k).away++
-	f.mu.Unlock()
-}
+func (f *Follower) Left(k *workers.Rank) { f.add(k, rankCount{away: 1}) }
 
 // Took counts the rest of a stream that a rank is asked for.
-func (f *Follower) Took(k *workers.Rank) {
+func (f *Follower) Took(k *workers.Rank) { f.add(k, rankCount{onto: 1}) }
+
+func (f *Follower) add(k *workers.Rank, n rankCount) {
 	f.mu.Lock()
-	f.counted(k).onto++
-	f.mu.Unlock()
+	defer f.mu.Unlock()
+	c := f.count[k]
+	if c == nil {
+		c = &rankCount{}
+		f.count[k] = c
+	}
+	c.requests += n.requests
+	c.failures += n.failures
+	c.away += n.away
+	c.onto += n.onto
 }
 
 // Moved are the streams of a rank that went on elsewhere since it joined, and the rests
 // that it was asked for.
 func (f *Follower) Moved(k *workers.Rank) (away, onto uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c := f.count[k]; c != nil {
-		return c.away, c.onto
-	}
-	return 0, 0
+	c := f.counted(k)
+	return c.away, c.onto
 }
 
 // Counts are the requests that were sent to a rank since it joined, and those
 // that failed there.
 func (f *Follower) Counts(k *workers.Rank) (requests, failures uint64) {
+	c := f.counted(k)
+	return c.requests, c.failures
+}
+
+func (f *Follower) counted(k *workers.Rank) (c rankCount) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c := f.count[k]; c != nil {
-		return c.requests, c.failures
+	if n := f.count[k]; n != nil {
+		c = *n
 	}
-	return 0, 0
+	return c
 }
 
 // forgetCounts drops what late requests have counted of ranks that have left.
@@ -442,14 +441,4 @@ func (f *Follower) forgetCounts() {
 		_, in, ok := newest.Slot(k.Slot)
 		return !ok || in != k
 	})
-}
-
-// counted is the rank's counter. The caller holds mu.
-func (f *Follower) counted(k *workers.Rank) *rankCount {
-	c := f.count[k]
-	if c == nil {
-		c = &rankCount{}
-		f.count[k] = c
-	}
-	return c
 }

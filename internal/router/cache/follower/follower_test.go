@@ -214,7 +214,7 @@ func TestPlacesWhateverComes(t *testing.T) {
 			default:
 				s.applySnapshot(s.Registry.Snapshot())
 				now := s.Registry.Snapshot()
-				if n := s.Registry.RetiredSlots(); n != 0 {
+				if n := len(s.Registry.Retired()); n != 0 {
 					r.Fatalf("%d slots are never free again", n)
 				}
 				kept := 0

@@ -24,8 +24,8 @@ func TestFewerRanks(t *testing.T) {
 		now := s.Registry.Snapshot()
 		s.applySnapshot(now)
 		ranks := now.Workers[0].Ranks
-		if len(ranks) != dp || len(s.feeds.Status()) != dp || len(s.Index.Ranks()) != dp || s.Registry.RetiredSlots() != 0 {
-			t.Fatalf("%d ranks: %d known, %d fed, %d in the index, %d slots not released", dp, len(ranks), len(s.feeds.Status()), len(s.Index.Ranks()), s.Registry.RetiredSlots())
+		if len(ranks) != dp || len(s.feeds.Status()) != dp || len(s.Index.Ranks()) != dp || len(s.Registry.Retired()) != 0 {
+			t.Fatalf("%d ranks: %d known, %d fed, %d in the index, %d slots not released", dp, len(ranks), len(s.feeds.Status()), len(s.Index.Ranks()), len(s.Registry.Retired()))
 		}
 		var b kvindex.Batch
 		b.Store(0, false, []uint64{1}, []uint64{1})

@@ -212,7 +212,7 @@ func (h *hub) serve(c *zmtp.Conn) {
 			h.dropUnrouted(topic, decoded, conn.peer)
 			continue
 		}
-		r.receive(conn.conn, topic, seq, payload, decoded)
+		r.receive(conn.conn, seq, payload, decoded)
 	}
 	h.mu.Lock()
 	delete(h.conns, conn) // nobody else sees it any more
@@ -435,7 +435,6 @@ type ListenerStatus struct {
 	Endpoint string `json:"endpoint"`
 	// Bound is the endpoint with its real port, empty while it is not bound.
 	Bound string `json:"bound"`
-	Ranks int    `json:"ranks"`
 	// Unrouted counts messages that belong to no rank, or to several.
 	Unrouted uint64 `json:"unrouted_messages"`
 	// Accepted, Refused and Failed count publishers: those that shook hands,
@@ -451,7 +450,7 @@ func (m *Manager) Listeners() []ListenerStatus {
 	defer m.mu.Unlock()
 	var all []ListenerStatus
 	for _, h := range m.hubs {
-		s := ListenerStatus{Endpoint: h.endpoint, Ranks: len(h.list()), Unrouted: h.unrouted.Load()}
+		s := ListenerStatus{Endpoint: h.endpoint, Unrouted: h.unrouted.Load()}
 		if ln := h.listener.Load(); ln != nil {
 			st := ln.Stats()
 			s.Bound, s.Accepted, s.Refused, s.Failed = ln.Endpoint(), st.Accepted, st.Refused, st.Failed

@@ -223,7 +223,7 @@ func TestListenerRivalsFromElsewhere(t *testing.T) {
 	say := func(conn uint64, home bool, seq uint64) {
 		b := kvevent.Batch{TS: 1, Events: []kvevent.Event{storing(seq + 1)}}
 		r.claim(conn, fmt.Sprintf("peer %d", conn), home)
-		r.receive(conn, []byte("kv"), seq, kvevent.AppendBatch(nil, &b, kvevent.Encoding{}), nil)
+		r.receive(conn, seq, kvevent.AppendBatch(nil, &b, kvevent.Encoding{}), nil)
 	}
 	say(101, false, 0)
 	say(102, false, 0)
@@ -338,7 +338,7 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 				}
 				payload := kvevent.AppendBatch(nil, &b, kvevent.Encoding{})
 				if r := p.l.take(h, []byte(topic), &b); r != nil {
-					r.receive(p.l.conn, []byte(topic), p.seq, payload, nil)
+					r.receive(p.l.conn, p.seq, payload, nil)
 				}
 				p.seq++
 			}

@@ -80,8 +80,8 @@ type Options struct {
 	Logger *slog.Logger
 
 	// BackoffMin and BackoffMax bound the pause before a reconnect (100 ms, 5 s);
-	// it doubles until a connection has held for StableAfter (10 s).
-	BackoffMin, BackoffMax, StableAfter time.Duration
+	// it doubles until a connection has held for a while (stableAfter).
+	BackoffMin, BackoffMax time.Duration
 	// StaleAfter is how long a rank may be without connection before it is
 	// called stale (30 s). It is not trusted from the first moment.
 	StaleAfter time.Duration
@@ -91,9 +91,8 @@ type Options struct {
 	// ReplayIdle is the longest wait for the next answer of a replay, ReplayTotal
 	// that for all (2 s, 2 min).
 	ReplayIdle, ReplayTotal time.Duration
-	// ReplayBatches and ReplayBytes bound the answers to one request (1 Mi, 4 GiB).
+	// ReplayBatches bounds the answers to one request (1 Mi), as replayBytes does.
 	ReplayBatches int
-	ReplayBytes   int64
 	// ReplayBurst and ReplayEvery bound the replays of one rank: so many in a
 	// row, then one more in each interval (8, 1 s). Beyond that a gap empties the
 	// rank.
@@ -109,8 +108,14 @@ type Options struct {
 	Socket zmtp.Options
 }
 
-// maxRanks bounds the ranks of a Manager; it is that of the index.
-const maxRanks = 1 << 16
+const (
+	// maxRanks bounds the ranks of a Manager; it is that of the index.
+	maxRanks = 1 << 16
+	// stableAfter is how long a connection holds until the next pause is the shortest again.
+	stableAfter = 10 * time.Second
+	// replayBytes bounds the answers to one replay request, in bytes.
+	replayBytes = 4 << 30
+)
 
 func (o Options) withDefaults() (Options, error) {
 	if o.Index == nil {
@@ -121,13 +126,11 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	o.BackoffMin = cmp.Or(max(o.BackoffMin, 0), 100*time.Millisecond)
 	o.BackoffMax = max(cmp.Or(max(o.BackoffMax, 0), 5*time.Second), o.BackoffMin)
-	o.StableAfter = cmp.Or(max(o.StableAfter, 0), 10*time.Second)
 	o.StaleAfter = cmp.Or(max(o.StaleAfter, 0), 30*time.Second)
 	o.Heartbeat = cmp.Or(max(o.Heartbeat, 0), 5*time.Second)
 	o.ReplayIdle = cmp.Or(max(o.ReplayIdle, 0), 2*time.Second)
 	o.ReplayTotal = cmp.Or(max(o.ReplayTotal, 0), 2*time.Minute)
 	o.ReplayBatches = cmp.Or(max(o.ReplayBatches, 0), 1<<20)
-	o.ReplayBytes = cmp.Or(max(o.ReplayBytes, 0), 4<<30)
 	o.ReplayBurst = cmp.Or(max(o.ReplayBurst, 0), 8)
 	o.ReplayEvery = cmp.Or(max(o.ReplayEvery, 0), time.Second)
 	o.VerifyAfter = cmp.Or(max(o.VerifyAfter, 0), time.Second)

@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -65,13 +66,13 @@ type rank struct {
 
 // heldBatch is a live batch that waits for the end of a replay.
 type heldBatch struct {
-	seq            uint64
-	topic, payload []byte
-	at             time.Time
+	seq     uint64
+	payload []byte
+	at      time.Time
 }
 
 // size is what the batch counts for in bytes, with an allowance for the rest.
-func (b *heldBatch) size() int64 { return int64(len(b.topic)+len(b.payload)) + 128 }
+func (b *heldBatch) size() int64 { return int64(len(b.payload)) + 128 }
 
 func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *readerState) *rank {
 	now := m.now()
@@ -321,8 +322,8 @@ const (
 )
 
 // receive takes a live batch of connection conn. decoded is its content if the
-// caller has decoded it already. Nothing is kept of topic and payload.
-func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, decoded *kvevent.Batch) {
+// caller has decoded it already. Nothing is kept of payload.
+func (r *rank) receive(conn, seq uint64, payload []byte, decoded *kvevent.Batch) {
 	now := r.m.now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -339,7 +340,7 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 		r.m.o.Life(r.key.Worker).Sign(now)
 	}
 	if r.want.holds() {
-		r.hold(topic, seq, payload, now)
+		r.hold(seq, payload, now)
 		if r.want == wantProof {
 			r.poke()
 		}
@@ -347,16 +348,16 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 	}
 	v := r.stream.OfferDecoded(seq, payload, decoded)
 	if v.Kind == kvstream.Apply {
-		r.applied(seq, topic, payload, now, false)
+		r.applied(seq, payload, now, false)
 		return
 	}
-	r.outOfOrder(v, topic, seq, payload, now)
+	r.outOfOrder(v, seq, payload, now)
 }
 
 // applied does what follows every applied batch. The caller holds r.mu.
-func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
+func (r *rank) applied(seq uint64, payload []byte, at time.Time, replayed bool) {
 	if r.m.o.Observer != nil { // an Observation is too large to be made when nobody reads it
-		r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
+		r.observe(at, Observation{Seq: seq, Payload: payload, Replayed: replayed})
 	}
 	s := r.stream
 	r.heard = r.m.now()
@@ -419,7 +420,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 
 // outOfOrder handles a live batch that does not follow the one before. The
 // caller holds r.mu.
-func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload []byte, now time.Time) {
+func (r *rank) outOfOrder(v kvstream.Verdict, seq uint64, payload []byte, now time.Time) {
 	if v.Kind == kvstream.Duplicate {
 		r.n.Duplicates++
 		return
@@ -440,11 +441,11 @@ func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload 
 		r.emit(eventlog.Warn, "feed_gap", "%s: %s", r.label, r.reason)
 	}
 	if fetch {
-		r.hold(topic, seq, payload, now)
+		r.hold(seq, payload, now)
 		r.poke()
 		return
 	}
-	r.force(heldBatch{seq, topic, payload, now}, "there is no replay socket")
+	r.force(heldBatch{seq, payload, now}, "there is no replay socket")
 	r.goLive()
 }
 
@@ -463,13 +464,13 @@ func (r *rank) force(b heldBatch, why string) {
 		r.n.Duplicates++
 		return
 	}
-	r.applied(b.seq, b.topic, b.payload, b.at, false)
+	r.applied(b.seq, b.payload, b.at, false)
 }
 
 // hold keeps a live batch until the replay has ended. Beyond the limits all
 // that wait are dropped: the next replay brings them. The caller holds r.mu.
-func (r *rank) hold(topic []byte, seq uint64, payload []byte, at time.Time) {
-	b := heldBatch{seq, topic, payload, at}
+func (r *rank) hold(seq uint64, payload []byte, at time.Time) {
+	b := heldBatch{seq, payload, at}
 	size := b.size()
 	if r.heldBytes+size > r.m.o.HoldBytes || r.m.held.Load()+size > r.m.o.HoldTotal {
 		r.n.Overrun += uint64(len(r.held))
@@ -481,9 +482,7 @@ func (r *rank) hold(topic []byte, seq uint64, payload []byte, at time.Time) {
 	}
 	r.heldBytes += size
 	r.m.held.Add(size)
-	own := make([]byte, 0, len(topic)+len(payload))
-	own = append(append(own, topic...), payload...)
-	b.topic, b.payload = own[:len(topic):len(topic)], own[len(topic):]
+	b.payload = bytes.Clone(payload)
 	if n := len(r.held); n == 0 || seq != r.held[n-1].seq+1 {
 		r.heldFrom = seq
 	}
@@ -506,7 +505,7 @@ func (r *rank) dial(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if r.m.now().Sub(began) >= r.m.o.StableAfter {
+		if r.m.now().Sub(began) >= stableAfter {
 			pause = r.m.o.BackoffMin
 		}
 		r.m.o.Logger.Debug("kv event connection ended", "rank", r.label, "error", err, "retry_in", pause)
@@ -576,13 +575,13 @@ func (r *rank) connection(ctx context.Context) error {
 	r.attach(conn, c.RemoteAddr())
 	var msg zmtp.Message
 	for {
-		topic, seq, payload, err := nextLive(c, &msg)
+		_, seq, payload, err := nextLive(c, &msg)
 		if err != nil {
 			r.malformed(err)
 			r.detach(conn, err)
 			return err
 		}
-		r.receive(conn, topic, seq, payload, nil)
+		r.receive(conn, seq, payload, nil)
 	}
 }
 

@@ -241,7 +241,7 @@ func (r *rank) drain() bool {
 		}
 		switch v.Kind {
 		case kvstream.Apply:
-			r.applied(b.seq, b.topic, b.payload, b.at, false)
+			r.applied(b.seq, b.payload, b.at, false)
 			continue
 		case kvstream.Duplicate:
 			r.n.Duplicates++
@@ -341,7 +341,7 @@ func (r *rank) replay(ctx context.Context, attached uint64) (*playback, error) {
 		default:
 			p.batches++
 			p.bytes += int64(msg.Size())
-			if p.batches > r.m.o.ReplayBatches || p.bytes > r.m.o.ReplayBytes {
+			if p.batches > r.m.o.ReplayBatches || p.bytes > replayBytes {
 				err = errReplayLimit
 				break
 			}
@@ -395,7 +395,7 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 	switch v.Kind {
 	case kvstream.Apply:
 		r.n.ReplayedBatches++
-		r.applied(seq, nil, payload, r.m.now(), true)
+		r.applied(seq, payload, r.m.now(), true)
 	case kvstream.Restart:
 		p.restarted = true
 		r.restarted(wantMissed, fmt.Sprintf("its batch %d is another one", seq))

@@ -30,7 +30,6 @@ type Status struct {
 	Complete bool   `json:"complete"`
 	Endpoint string `json:"endpoint"`
 	Replay   string `json:"replay_endpoint,omitempty"`
-	Peer     string `json:"peer,omitempty"`
 
 	// UnknownKinds are the engine's names of cache kinds that nothing is known of
 	// here. With one of them the rank's blocks cannot be known.
@@ -104,7 +103,6 @@ type Observation struct {
 	Reason                   string
 
 	Seq     uint64
-	Topic   []byte // nil for a replayed batch
 	Payload []byte
 	// Replayed says that the batch came from the replay socket.
 	Replayed bool
@@ -196,7 +194,7 @@ func (r *rank) status() Status {
 		Rank: r.id, Worker: r.key.Worker, DP: r.key.DP,
 		State: r.state, Reason: r.reason, Since: r.since,
 		Trusted: r.state == Live, Complete: r.stream.Complete(),
-		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
+		Endpoint: r.src.Endpoint, Replay: r.src.Replay,
 		CacheGroups:  r.stream.CacheGroups(),
 		UnknownKinds: slices.Clone(r.stream.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, Heard: r.heard, LagSeconds: r.lag,

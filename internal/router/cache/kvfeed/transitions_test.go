@@ -43,7 +43,7 @@ func (s *stepped) hangUp() { s.r.detach(s.conn, errors.New("cut")) }
 // comes delivers batches of the publisher's log.
 func (s *stepped) comes(seqs ...int) {
 	for _, seq := range seqs {
-		s.r.receive(s.conn, []byte("kv"), uint64(seq), s.p.e.Log[seq], nil)
+		s.r.receive(s.conn, uint64(seq), s.p.e.Log[seq], nil)
 	}
 }
 

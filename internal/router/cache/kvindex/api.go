@@ -203,18 +203,14 @@ func (q *Query) reset(ranks int) {
 
 // RankStats are the counters of one rank. All but Blocks only grow while the slot keeps its name.
 type RankStats struct {
-	Rank      Rank
-	Name      string
-	Blocks    int64 // held now
-	Copies    int64 // further copies of them, see [Batch.StoreCopies]
-	Stored    uint64
-	Duplicate uint64
-	Removed   uint64
-	Renamed   uint64
-	Unknown   uint64
-	Orphaned  uint64
-	Refused   uint64
-	Cleared   uint64
+	Rank     Rank
+	Name     string
+	Blocks   int64 // held now
+	Copies   int64 // further copies of them, see [Batch.StoreCopies]
+	Stored   uint64
+	Removed  uint64
+	Orphaned uint64
+	Refused  uint64
 	// Lost is set by the first block that could not be stored or kept (see [Result.Lost]) and unset
 	// when the rank is cleared.
 	Lost bool
@@ -231,13 +227,9 @@ type Stats struct {
 	MaxBytes    int64
 	Lookups     uint64 // calls of Overlap
 	Stored      uint64
-	Duplicate   uint64
 	Removed     uint64
-	Renamed     uint64
-	Unknown     uint64
 	Orphaned    uint64
 	Refused     uint64
-	Cleared     uint64
 }
 
 // NodeID names a run of blocks for [Index.Children]. It stays valid as long as the run's first block

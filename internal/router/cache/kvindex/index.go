@@ -71,7 +71,7 @@ type rankState struct {
 
 // counters are those of [RankStats].
 type counters struct {
-	stored, duplicate, evicted, renamed, unknown, orphaned, refused, cleared atomic.Uint64
+	stored, evicted, orphaned, refused atomic.Uint64
 }
 
 func (c *counters) add(r *Result) {
@@ -80,13 +80,9 @@ func (c *counters) add(r *Result) {
 		n int
 	}{
 		{&c.stored, r.Stored},
-		{&c.duplicate, r.Duplicate},
 		{&c.evicted, r.Removed},
-		{&c.renamed, r.Renamed},
-		{&c.unknown, r.Unknown},
 		{&c.orphaned, r.Orphaned},
 		{&c.refused, r.Refused},
-		{&c.cleared, r.Cleared},
 	} {
 		if p.n != 0 {
 			p.c.Add(uint64(p.n))
@@ -161,13 +157,9 @@ func (x *Index) RemoveRank(r Rank) {
 	x.live.Add(-1)
 	for _, p := range [...][2]*atomic.Uint64{
 		{&x.gone.stored, &k.stored},
-		{&x.gone.duplicate, &k.duplicate},
 		{&x.gone.evicted, &k.evicted},
-		{&x.gone.renamed, &k.renamed},
-		{&x.gone.unknown, &k.unknown},
 		{&x.gone.orphaned, &k.orphaned},
 		{&x.gone.refused, &k.refused},
-		{&x.gone.cleared, &k.cleared},
 	} {
 		p[0].Add(p[1].Load())
 	}

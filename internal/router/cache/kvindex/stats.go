@@ -25,13 +25,9 @@ func (x *Index) Stats() Stats {
 			from *atomic.Uint64
 		}{
 			{&s.Stored, &c.stored},
-			{&s.Duplicate, &c.duplicate},
 			{&s.Removed, &c.evicted},
-			{&s.Renamed, &c.renamed},
-			{&s.Unknown, &c.unknown},
 			{&s.Orphaned, &c.orphaned},
 			{&s.Refused, &c.refused},
-			{&s.Cleared, &c.cleared},
 		} {
 			*p.to += p.from.Load()
 		}
@@ -65,9 +61,7 @@ func (x *Index) RankStats(r Rank) (RankStats, bool) {
 	}
 	return RankStats{
 		Rank: r, Name: k.name, Blocks: x.sizes[r].Load(), Copies: k.extra.Load(),
-		Stored: k.stored.Load(), Duplicate: k.duplicate.Load(), Removed: k.evicted.Load(),
-		Renamed: k.renamed.Load(), Unknown: k.unknown.Load(), Orphaned: k.orphaned.Load(),
-		Refused: k.refused.Load(), Cleared: k.cleared.Load(), Lost: k.lost.Load(),
+		Stored: k.stored.Load(), Removed: k.evicted.Load(), Orphaned: k.orphaned.Load(), Refused: k.refused.Load(), Lost: k.lost.Load(),
 	}, true
 }
 

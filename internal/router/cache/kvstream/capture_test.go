@@ -27,23 +27,35 @@ type capture struct {
 	Decoded []json.RawMessage `json:"decoded"`
 }
 
-func readCaptures(t testing.TB, name string) map[string][]capture {
+// linesOf reads the lines of a compressed recording, each of up to 16 MiB. What cut them off,
+// if something did, fails the test; line is valid until the next one.
+func linesOf(t testing.TB, path string, read func(line []byte)) {
 	t.Helper()
-	file, err := os.Open(filepath.Join("..", "..", "..", "..", "testdata", "captures", name))
+	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	z, err := gzip.NewReader(file)
+	defer f.Close()
+	z, err := gzip.NewReader(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[string][]capture{}
 	sc := bufio.NewScanner(z)
 	sc.Buffer(nil, 16<<20)
 	for sc.Scan() {
+		read(sc.Bytes())
+	}
+	if err := sc.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readCaptures(t testing.TB, name string) map[string][]capture {
+	t.Helper()
+	all := map[string][]capture{}
+	linesOf(t, filepath.Join("..", "..", "..", "..", "testdata", "captures", name), func(line []byte) {
 		var c capture
-		d := json.NewDecoder(bytes.NewReader(sc.Bytes()))
+		d := json.NewDecoder(bytes.NewReader(line))
 		d.UseNumber()
 		if err := d.Decode(&c); err != nil {
 			t.Fatal(err)
@@ -56,10 +68,7 @@ func readCaptures(t testing.TB, name string) map[string][]capture {
 			c.Frames = append(c.Frames, b)
 		}
 		all[c.Src] = append(all[c.Src], c)
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return all
 }
 

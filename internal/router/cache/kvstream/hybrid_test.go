@@ -1,11 +1,8 @@
 package kvstream
 
 import (
-	"bufio"
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -40,26 +37,12 @@ type hybridLine struct {
 
 func readHybrid(t testing.TB, file string) (lines []hybridLine) {
 	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sc := bufio.NewScanner(z)
-	sc.Buffer(nil, 16<<20)
-	for sc.Scan() {
+	linesOf(t, file, func(line []byte) {
 		lines = append(lines, hybridLine{})
-		if err := json.Unmarshal(sc.Bytes(), &lines[len(lines)-1]); err != nil {
+		if err := json.Unmarshal(line, &lines[len(lines)-1]); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return lines
 }
 

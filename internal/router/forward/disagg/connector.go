@@ -88,10 +88,6 @@ type Options struct {
 	// Decoders finds the receiver of a decode worker for LMCache; nil leaves
 	// the workers' own.
 	Decoders *DecoderRegistry
-	// FirstToken lets LMCache prefills return the first token where the
-	// request allows it: the router then sends it to the client, and the
-	// decode leg goes on behind it.
-	FirstToken bool
 }
 
 // Dispatch is one try to serve one request in two legs.
@@ -166,10 +162,7 @@ type Checked struct {
 
 // FirstToken is the token that the prefill has sampled and the client must get
 // before the decode leg's answer.
-type FirstToken struct {
-	ID   int
-	Text string
-}
+type FirstToken struct{ Text string }
 
 // Kind is the connector that the transfer is of.
 func (t *Transfer) Kind() workers.Connector { return t.kind }

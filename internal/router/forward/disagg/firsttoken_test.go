@@ -9,7 +9,7 @@ import (
 // own, or in front of the text, where it counts as generated.
 func TestFirstTokenIsTheClientsFirst(t *testing.T) {
 	t.Parallel()
-	tok := FirstToken{ID: 7, Text: "a\"b"}
+	tok := FirstToken{Text: "a\"b"}
 	const event = `data: {"choices":[{"finish_reason":null,"index":0,"logprobs":null,"text":"a\"b"}],"created":9,"id":"cmpl-id","model":"m","object":"text_completion"}` + "\n\n"
 	if got := string(tok.Event("id", "m", time.Unix(9, 0))); got != event {
 		t.Errorf("%s", got)

@@ -38,7 +38,7 @@ var kinds = []kind{
 		carries: func(k api.Kind, _ *workers.Worker) bool { return k == api.SGLangGenerate },
 	},
 	{
-		name: workers.ConnectorLMCache, make: func(o Options) Connector { return lmcache{decoders: o.Decoders, firstToken: o.FirstToken} },
+		name: workers.ConnectorLMCache, make: func(o Options) Connector { return lmcache{o.Decoders} },
 		carries: vllmCarries,
 	},
 	{

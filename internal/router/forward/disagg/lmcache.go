@@ -16,12 +16,10 @@ import (
 )
 
 // lmcache is LMCache's prefill/decode mode ("disagg_spec"): the prefill engine
-// pushes KV to the receiver that the request names. In first-token mode it also
-// returns the token that it sampled, and the decode leg goes on behind it.
-type lmcache struct {
-	decoders   *DecoderRegistry
-	firstToken bool
-}
+// pushes KV to the receiver that the request names. Where the request allows it, it also
+// returns the token that it sampled: the router sends that to the client, and the decode leg
+// continues behind it.
+type lmcache struct{ decoders *DecoderRegistry }
 
 // Begin needs the receiver of the decode worker that was chosen.
 func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
@@ -29,7 +27,7 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	first := l.firstToken && takesFirstToken(&d.Facts)
+	first := takesFirstToken(&d.Facts)
 	ask := append(make([]byte, 0, 256), `{"ret_first_tok":`...)
 	ask = strconv.AppendBool(ask, first)
 	ask = append(ask, `,"disagg_spec":{"req_id":`...)
@@ -87,7 +85,7 @@ func checkLMCache(t *Transfer, a *answer) error {
 		return &ParamsError{Field: "first_tok", Problem: "not a token id"}
 	}
 	f := &t.dispatch.Facts
-	t.first = &FirstToken{ID: id, Text: a.text}
+	t.first = &FirstToken{a.text}
 	ids := appendInts(nil, f.TokenIDs)
 	ids = append(ids[:len(ids)-1], ',')
 	ids = append(strconv.AppendInt(ids, int64(id), 10), ']')
@@ -98,26 +96,10 @@ func checkLMCache(t *Transfer, a *answer) error {
 	return nil
 }
 
-// DecoderRegistry finds the LMCache receiver of a decode worker: by its URL,
-// else the static one, else what the worker itself was given. The values that
-// it hands out are the caller's own.
+// DecoderRegistry finds the LMCache receiver of a decode worker: by its URL, else what the
+// worker itself was given. The values that it hands out are the caller's own.
 type DecoderRegistry struct {
-	static *workers.LMCacheDecoder
-	byURL  map[string]workers.LMCacheDecoder
-}
-
-// NewDecoderRegistry keeps copies of the static receiver (nil for none) and of
-// the receivers by decoder URL.
-func NewDecoderRegistry(static *workers.LMCacheDecoder, byURL map[string]workers.LMCacheDecoder) *DecoderRegistry {
-	r := &DecoderRegistry{byURL: make(map[string]workers.LMCacheDecoder, len(byURL))}
-	if static != nil {
-		s := clone(*static)
-		r.static = &s
-	}
-	for u, s := range byURL {
-		r.byURL[normalURL(u)] = clone(s)
-	}
-	return r
+	byURL map[string]workers.LMCacheDecoder
 }
 
 // maxDecoders bounds a registry.
@@ -127,7 +109,7 @@ const maxDecoders = 4096
 //
 //	{"http://decode-0:8000": {"receiver_host": "decode-0",
 //	  "receiver_init_port": [7300], "receiver_alloc_port": [7400]}, …}
-func ParseDecoderRegistry(text []byte, static *workers.LMCacheDecoder) (*DecoderRegistry, error) {
+func ParseDecoderRegistry(text []byte) (*DecoderRegistry, error) {
 	var in map[string]struct {
 		Host  string `json:"receiver_host"`
 		Init  []int  `json:"receiver_init_port"`
@@ -144,19 +126,19 @@ func ParseDecoderRegistry(text []byte, static *workers.LMCacheDecoder) (*Decoder
 	if len(in) > maxDecoders {
 		return nil, fmt.Errorf("decoder registry: %d decoders, at most %d", len(in), maxDecoders)
 	}
-	byURL := make(map[string]workers.LMCacheDecoder, len(in))
+	r := &DecoderRegistry{byURL: make(map[string]workers.LMCacheDecoder, len(in))}
 	var errs []error
 	for u, s := range in {
 		spec := workers.LMCacheDecoder{Host: s.Host, InitPorts: s.Init, AllocPorts: s.Alloc}
 		if err := checkSpec(&spec); err != nil {
 			errs = append(errs, fmt.Errorf("decoder registry: %s: %w", u, err))
 		}
-		byURL[u] = spec
+		r.byURL[normalURL(u)] = spec
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return NewDecoderRegistry(static, byURL), nil
+	return r, nil
 }
 
 func checkSpec(s *workers.LMCacheDecoder) error {
@@ -176,14 +158,9 @@ func checkSpec(s *workers.LMCacheDecoder) error {
 
 // Spec is the receiver of a decode worker.
 func (r *DecoderRegistry) Spec(w *workers.Worker) (workers.LMCacheDecoder, error) {
-	if r != nil {
-		if w.URL != nil {
-			if s, ok := r.byURL[normalURL(w.URL.String())]; ok {
-				return clone(s), nil
-			}
-		}
-		if w.LMCache == nil && r.static != nil {
-			return clone(*r.static), nil
+	if r != nil && w.URL != nil {
+		if s, ok := r.byURL[normalURL(w.URL.String())]; ok {
+			return clone(s), nil
 		}
 	}
 	if w.LMCache == nil {

@@ -12,8 +12,7 @@ import (
 )
 
 func TestLMCacheSpec(t *testing.T) {
-	static := &workers.LMCacheDecoder{Host: "static", InitPorts: []int{7300}, AllocPorts: []int{7400}}
-	reg, err := ParseDecoderRegistry([]byte(`{"http://127.0.0.1:8108/":{"receiver_host":"d0","receiver_init_port":[1,2],"receiver_alloc_port":[3,4]}}`), static)
+	reg, err := ParseDecoderRegistry([]byte(`{"http://127.0.0.1:8108/":{"receiver_host":"d0","receiver_init_port":[1,2],"receiver_alloc_port":[3,4]}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +30,10 @@ func TestLMCacheSpec(t *testing.T) {
 	d := dispatch(workers.ConnectorLMCache) // decode-0 is at :8108
 	const of = `{"ret_first_tok":false,"disagg_spec":{"req_id":"810f561d65b277a9","receiver_host":%s}}`
 	registered := fmt.Sprintf(of, `"d0","receiver_init_port":[1,2],"receiver_alloc_port":[3,4]`)
-	fixed := fmt.Sprintf(of, `"static","receiver_init_port":[7300],"receiver_alloc_port":[7400]`)
+	own := fmt.Sprintf(of, `"own","receiver_init_port":[7300],"receiver_alloc_port":[7400]`)
+	other := d
+	other.Decode.Worker = worker("decode-10", workers.Decode, workers.ConnectorLMCache, 1)
+	other.Decode.Worker.LMCache = &workers.LMCacheDecoder{Host: "own", InitPorts: []int{7300}, AllocPorts: []int{7400}}
 	t.Run("22: nixl has no spec", func(t *testing.T) {
 		for _, e := range begin(t, workers.ConnectorNIXL, Options{Decoders: reg}, d).PrefillEdits() {
 			if strings.Contains(string(e.Value), "disagg_spec") {
@@ -39,7 +41,7 @@ func TestLMCacheSpec(t *testing.T) {
 			}
 		}
 	})
-	t.Run("23: static without a registry", func(t *testing.T) { sameJSON(t, fixed, ask(Options{Decoders: NewDecoderRegistry(static, nil)}, d)) })
+	t.Run("23: the worker's own without a registry", func(t *testing.T) { sameJSON(t, own, ask(Options{}, other)) })
 	t.Run("24 and 28: the chosen decoder's", func(t *testing.T) { sameJSON(t, registered, ask(Options{Decoders: reg}, d)) })
 	t.Run("25: values are copied", func(t *testing.T) {
 		s, err := reg.Spec(d.Decode.Worker)
@@ -48,17 +50,8 @@ func TestLMCacheSpec(t *testing.T) {
 		}
 		s.InitPorts[0], s.Host = 99, "changed"
 		sameJSON(t, registered, ask(Options{Decoders: reg}, d))
-		static.InitPorts[0] = 99
-		defer func() { static.InitPorts[0] = 7300 }()
-		other := d
-		other.Decode.Worker = worker("decode-10", workers.Decode, workers.ConnectorLMCache, 1)
-		sameJSON(t, fixed, ask(Options{Decoders: reg}, other))
 	})
-	t.Run("26: unknown decoder gives static", func(t *testing.T) {
-		other := d
-		other.Decode.Worker = worker("decode-10", workers.Decode, workers.ConnectorLMCache, 1)
-		sameJSON(t, fixed, ask(Options{Decoders: reg}, other))
-	})
+	t.Run("26: an unknown decoder's own", func(t *testing.T) { sameJSON(t, own, ask(Options{Decoders: reg}, other)) })
 	t.Run("no receiver at all", func(t *testing.T) {
 		c, err := NewConnector(workers.ConnectorLMCache, Options{})
 		if err != nil {
@@ -78,14 +71,14 @@ func TestLMCacheFirstToken(t *testing.T) {
 	answer := func(params, finish string) []byte {
 		return []byte(`{"id":"x","choices":[{"text":" hi","finish_reason":"` + finish + `"}],"kv_transfer_params":` + params + `}`)
 	}
-	tr := begin(t, workers.ConnectorLMCache, Options{FirstToken: true}, d)
+	tr := begin(t, workers.ConnectorLMCache, Options{}, d)
 	sameJSON(t, `{"prompt":[5,6,4294967295],"max_tokens":1,"stream":false,"kv_transfer_params":{"ret_first_tok":true,"disagg_spec":{"req_id":"810f561d65b277a9","receiver_host":"d","receiver_init_port":[1],"receiver_alloc_port":[2]}}}`,
 		spliced(t, api.Completion, body, tr.PrefillEdits()))
 	if err := tr.CheckPrefill(answer(`{"first_tok":77}`, "length")); err != nil {
 		t.Fatal(err)
 	}
 	sameJSON(t, `{"prompt":[5,6,4294967295,77],"max_tokens":7,"min_tokens":2,"stream":true}`, decodeBody(t, tr, api.Completion, body))
-	if f, ok := tr.FirstToken(); !ok || f != (FirstToken{77, " hi"}) {
+	if f, ok := tr.FirstToken(); !ok || f != (FirstToken{" hi"}) {
 		t.Errorf("first token %+v, %v", f, ok)
 	}
 	for _, tt := range []struct {
@@ -98,7 +91,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 		{"negative", `{"first_tok":-1}`, "length", ErrBadParams},
 		{"ended at once", `{"first_tok":77}`, "stop", nil},
 	} {
-		tr := begin(t, workers.ConnectorLMCache, Options{FirstToken: true}, d)
+		tr := begin(t, workers.ConnectorLMCache, Options{}, d)
 		if err := tr.CheckPrefill(answer(tt.params, tt.finish)); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
 		}
@@ -115,7 +108,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 	} {
 		x := d
 		change(&x.Facts)
-		tr := begin(t, workers.ConnectorLMCache, Options{FirstToken: true}, x)
+		tr := begin(t, workers.ConnectorLMCache, Options{}, x)
 		if err := tr.CheckPrefill(answer(`null`, "length")); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -136,7 +129,7 @@ func TestParseDecoderRegistryErrors(t *testing.T) {
 		`{"a":{"receiver_host":""},"b":{"receiver_host":"h","receiver_init_port":[0,1]}}`:           "a: no receiver_host",
 		`{"a":{"receiver_host":"h","receiver_init_port":["x"],"receiver_alloc_port":["receiver"]}}`: "decoder registry",
 	} {
-		if _, err := ParseDecoderRegistry([]byte(text), nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ParseDecoderRegistry([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
@@ -145,7 +138,7 @@ func TestParseDecoderRegistryErrors(t *testing.T) {
 func FuzzParseDecoderRegistry(f *testing.F) {
 	f.Add([]byte(`{"http://d:1":{"receiver_host":"h","receiver_init_port":[1],"receiver_alloc_port":[2]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		r, err := ParseDecoderRegistry(text, nil)
+		r, err := ParseDecoderRegistry(text)
 		if err != nil {
 			return
 		}

@@ -128,9 +128,6 @@ func (s *Stream) Ended() bool { return s.finished }
 // Done reports whether the stream's end was announced.
 func (s *Stream) Done() bool { return s.done }
 
-// Prompt is how many tokens the engine's prompt has had; 0 while that is not known.
-func (s *Stream) Prompt() int { return s.prompt }
-
 // IDs are those of the prompt and of the answer, valid until the next call of Pass.
 func (s *Stream) IDs() []uint32 { return s.ids }
 

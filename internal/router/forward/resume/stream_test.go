@@ -350,14 +350,14 @@ func FuzzStream(f *testing.F) {
 		five := Stream{Stops: []string{"on", "ß", "\x00"}, Usage: true, Decode: func(dst []byte, id uint32) ([]byte, bool) { return append(dst, byte(id)), id < 512 }}
 		five.Begin()
 		run(&five, b)
-		if ids, why := five.Next(); why == "" && len(ids) < five.Prompt() {
-			t.Fatalf("%d ids of a prompt of %d", len(ids), five.Prompt())
+		if ids, why := five.Next(); why == "" && len(ids) < five.prompt {
+			t.Fatalf("%d ids of a prompt of %d", len(ids), five.prompt)
 		}
 		run(&five, b)
 		run(&five, []byte(strings.Join(engine(3, 9, 1, true, true, "two"), "")))
 		one.Unaligned()
-		if ids, why := one.Next(); why == "" && len(ids) < one.Prompt() {
-			t.Fatalf("%d ids of a prompt of %d", len(ids), one.Prompt())
+		if ids, why := one.Next(); why == "" && len(ids) < one.prompt {
+			t.Fatalf("%d ids of a prompt of %d", len(ids), one.prompt)
 		}
 		run(&one, b)
 	})

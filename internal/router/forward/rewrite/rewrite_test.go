@@ -142,7 +142,7 @@ func TestLeg(t *testing.T) {
 	want := upstream.Leg{
 		Base: p.Worker.URL, Path: "/v1/completions?a=b", Method: http.MethodPost, APIKey: "key", HeadTimeout: time.Second, IdleTimeout: s.IdleTimeout,
 	}
-	if d := cmp.Diff(want, *l, cmpopts.IgnoreFields(upstream.Leg{}, "Header", "Set", "Body", "Resend")); d != "" || l.Base != p.Worker.URL {
+	if d := cmp.Diff(want, *l, cmpopts.IgnoreFields(upstream.Leg{}, "Header", "Set", "Body")); d != "" || l.Base != p.Worker.URL {
 		t.Errorf("the leg to %s (-want +got):\n%s", l.Base, d)
 	}
 	if id, rank := valueOf(l.Set, api.HeaderRequestID), valueOf(l.Set, "X-Data-Parallel-Rank"); id != "id-1" || rank != "1" {

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"cmp"
 	"sync"
 	"time"
 )
@@ -21,11 +22,12 @@ const (
 	Failed
 )
 
-// Defaults of Head.
-const (
-	DefaultHeadBytes = 64 << 10
-	DefaultHeadTime  = 10 * time.Second
-)
+// DefaultHeadBytes is how many bytes a Head holds unless it says otherwise.
+const DefaultHeadBytes = 64 << 10
+
+// headTime is how long a Head holds anything, from the first byte that is held. It is looked
+// at when bytes arrive: a role chunk that waits for the first token is not sent alone.
+const headTime = 10 * time.Second
 
 // Head holds back the first bytes of a stream until its first token or error
 // event: an engine that could not load a prompt's KV blocks answers 200, sends
@@ -37,11 +39,8 @@ type Head struct {
 	Gate Gate
 	// Usage is in Gate's place where the stream has usage that the client did not request.
 	Usage UsageGate
-	// MaxBytes and MaxTime bound what is held; 0 means the defaults. MaxTime
-	// runs from the first byte that is held, and is looked at when bytes arrive: a role
-	// chunk that waits for the first token is not sent alone.
+	// MaxBytes bounds what is held; 0 means DefaultHeadBytes.
 	MaxBytes int
-	MaxTime  time.Duration
 
 	held     []byte
 	comments []byte // that the last Feed has taken out of held
@@ -83,13 +82,7 @@ func (h *Head) Comments() []byte { return h.comments }
 // Feed takes the next piece, which arrived at now, copies it to what is held,
 // and decides. It must not be called after another verdict than Hold.
 func (h *Head) Feed(p []byte, now time.Time) Verdict {
-	maxBytes, maxTime := h.MaxBytes, h.MaxTime
-	if maxBytes <= 0 {
-		maxBytes = DefaultHeadBytes
-	}
-	if maxTime <= 0 {
-		maxTime = DefaultHeadTime
-	}
+	maxBytes := cmp.Or(h.MaxBytes, DefaultHeadBytes)
 	h.Scanner.Feed(p)
 	h.held, h.comments = append(h.held, p...), h.comments[:0]
 	switch {
@@ -102,7 +95,7 @@ func (h *Head) Feed(p []byte, now time.Time) Verdict {
 		if h.since.IsZero() && len(h.held) > 0 {
 			h.since = now
 		}
-		if len(h.held) > 0 && now.Sub(h.since) >= maxTime {
+		if len(h.held) > 0 && now.Sub(h.since) >= headTime {
 			h.out = Forward
 		}
 	}

@@ -28,7 +28,10 @@ func (g *UsageGate) Rest() []byte { return withoutUsage(g.Gate.Rest()) }
 func withoutUsage(text []byte) []byte {
 	out := text[:0]
 	for len(text) > 0 {
-		n := firstEvent(text)
+		n := eventEnd(text)
+		if n == 0 {
+			n = len(text)
+		}
 		var s Scanner
 		s.Feed(text[:n])
 		s.Finish()
@@ -38,21 +41,4 @@ func withoutUsage(text []byte) []byte {
 		text = text[n:]
 	}
 	return out
-}
-
-// firstEvent is the size of the first event in text with the empty line after it, or that of
-// all of text where no event ends.
-func firstEvent(text []byte) int {
-	empty := true
-	for i, c := range text {
-		switch {
-		case c == '\n' && empty:
-			return i + 1
-		case c == '\n':
-			empty = true
-		case c != '\r':
-			empty = false
-		}
-	}
-	return len(text)
 }

@@ -12,7 +12,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 )
 
 // engine answers every request with 600 bytes of JSON.
@@ -126,7 +125,7 @@ func BenchmarkAlive(b *testing.B) {
 	defer cn.close()
 	b.ReportAllocs()
 	for b.Loop() {
-		if !cn.alive(time.Second) {
+		if !cn.alive() {
 			b.Fatal("dead")
 		}
 	}

@@ -15,21 +15,23 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+const (
+	// sendTimeout bounds every pause of the engine while it takes the request.
+	sendTimeout = 30 * time.Second
+	// maxHead is the largest head of an answer in bytes.
+	maxHead = 64 << 10
+)
+
 // Options set up a Client. A zero field means its default.
 type Options struct {
 	// DialTimeout bounds making a connection, TLS included; default 5 s.
 	DialTimeout time.Duration
-	// SendTimeout bounds every pause of the engine while it takes the
-	// request; default 30 s.
-	SendTimeout time.Duration
 	// IdleConn is how long an unused connection is kept; default 4 s, less
 	// than the 5 s after which uvicorn closes its side.
 	IdleConn time.Duration
 	// MaxIdle is the number of unused connections kept for one engine;
 	// default 1024.
 	MaxIdle int
-	// MaxHead is the largest head of an answer in bytes; default 64 KiB.
-	MaxHead int
 	// TLS is the configuration of https engines, asked for by each connection; nil is the
 	// system's roots.
 	TLS func() *tls.Config
@@ -39,10 +41,8 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.DialTimeout = cmp.Or(max(o.DialTimeout, 0), 5*time.Second)
-	o.SendTimeout = cmp.Or(max(o.SendTimeout, 0), 30*time.Second)
 	o.IdleConn = cmp.Or(max(o.IdleConn, 0), 4*time.Second)
 	o.MaxIdle = cmp.Or(max(o.MaxIdle, 0), 1024)
-	o.MaxHead = cmp.Or(max(o.MaxHead, 0), 64<<10)
 	if o.Dial == nil {
 		d := &net.Dialer{Timeout: o.DialTimeout, KeepAlive: 15 * time.Second}
 		o.Dial = d.DialContext
@@ -75,7 +75,8 @@ type Leg struct {
 	// change until the answer is closed.
 	Body [][]byte
 	// HeadTimeout bounds the wait for the head of the answer after the request
-	// was sent; 0 for none. Like IdleTimeout it may last up to a quarter
+	// was sent; 0 for none. An answer that is no event stream has as long again
+	// for all its pauses together. Like IdleTimeout it may last up to a quarter
 	// longer.
 	HeadTimeout time.Duration
 	// IdleTimeout bounds every pause within the answer; 0 for none.
@@ -89,10 +90,6 @@ type Leg struct {
 	Watch Watch
 	// Life takes a sign of life for all bytes of the answer; nil for nothing.
 	Life *workers.Life
-	// Resend allows to send the request once more on a fresh connection when a
-	// reused one broke before a byte of the answer. Without it that is done
-	// only when no byte of the request was sent. GET and HEAD always may.
-	Resend bool
 }
 
 // Client keeps connections to engines. It is safe for concurrent use.
@@ -179,7 +176,7 @@ func hostPort(u *url.URL) string {
 }
 
 // take gives an unused connection that is still open, or nil.
-func (p *pool) take(now time.Time, keep, pause time.Duration) *conn {
+func (p *pool) take(now time.Time, keep time.Duration) *conn {
 	for {
 		p.mu.Lock()
 		n := len(p.idle)
@@ -191,7 +188,7 @@ func (p *pool) take(now time.Time, keep, pause time.Duration) *conn {
 		p.idle[n-1] = nil
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
-		if now.Sub(cn.idleSince) < keep && cn.alive(pause) {
+		if now.Sub(cn.idleSince) < keep && cn.alive() {
 			return cn
 		}
 		cn.close()
@@ -312,9 +309,12 @@ func (c *Client) dial(ctx context.Context, p *pool) (*conn, error) {
 // The context governs the whole exchange: when it ends, the connection is
 // closed, so that the engine notices, and every call fails. The caller must
 // close the answer. The error is always a [*Failure].
+//
+// A reused connection that breaks before a byte of the answer has the request sent once more
+// on a fresh one: where no byte of it was sent, and for GET and HEAD.
 func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	p := c.pool(leg.Base)
-	resend := leg.Resend || leg.Method == http.MethodGet || leg.Method == http.MethodHead
+	resend := leg.Method == http.MethodGet || leg.Method == http.MethodHead
 	buf := headPool.Get().(*[]byte)
 	head, err := appendHead((*buf)[:0], leg)
 	defer keepHeadBuffer(buf, head)
@@ -329,7 +329,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 		var idle time.Duration
 		began := time.Now()
 		if !fresh {
-			cn = p.take(began, c.opt.IdleConn, c.opt.SendTimeout)
+			cn = p.take(began, c.opt.IdleConn)
 		}
 		reused := cn != nil
 		if reused {
@@ -347,6 +347,9 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 		}
 		r, f := c.exchange(ctx, p, cn, leg, head)
 		if f == nil {
+			if !r.Streams() {
+				r.patience = leg.HeadTimeout
+			}
 			return r, nil
 		}
 		f.Reused, f.Idle, f.After = reused, idle, time.Since(began)
@@ -364,10 +367,10 @@ const opWait = "wait for the answer"
 
 // exchange sends the request and reads the head of the answer.
 func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
-	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, life: leg.Life, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
+	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, life: leg.Life, idle: leg.IdleTimeout}
 	r.stop = context.AfterFunc(ctx, cn.close)
 	e := r.listen(leg)
-	sent, err := cn.send(head, leg.Body, c.opt.SendTimeout)
+	sent, err := cn.send(head, leg.Body)
 	whole := e == nil || cn.sent()
 	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
 	switch {

@@ -56,11 +56,10 @@ func newConn(nc net.Conn) *conn {
 }
 
 // alive reports whether an unused connection can take a request: the engine
-// has neither closed it nor sent anything that nobody asked for. pause is how
-// long a write may take, for TLS may have something to answer.
-func (c *conn) alive(pause time.Duration) bool {
-	if c.records != nil {
-		return c.writeWithin(pause) == nil && c.records.quiet(c.nc)
+// has neither closed it nor sent anything that nobody asked for.
+func (c *conn) alive() bool {
+	if c.records != nil { // TLS may have something to answer
+		return c.writeWithin(sendTimeout) == nil && c.records.quiet(c.nc)
 	}
 	return c.probe == nil || c.probe.Quiet()
 }
@@ -126,8 +125,8 @@ func (c *conn) writeWithin(d time.Duration) error {
 const joinBelow = 4 << 10
 
 // send writes a request and returns how many bytes the system took.
-func (c *conn) send(head []byte, body [][]byte, pause time.Duration) (int64, error) {
-	if err := c.writeWithin(pause); err != nil {
+func (c *conn) send(head []byte, body [][]byte) (int64, error) {
+	if err := c.writeWithin(sendTimeout); err != nil {
 		return 0, err
 	}
 	size := 0
@@ -155,7 +154,7 @@ func (c *conn) send(head []byte, body [][]byte, pause time.Duration) (int64, err
 	var sent int64
 	for _, b := range all {
 		for len(b) > 0 {
-			if err := c.writeWithin(pause); err != nil {
+			if err := c.writeWithin(sendTimeout); err != nil {
 				return sent, err
 			}
 			n, err := c.nc.Write(b[:min(len(b), 256<<10)])

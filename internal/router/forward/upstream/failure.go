@@ -58,7 +58,8 @@ type Failure struct {
 	// Idle is how long the connection had been unused before the request, After how long
 	// after the beginning of the request it failed.
 	Idle, After time.Duration
-	// Late says that the time for the head of the answer was up while the connection stood.
+	// Late says that the time for the answer ([Leg.HeadTimeout]) was up while the connection
+	// stood.
 	Late bool
 	// Status is the HTTP status of a failure of kind Status.
 	Status int
@@ -91,13 +92,6 @@ func (f *Failure) Error() string {
 
 // Unwrap is the cause.
 func (f *Failure) Unwrap() error { return f.Err }
-
-// Retryable reports whether the client's request may be tried elsewhere: no
-// byte of an answer has arrived, and the caller still wants one. Transfer
-// parameters must not be used again even so, unless Sent is false.
-func (f *Failure) Retryable() bool {
-	return !f.Started && f.Kind != Canceled && f.Kind != Invalid
-}
 
 // APIError is the failure as the client gets it.
 func (f *Failure) APIError() *api.Error {

@@ -185,7 +185,7 @@ func (r *Response) readHead(leg *Leg) error {
 				break
 			}
 			scanned = max(r.r, r.w-3)
-			if r.w-r.r >= r.maxHead {
+			if r.w-r.r >= maxHead {
 				return errHeadSize
 			}
 			moved := r.r
@@ -196,7 +196,7 @@ func (r *Response) readHead(leg *Leg) error {
 				scanned -= moved
 			}
 		}
-		if end-r.r > r.maxHead {
+		if end-r.r > maxHead {
 			return errHeadSize
 		}
 		head := r.buf[r.r:end]

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/bits"
 	"os"
@@ -57,8 +58,7 @@ type Head struct {
 	Addr string
 }
 
-// Response is the answer to a leg. Its body is read by Next, Read or ReadAll,
-// by one goroutine.
+// Response is the answer to a leg. Its body is read by Next or ReadAll, by one goroutine.
 type Response struct {
 	Head
 
@@ -68,30 +68,27 @@ type Response struct {
 	ctx    context.Context
 	stop   func() bool // ends the watch over ctx
 	idle   time.Duration
-	life   *workers.Life
-	watch  Watch     // nil when the wait has no further look at the engine
-	until  time.Time // when a wait under watch ends; zero for never
+	// patience is what is left for all pauses of the body together: 0 is without a bound, and
+	// less than 0 nothing.
+	patience time.Duration
+	life     *workers.Life
+	watch    Watch     // nil when the wait has no further look at the engine
+	until    time.Time // when a wait under watch ends; zero for never
 
-	maxHead int
-	buf     []byte // buf[r:w] has arrived and is not used yet
-	r, w    int
-	state   int
-	left    int64 // bytes of the body or of the chunk still to come
-	tail    int   // bytes of trailers so far
-	rest    []byte
-	broken  bool // the connection cannot be used again
-	closed  bool
-	total   int64
+	buf    []byte // buf[r:w] has arrived and is not used yet
+	r, w   int
+	state  int
+	left   int64 // bytes of the body or of the chunk still to come
+	tail   int   // bytes of trailers so far
+	broken bool  // the connection cannot be used again
+	closed bool
 }
 
 // Begins is the head of the answer.
 func (r *Response) Begins() *Head { return &r.Head }
 
 // Done reports whether the whole body has been handed out.
-func (r *Response) Done() bool { return r.state == bodyDone && len(r.rest) == 0 }
-
-// Received is the number of bytes of the body that were handed out.
-func (r *Response) Received() int64 { return r.total }
+func (r *Response) Done() bool { return r.state == bodyDone }
 
 // lent makes small buffers the memory of connections that wait.
 type lent struct{}
@@ -181,22 +178,47 @@ func (r *Response) read() error {
 	}
 }
 
+// errDrips ends an answer whose pauses together are too long. It is a timeout.
+var errDrips = fmt.Errorf("the whole answer took too long: %w", os.ErrDeadlineExceeded)
+
+// wait reads once more, within the time for a pause and for all of them.
+func (r *Response) wait() error {
+	d, last := r.idle, false
+	if r.patience != 0 && (d <= 0 || r.patience < d) {
+		d, last = r.patience, true
+	}
+	if d < 0 {
+		return errDrips
+	}
+	var began time.Time
+	if r.patience != 0 {
+		began = time.Now()
+	}
+	err := r.allow(d)
+	if err == nil {
+		err = r.read()
+	}
+	if r.patience != 0 {
+		if r.patience -= time.Since(began); r.patience == 0 {
+			r.patience = -1
+		}
+	}
+	if last && errors.Is(err, os.ErrDeadlineExceeded) {
+		return errDrips
+	}
+	return err
+}
+
 // Next is the next piece of the body as soon as there is one, without copying
 // it: valid until the next call. It is io.EOF after the last piece, and a
 // [*Failure] when the answer breaks off or pauses for too long.
 func (r *Response) Next() ([]byte, error) {
-	if len(r.rest) > 0 { // left by a short Read
-		p := r.rest
-		r.rest = nil
-		return p, nil
-	}
 	for {
 		p, err := r.take()
 		if err != nil {
 			return nil, r.fail(err)
 		}
 		if len(p) > 0 {
-			r.total += int64(len(p))
 			return p, nil
 		}
 		if r.state == bodyDone {
@@ -209,10 +231,7 @@ func (r *Response) Next() ([]byte, error) {
 			keepBuffer(r.buf)
 			r.buf, r.r, r.w = largePool.Get().(*[largeSize]byte)[:], 0, 0
 		}
-		if err := r.allow(r.idle); err != nil {
-			return nil, r.fail(err)
-		}
-		if err := r.read(); err != nil {
+		if err := r.wait(); err != nil {
 			if errors.Is(err, io.EOF) {
 				if r.state == bodyToEnd {
 					r.state = bodyDone
@@ -289,7 +308,7 @@ func (r *Response) chunkLine() (ok bool, err error) {
 	}
 	limit := maxChunkLine
 	if r.state == chunkTail {
-		limit = r.maxHead
+		limit = maxHead
 	}
 	if k == len(b) || k > limit {
 		if k > limit {
@@ -318,7 +337,7 @@ func (r *Response) chunkLine() (ok bool, err error) {
 			r.state = chunkData
 		}
 	case chunkTail:
-		if r.tail += k + 1; r.tail > r.maxHead {
+		if r.tail += k + 1; r.tail > maxHead {
 			return false, errHeadSize
 		}
 		if len(line) == 0 {
@@ -357,27 +376,11 @@ func parseSize(line []byte) (int64, bool) {
 func (r *Response) fail(err error) error {
 	r.broken = true
 	f := &Failure{Kind: kindOf(r.ctx, err), Addr: r.Addr, Op: "read the answer", Sent: true, Started: true, Err: err}
+	f.Late = f.Kind == Timeout && errors.Is(err, errDrips)
 	if r.ctx.Err() != nil {
 		f.Err = r.ctx.Err()
 	}
 	return f
-}
-
-// Read implements io.Reader over Next.
-func (r *Response) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	if len(r.rest) == 0 {
-		b, err := r.Next()
-		if err != nil {
-			return 0, err
-		}
-		r.rest = b
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }
 
 // ReadAll reads the whole body, of at most limit bytes. The slice is the
@@ -411,7 +414,6 @@ func (r *Response) Close() {
 	r.closed = true
 	canceled := !r.stop()
 	reusable := r.state == bodyDone && !r.broken && !canceled && r.r == r.w
-	r.rest = nil
 	keepBuffer(r.buf)
 	r.buf, r.r, r.w = nil, 0, 0
 	if reusable {

@@ -331,7 +331,7 @@ func FuzzAnswer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, answer []byte, step uint8) {
 		r := &Response{
-			conn: newConn(&scripted{data: answer, step: int(step)%7 + 1}), ctx: t.Context(), maxHead: 4096,
+			conn: newConn(&scripted{data: answer, step: int(step)%7 + 1}), ctx: t.Context(),
 			client: New(Options{}), pool: &pool{addr: "x"}, stop: func() bool { return true },
 		}
 		defer r.client.Close()

@@ -5,10 +5,13 @@ import (
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// Contradictions reports to the watch on wrong predictions what the index said of each prompt that
+// Contradictions reports to the watch on wrong predictions, nil for none, what the index said of each prompt that
 // its rank computes, and how many tokens the engine found in its cache. Of a remote plan's decode
 // rank the engine's figure has what was moved, too, so that the prefill rank's counts.
 func Contradictions(c *watch.Contradictions) Subscriber {
+	if c == nil {
+		return Subscriber{}
+	}
 	return Subscriber{
 		LegSent: func(e Event) {
 			q, l := e.Request.Routing, e.Leg

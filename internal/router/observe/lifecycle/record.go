@@ -2,7 +2,7 @@
 // calls a method of [Record] or [LegRecord] at each step; each sends one [Event] to the
 // [Subscriber]s of a [Stream]: the receipt, metrics, spans, the event log, a recording,
 // and the watches that learn from requests. A new consumer is a file with a Subscriber,
-// and a line where the router makes its stream.
+// and a line in [Consumers.Stream].
 //
 // Events only report. What a request holds (reservations, admissions, retry budget,
 // memory) its owners take and give back themselves.

@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 var names = [numberOfKinds]string{
@@ -231,7 +232,7 @@ func TestSpans(t *testing.T) {
 		bodies <- string(b)
 	}))
 	t.Cleanup(collector.Close)
-	tracer, err := telemetry.NewTracer(t.Context(), collector.URL+"/v1/traces", 1, "v0")
+	tracer, err := telemetry.NewTracer(t.Context(), &settings.Trace{Endpoint: collector.URL + "/v1/traces", Sample: 1}, "v0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 func page(t *testing.T, m *Metrics) string {
@@ -217,7 +219,7 @@ func TestModelLabelIsBounded(t *testing.T) {
 
 func TestSpansFollowTheClientsTrace(t *testing.T) {
 	rec := tracetest.NewSpanRecorder()
-	tr := newTracer(rec, 1, "v0")
+	tr := newTracer(rec, &settings.Trace{Sample: 1}, "v0")
 	defer func() { _ = tr.Close(t.Context()) }()
 	h := http.Header{"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
 	s := tr.Server(t.Context(), h, "POST /v1/chat/completions")

@@ -5,9 +5,11 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,11 +17,16 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/grpclog"
+
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // Tracer makes spans for requests and legs. A nil Tracer makes none and leaves
@@ -30,30 +37,41 @@ type Tracer struct {
 	prop     propagation.TraceContext
 }
 
-// NewTracer sends spans to an OTLP/HTTP collector at endpoint (a URL), keeping
-// the given share of the traces that begin here; traces that a client began
-// follow the client's sampling flag. A name and password in the URL are sent as basic
-// authentication. An empty endpoint gives a nil Tracer.
-func NewTracer(ctx context.Context, endpoint string, sample float64, version string) (*Tracer, error) {
-	if endpoint == "" {
+// NewTracer sends spans to the OTLP collector of t.Endpoint (a URL) by t.Protocol, keeping the
+// share t.Sample of the traces that begin here; traces that a client began follow the
+// client's sampling flag. A name and password in the URL are sent as basic authentication.
+// An empty endpoint gives a nil Tracer.
+func NewTracer(ctx context.Context, t *settings.Trace, version string) (*Tracer, error) {
+	if t.Endpoint == "" {
 		return nil, nil
 	}
-	u, err := url.Parse(endpoint)
+	u, err := url.Parse(t.Endpoint)
 	if err != nil {
 		return nil, errors.New("trace.endpoint is not a URL") // without it, since it may hold a password
 	}
-	options := []otlptracehttp.Option{otlptracehttp.WithEndpointURL(endpoint)}
+	var header map[string]string
 	if u.User != nil {
 		password, _ := u.User.Password()
-		basic := base64.StdEncoding.EncodeToString([]byte(u.User.Username() + ":" + password))
-		options = append(options, otlptracehttp.WithHeaders(map[string]string{"Authorization": "Basic " + basic}))
+		header = map[string]string{"Authorization": "Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password))}
 	}
-	exp, err := otlptracehttp.New(ctx, options...)
+	exp, err := newExporter(ctx, t, header)
 	if err != nil {
 		return nil, fmt.Errorf("trace exporter for %s: %w", u.Host, err)
 	}
-	return newTracer(sdktrace.NewBatchSpanProcessor(exp), sample, version), nil
+	return newTracer(sdktrace.NewBatchSpanProcessor(exp), t, version), nil
 }
+
+// newExporter connects when there are spans to send.
+func newExporter(ctx context.Context, t *settings.Trace, header map[string]string) (*otlptrace.Exporter, error) {
+	if t.Protocol == settings.OTLPGRPC {
+		return otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(t.Endpoint), otlptracegrpc.WithHeaders(header))
+	}
+	return otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(t.Endpoint), otlptracehttp.WithEncoding(otlptracehttp.EncodingProtobuf), otlptracehttp.WithHeaders(header))
+}
+
+// errorLimit is the greatest length in bytes of what is logged of an error: a collector
+// chooses its words.
+const errorLimit = 512
 
 // errorInterval is the least time between two lines about spans that could not be sent.
 const errorInterval = time.Minute
@@ -64,6 +82,8 @@ const errorInterval = time.Minute
 func LogErrors(log *slog.Logger) {
 	otel.SetErrorHandler(&exportErrors{log: log})
 	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
+	// gRPC would print its own lines on stderr. What it fails at is also an error of the batch.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 }
 
 // exportErrors is an otel.ErrorHandler.
@@ -84,15 +104,19 @@ func (e *exportErrors) Handle(err error) {
 		e.skipped++
 		return
 	}
-	e.log.Warn("spans cannot be sent (trace.endpoint): "+err.Error(), "more_errors_before", e.skipped)
+	why := err.Error()
+	if len(why) > errorLimit {
+		why = strings.ToValidUTF8(why[:errorLimit], "") + "…"
+	}
+	e.log.Warn("spans cannot be sent (trace.endpoint): "+why, "more_errors_before", e.skipped)
 	e.last, e.skipped = now, 0
 }
 
-func newTracer(p sdktrace.SpanProcessor, sample float64, version string) *Tracer {
+func newTracer(p sdktrace.SpanProcessor, t *settings.Trace, version string) *Tracer {
 	tp := sdktrace.NewTracerProvider(
 		sdktrace.WithSpanProcessor(p),
-		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(sample))),
-		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", "dynctl"), attribute.String("service.version", version))),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(t.Sample))),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", t.ServiceName), attribute.String("service.version", version))),
 	)
 	return &Tracer{provider: tp, tracer: tp.Tracer("dynctl")}
 }

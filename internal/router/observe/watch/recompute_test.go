@@ -205,18 +205,6 @@ func TestRecomputeSchedules(t *testing.T) {
 				e.after(time.Duration(e.rng.Int64N(int64(2*time.Minute))), e.crash)
 			}
 		}
-		if e.rng.IntN(2) == 0 { // a load header between two scrapes
-			var header func()
-			header = func() {
-				l := workers.UnknownLoad(e.now)
-				l.Waiting = 1
-				if e.process != 0 {
-					e.rank.MergeLoad(l)
-				}
-				e.after(e.between(50*time.Millisecond, 3*time.Second), header)
-			}
-			e.after(0, header)
-		}
 		e.run(begin.Add(3 * time.Minute))
 		return alarms, third, alarm
 	}

@@ -7,19 +7,12 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
-// SessionName is a header or a body field in which known clients name their session.
-type SessionName struct {
-	// Header is in its canonical form. Field is a top-level member of the body. One of
-	// them is empty.
-	Header, Field string
-	// Clients are those that send it.
-	Clients string
-}
-
-// sessionNames are read in this order, between the settings' own header and field. The
-// headers are those that Dynamo's frontend reads (ai-dynamo/dynamo at 1cd9f3c,
-// docs/agents/session-ids.md); the field is of OpenAI's API.
-var sessionNames = [...]SessionName{
+// sessionNames are where known clients name their session: a header in its canonical form,
+// or a field of the body. They are read in this order, between routing.session_header and
+// routing.session_field; configuration.md lists them from here. The headers are those that
+// Dynamo's frontend reads (ai-dynamo/dynamo at 1cd9f3c, docs/agents/session-ids.md); the
+// field is of OpenAI's API.
+var sessionNames = [...]struct{ Header, Field, Clients string }{
 	{Header: "X-Dynamo-Session-Id", Clients: "clients of Dynamo"},
 	// A child agent has a prompt of its own, and its parent's session beside its name.
 	{Header: "X-Claude-Code-Agent-Id", Clients: "Claude Code, for a child agent"},
@@ -29,15 +22,11 @@ var sessionNames = [...]SessionName{
 	{Field: "prompt_cache_key", Clients: "clients of OpenAI's API"},
 }
 
-// SessionNames lists where requests may name their session beside the settings'
-// routing.session_header, which comes first, and routing.session_field, which comes last.
-func SessionNames() []SessionName { return sessionNames[:] }
-
 // maxSession is the longest session id in bytes.
 const maxSession = 1024
 
 // FindSession sets the session of a request: name, which comes from
-// routing.session_header, or the first of SessionNames in the headers or the body, or
+// routing.session_header, or the first of sessionNames in the headers or the body, or
 // routing.session_field of the body. It passes over empty ids, and over ids of more than
 // 1,024 bytes.
 func (q *Request) FindSession(name string, h http.Header, v *api.View) {

@@ -73,7 +73,7 @@ func TestFindSession(t *testing.T) {
 // TestSessionNames: each name of the table is found, in a request that has no other.
 func TestSessionNames(t *testing.T) {
 	q := Request{Details: Details{Settings: &effective.Settings{}}}
-	for _, s := range SessionNames() {
+	for _, s := range sessionNames {
 		h, body := http.Header{}, `{"model":"m","prompt":"p"}`
 		switch {
 		case s.Header != "" && s.Field == "" && s.Header == http.CanonicalHeaderKey(s.Header):

@@ -125,12 +125,18 @@ var endpoints = func() map[string]*Endpoint {
 }()
 
 // Lookup finds the endpoint of a request. The error is an [*Error]: 404 that
-// names the supported paths, or where a path of the admin API belongs, or 405 that
-// names the allowed methods.
+// names the supported paths, or where a path of the admin API belongs, 405 that
+// names the allowed methods, or 505 for the preface of HTTP/2.
 func Lookup(method, path string) (*Endpoint, error) {
 	e := endpoints[path]
 	if e == nil {
 		e = lookupPrefix(path)
+	}
+	if method == "PRI" { // how a client begins that knows that it speaks to HTTP/2
+		return nil, &Error{
+			Status: http.StatusHTTPVersionNotSupported, Code: CodeHTTPVersion,
+			Message: "this router speaks HTTP/1.1 and no HTTP/2: tell the client or the proxy in front to use HTTP/1.1 towards it",
+		}
 	}
 	if e == nil && strings.HasPrefix(path, "/admin/") {
 		return nil, &Error{

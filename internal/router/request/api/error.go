@@ -26,6 +26,7 @@ const (
 	CodeUnknownPath      Code = "unknown_path"
 	CodeAdminPath        Code = "admin_path"
 	CodeMethodNotAllowed Code = "method_not_allowed"
+	CodeHTTPVersion      Code = "http_version_not_supported"
 	CodeModelNotFound    Code = "model_not_found"
 	CodeWorkerNotFound   Code = "worker_not_found"
 	CodeUnauthorized     Code = "unauthorized"

@@ -24,9 +24,7 @@ import (
 type EngineOptions struct {
 	Client  *http.Client
 	BaseURL string // of the engine; /tokenize is added
-	Path    string // default /tokenize
 	Model   string // sent instead of the request's model, when it is an alias
-	Token   string // bearer token, none by default
 
 	Timeout          time.Duration // for one call, default 2 s
 	MaxRequestBytes  int           // default 32 MiB
@@ -66,11 +64,10 @@ func NewEngine(o EngineOptions) *Engine {
 	if o.Client == nil || o.BaseURL == "" {
 		panic("tokenize: NewEngine needs a client and a base URL")
 	}
-	o.Path = cmp.Or(o.Path, "/tokenize")
 	o.Timeout = cmp.Or(max(o.Timeout, 0), 2*time.Second)
 	o.MaxRequestBytes = cmp.Or(max(o.MaxRequestBytes, 0), 32<<20)
 	o.MaxResponseBytes = cmp.Or(max(o.MaxResponseBytes, 0), 32<<20)
-	return &Engine{o: o, url: strings.TrimRight(o.BaseURL, "/") + o.Path, cache: answerCache{max: o.CacheBytes}}
+	return &Engine{o: o, url: strings.TrimRight(o.BaseURL, "/") + "/tokenize", cache: answerCache{max: o.CacheBytes}}
 }
 
 // Close waits for the calls that are still in flight; each ends by itself
@@ -232,9 +229,6 @@ func (e *Engine) call(ctx context.Context, body []byte) ([]uint32, error) {
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the engine closed the idle connection
-	if e.o.Token != "" {
-		req.Header.Set("Authorization", "Bearer "+e.o.Token)
-	}
 	resp, err := e.o.Client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: %w: %w", ErrUnavailable, err)

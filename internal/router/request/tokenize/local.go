@@ -16,9 +16,7 @@ import (
 
 // Options configures Load. The zero value means the defaults.
 type Options struct {
-	BPE          bpe.Options
-	MaxTextBytes int    // of a prompt or a rendered chat, default 16 MiB
-	ChatTemplate string // instead of the model's own
+	MaxTextBytes int // of a prompt or a rendered chat, default 16 MiB
 }
 
 // Local is a tokenizer that runs in process.
@@ -40,7 +38,7 @@ const maxConfig = 8 << 20
 // tokenizer_config.json). A missing or unusable template is no error here: it
 // makes Chat answer ErrUnsupported; see TemplateError.
 func Load(path string, o Options) (*Local, error) {
-	tok, err := bpe.Load(path, o.BPE)
+	tok, err := bpe.Load(path, bpe.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +48,7 @@ func Load(path string, o Options) (*Local, error) {
 	if st, err := os.Stat(path); err == nil && !st.IsDir() {
 		dir = filepath.Dir(path)
 	}
-	l.templateErr = l.loadTemplate(dir, o.ChatTemplate)
+	l.templateErr = l.loadTemplate(dir)
 	return l, nil
 }
 
@@ -71,7 +69,7 @@ func readFile(path string) ([]byte, error) {
 	return data, err
 }
 
-func (l *Local) loadTemplate(dir, override string) error {
+func (l *Local) loadTemplate(dir string) error {
 	data, err := readFile(filepath.Join(dir, "tokenizer_config.json"))
 	if err != nil {
 		return err
@@ -95,19 +93,16 @@ func (l *Local) loadTemplate(dir, override string) error {
 			l.special.Set(k, s)
 		}
 	}
-	tools := ""
-	if override == "" {
-		file, err := readFile(filepath.Join(dir, "chat_template.jinja"))
-		if err != nil {
-			return err
-		}
-		override = string(file)
+	file, err := readFile(filepath.Join(dir, "chat_template.jinja"))
+	if err != nil {
+		return err
 	}
-	if override == "" {
+	chat, tools := string(file), ""
+	if chat == "" {
 		v, _ := cfg.Get("chat_template")
 		switch v := v.(type) {
 		case string:
-			override = v
+			chat = v
 		case *jinja.List: // of {"name","template"}
 			for _, e := range v.Items {
 				d, ok := e.(*jinja.Dict)
@@ -118,17 +113,17 @@ func (l *Local) loadTemplate(dir, override string) error {
 				text, _ := d.Get("template")
 				switch s, _ := text.(string); name {
 				case "default":
-					override = s
+					chat = s
 				case "tool_use":
 					tools = s
 				}
 			}
 		}
 	}
-	if override == "" {
+	if chat == "" {
 		return errors.New("the model has no chat template")
 	}
-	if l.template, err = jinja.Parse(override); err != nil {
+	if l.template, err = jinja.Parse(chat); err != nil {
 		return err
 	}
 	if tools != "" {

@@ -364,7 +364,7 @@ func (b *body) callForRest(ids []uint32, sent int, cut *attempt.Failure, fleet *
 	x, c := b.call, serving.New()
 	c.Details = serving.Details{
 		ID: x.ID, Start: x.Start, From: x.From, Path: b.PathOfRest(b.first.Path), Endpoint: x.Endpoint, Name: x.Name, Model: x.Model, Salted: x.Salted, Hops: x.Hops,
-		Owner: x.Owner, Claim: x.Claim, Record: x.Record, Rest: true, WantIDs: x.WantIDs, WantUsage: x.WantUsage, Idle: x.Idle, Pacer: b,
+		Owner: x.Owner, Claim: x.Claim, KeyHidden: x.KeyHidden, Record: x.Record, Rest: true, WantIDs: x.WantIDs, WantUsage: x.WantUsage, Idle: x.Idle, Pacer: b,
 	}
 	q := &c.Routing
 	x.Routing.CopyForRest(q, fleet)

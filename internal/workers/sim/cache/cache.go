@@ -313,9 +313,6 @@ func (c *Cache) Seqs(dst []uint64) []uint64 {
 	return slices.AppendSeq(dst, maps.Keys(c.index))
 }
 
-// Len is the number of distinct named blocks.
-func (c *Cache) Len() int { return len(c.index) }
-
 // Content is what the block holds. A freed block keeps its content until it is
 // handed out again. It panics on an id outside the cache; see Valid.
 func (c *Cache) Content(id int) Content { return c.blocks[id].content }

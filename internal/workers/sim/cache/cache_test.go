@@ -168,7 +168,7 @@ func TestCacheEqualsNaiveModel(t *testing.T) {
 						t.Fatalf("%d is not in the naive cache", s)
 					}
 				}
-				if len(seqs) != len(want) || c.Len() != len(want) {
+				if len(seqs) != len(want) || len(c.index) != len(want) {
 					t.Fatalf("%d names, naive %d", len(seqs), len(want))
 				}
 				for _, e := range c.Events() {

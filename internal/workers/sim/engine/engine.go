@@ -72,8 +72,6 @@ type Config struct {
 	Recompute bool
 	// Lease is how long blocks wait for a remote decode.
 	Lease time.Duration
-	// KVBytesPerToken is for the transfer metrics only.
-	KVBytesPerToken int
 
 	// Publish gets the cache events of a step when it ends; nil drops them.
 	Publish func(now Time, events []cache.Event)
@@ -229,7 +227,6 @@ func New(cfg Config) (*Rank, error) {
 	}
 	cfg.Speed = cmp.Or(max(cfg.Speed, 0), 1)
 	cfg.Lease = cmp.Or(max(cfg.Lease, 0), 30*time.Second)
-	cfg.KVBytesPerToken = cmp.Or(max(cfg.KVBytesPerToken, 0), 131072)
 	if cfg.Next == nil {
 		cfg.Next = func([]uint32, uint64) uint32 { return 3 }
 	}

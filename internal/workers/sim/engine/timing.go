@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -44,13 +43,15 @@ type Timing interface {
 //	prefill = 4.209989e-7·t² + 1.518344e-2·t + 16.50142 ms    t = PrefillTokens; 0 when t is 0
 //	decode  = max(1, -25.74·u² + 54.01·u + 5.74) ms           u = KVUsage; 0 without decodes
 //	step    = prefill + decode
-//	transfer = t · KVBytesPerToken / Bandwidth
-type Mocker struct {
-	// KVBytesPerToken is the size of one token's keys and values; 0 means 131072.
-	KVBytesPerToken int
-	// Bandwidth is in bytes per second; 0 means 64e9.
-	Bandwidth float64
-}
+//	transfer = t · kvBytesPerToken / bandwidth
+type Mocker struct{}
+
+const (
+	// kvBytesPerToken is the size of one token's keys and values.
+	kvBytesPerToken = 131072
+	// bandwidth is that of transfers, in bytes per second.
+	bandwidth = 64e9
+)
 
 // Step is the length of an engine step.
 func (Mocker) Step(b Batch) time.Duration {
@@ -66,9 +67,8 @@ func (Mocker) Step(b Batch) time.Duration {
 }
 
 // Transfer is the time that moving the KV of so many tokens takes.
-func (m Mocker) Transfer(tokens int) time.Duration {
-	bytes, bandwidth := cmp.Or(m.KVBytesPerToken, 131072), cmp.Or(m.Bandwidth, 64e9)
-	return millis(1000 * float64(tokens) * float64(bytes) / bandwidth)
+func (Mocker) Transfer(tokens int) time.Duration {
+	return millis(1000 * float64(tokens) * kvBytesPerToken / bandwidth)
 }
 
 // Profile is a timing model with coefficients of one's own, all in

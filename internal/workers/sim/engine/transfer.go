@@ -170,7 +170,7 @@ func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error
 	// The wire's own time counts too: the transfer has begun at admission.
 	wait := max(p.admitted+took-r.now, 0)
 	r.stats.Transfers++
-	r.stats.TransferBytes += float64(tokens * r.cfg.KVBytesPerToken)
+	r.stats.TransferBytes += float64(tokens * kvBytesPerToken)
 	r.stats.TransferSeconds += (r.now + wait - p.admitted).Seconds()
 	r.stats.Descriptors += uint64(need)
 	r.after(wait, func() { r.pulledAll(p) })
@@ -351,7 +351,7 @@ func (r *Rank) push(base string) {
 			contents[i] = r.cache.Content(block)
 		}
 		r.stats.Transfers++
-		r.stats.TransferBytes += float64(to.want * r.cfg.BlockSize * r.cfg.KVBytesPerToken)
+		r.stats.TransferBytes += float64(to.want * r.cfg.BlockSize * kvBytesPerToken)
 		r.stats.Descriptors += uint64(to.want)
 		delete(r.pinned, id)
 		r.cache.Release(n.blocks)

@@ -76,7 +76,7 @@ type embeddingRequest struct {
 }
 
 func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) *Error {
-	size := s.cfg.EmbedSize
+	size := embedSize
 	if q.Dimensions != nil {
 		if size = *q.Dimensions; size < 1 || size > 8192 {
 			return badRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size)

@@ -45,6 +45,11 @@ type Link struct {
 	Port     int
 }
 
+const (
+	maxBody   = 256 << 20 // of a request, in bytes
+	embedSize = 64        // of an embedding, unless the request says otherwise
+)
+
 // Config is what a Server fronts.
 type Config struct {
 	Dialect workers.Engine
@@ -76,10 +81,6 @@ type Config struct {
 	Die func(reason string)
 	// Seed makes request ids deterministic.
 	Seed uint64
-	// MaxBody is the largest request body in bytes; 0 means 256 MiB.
-	MaxBody int64
-	// EmbedSize is the length of an embedding; 0 means 64.
-	EmbedSize int
 	// Started is when the engine's process was started.
 	Started time.Time
 }
@@ -100,8 +101,6 @@ type Server struct {
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	cfg.MaxBody = cmp.Or(max(cfg.MaxBody, 0), 256<<20)
-	cfg.EmbedSize = cmp.Or(max(cfg.EmbedSize, 0), 64)
 	s := &Server{cfg: cfg, mux: http.NewServeMux()}
 	s.routes()
 	return s
@@ -185,7 +184,7 @@ func (s *Server) routes() {
 // ServeHTTP applies the faults and answers.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Body != nil {
-		r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 	}
 	if !strings.HasPrefix(r.URL.Path, "/sim/") && !s.faulty(w, r) {
 		return

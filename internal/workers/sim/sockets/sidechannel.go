@@ -60,11 +60,10 @@ type Request struct {
 
 // Response is its answer.
 type Response struct {
-	Error     string          `json:"error,omitempty"`
-	EngineID  string          `json:"engine_id,omitempty"`
-	TPSize    int             `json:"tp_size,omitempty"`
-	BlockSize int             `json:"block_size,omitempty"`
-	Contents  []cache.Content `json:"contents,omitempty"`
+	Error    string          `json:"error,omitempty"`
+	EngineID string          `json:"engine_id,omitempty"`
+	TPSize   int             `json:"tp_size,omitempty"`
+	Contents []cache.Content `json:"contents,omitempty"`
 }
 
 // Server answers the requests of other engines.

@@ -105,9 +105,6 @@ func (r *Rank) EngineID() string { return r.id }
 // Touch must be called.
 func (r *Rank) Core() *engine.Rank { return r.core }
 
-// Up reports whether the rank runs, and if not, why.
-func (r *Rank) Up() (bool, string) { return r.core != nil, r.why }
-
 // Submit starts a request now. Its sink gets ErrDown if the rank is killed.
 func (r *Rank) Submit(q engine.Request) error {
 	if r.core == nil {
@@ -138,15 +135,6 @@ func (r *Rank) Submit(q engine.Request) error {
 func (r *Rank) Abort(id string) {
 	if r.core != nil {
 		r.core.Abort(r.world.now, id)
-		r.Touch()
-	}
-}
-
-// Stop ends a request as complete: no more outputs come.
-func (r *Rank) Stop(id string) {
-	if r.core != nil {
-		delete(r.sinks, id)
-		r.core.Finish(r.world.now, id)
 		r.Touch()
 	}
 }

@@ -218,7 +218,7 @@ func trace(t testing.TB, seed uint64) []string {
 	for i := range 60 {
 		w.At(time.Duration(i)*7*time.Millisecond, func() {
 			r := ranks[i%3]
-			if ok, _ := r.Up(); !ok {
+			if r.Core() == nil {
 				return
 			}
 			err := r.Submit(engine.Request{ID: fmt.Sprint(i), Tokens: prompt(1+i*7%90, i%5), MaxTokens: 20, Sink: func(o engine.Output) {
