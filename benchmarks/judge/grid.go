@@ -12,7 +12,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
-	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
@@ -81,17 +80,6 @@ func parseColumn(text string) (c column, err error) {
 	c.name = text
 	c.threshold, err = decide.ParseThreshold(threshold)
 	return c, err
-}
-
-// in is the column whose runs on a fleet are the same as those of c: without prefill ranks
-// a threshold decides nothing.
-func (c column) in(fleet sim.Fleet) string {
-	for _, g := range fleet.Groups {
-		if g.Role == workers.Prefill {
-			return c.name
-		}
-	}
-	return string(c.policy)
 }
 
 // setup is a run of a column.

@@ -68,11 +68,6 @@ func (b *bench) run(ctx context.Context, w *workload, fleet string, c column, sp
 	if err != nil {
 		return figures{}, err
 	}
-	if name := c.in(engines); name != c.name {
-		if c, err = parseColumn(name); err != nil {
-			return figures{}, err
-		}
-	}
 	key := fmt.Sprintf("%s %s %s speed=%.6g requests=%d seed=%d/%d%s", w.name, fleet, c.name, speed, b.requests, seed+1, b.seeds, b.set(&c))
 	if f, ok := b.store.run(key); ok {
 		return f, nil
