@@ -127,15 +127,21 @@ func Next(parent, local uint64) uint64 {
 	return xxh3.HashSeed(b[:], Seed)
 }
 
-// TextChunks appends one local hash per full chunk of chunkBytes bytes of text to dst and returns it.
-func TextChunks(dst []uint64, text []byte, chunkBytes int, key Key) []uint64 {
+// TextChunks appends one local hash per full chunk of chunkBytes bytes of each text to dst and
+// returns it. What is left of one text is part of the first hash of the next.
+func TextChunks(dst []uint64, chunkBytes int, key Key, texts ...[]byte) []uint64 {
 	if chunkBytes < 1 {
 		return dst
 	}
 	seed, rest := key.seed(textSeed, 0), key.seed(textSeed, 1)
-	for len(text) >= chunkBytes {
-		dst = append(dst, xxh3.HashSeed(text[:chunkBytes], seed))
-		text, seed = text[chunkBytes:], rest
+	for _, text := range texts {
+		for len(text) >= chunkBytes {
+			dst = append(dst, xxh3.HashSeed(text[:chunkBytes], seed))
+			text, seed = text[chunkBytes:], rest
+		}
+		if len(text) > 0 {
+			seed = xxh3.HashSeed(text, seed)
+		}
 	}
 	return dst
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
@@ -164,7 +163,7 @@ func (x *exchange) serve() error {
 			return x.refuse(reason, err)
 		}
 		if x.key != nil {
-			x.record.Key, x.record.Tenant = x.key.Name, x.key.Tenant
+			x.record.Key, x.record.Tenant, c.Routing.Tenant = x.key.Name, x.key.Tenant, x.key.Tenant
 		}
 	}
 	if ep.ByRouter {
@@ -381,18 +380,6 @@ const introduction = 10 * time.Second
 // starting reports whether workers may not have answered yet because the router has just
 // begun.
 func (r *base) starting() bool { return time.Since(r.started) < introduction }
-
-// pinToResponse sends what belongs to a stored response to the worker that has it.
-func (x *exchange) pinToResponse() error {
-	id, param := "", ""
-	switch x.call.Endpoint.Kind {
-	case api.ResponseObject:
-		id, _, _ = strings.Cut(strings.TrimPrefix(x.req.URL.Path, "/v1/responses/"), "/")
-	case api.Responses:
-		id, param = x.call.View.PreviousResponseID, "previous_response_id"
-	}
-	return x.call.Routing.PinToResponse(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
-}
 
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {

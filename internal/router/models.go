@@ -19,7 +19,7 @@ const maxModelAnswer = 8 << 20
 // meanwhile wait for the same answers, and for a few seconds no worker is asked again.
 func (e *engines) rereadModels(ctx context.Context, fleet *workers.Snapshot) {
 	_, _ = e.rereads.Get(ctx, 0, func() *models.List { // the error is that of ctx
-		models.Reread(ctx, fleet, e.monitor.Models)
+		models.EachUsable(ctx, fleet.Workers, e.monitor.Models)
 		return new(models.List)
 	})
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -170,13 +171,14 @@ type observing struct {
 	slow     *watch.Slow
 	causes   *watch.Causes
 	costs    *outcome.Collector
+	lengths  *outputs.Lengths
 	// untrusted reports whether the index may be wrong about the rank with a slot.
 	untrusted func(slot uint32) bool
 	stream    *lifecycle.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
-	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})}
+	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts}), lengths: outputs.New()}
 	l.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return b.registry.Snapshot().Ranks }, Event: b.event,
 		Found: func(worker string, requests int) {
@@ -214,7 +216,7 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 			},
 			Distrust: e.fleet.Distrust,
 		}),
-		Failures: &l.failures, Event: b.event, Costs: l.costs, AccessLog: o.AccessLog, Decision: o.Observer.Decision, Outcome: o.Observer.Outcome,
+		Failures: &l.failures, Event: b.event, Costs: l.costs, Lengths: l.lengths, AccessLog: o.AccessLog, Decision: o.Observer.Decision, Outcome: o.Observer.Outcome,
 	}).Stream()
 	return l
 }
@@ -224,6 +226,7 @@ type deciding struct {
 	tokens  *prompt.Stage
 	decider *routing.Decider
 	stored  *stored.Responses
+	finder  *stored.Finder
 	lists   models.Lists
 }
 
@@ -236,9 +239,9 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	if err != nil {
 		return nil, err
 	}
-	a := &deciding{tokens: tokens, stored: stored.New(1 << 16)}
+	a := &deciding{tokens: tokens, stored: stored.New(1 << 16), finder: stored.NewFinder()}
 	a.decider = routing.New(routing.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Prompts: tokens, Readmit: e.outliers.Last,
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Prompts: tokens, Readmit: e.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{

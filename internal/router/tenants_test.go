@@ -141,7 +141,7 @@ func saltReachesEveryEndpointThatTakesIt(t *testing.T, r *rig, p *tap) {
 
 // storedResponsesAreTheirTenants: no tenant continues, reads or ends what an engine
 // keeps for another one, nor what the router does not know.
-func storedResponsesAreTheirTenants(t *testing.T, r *rig, _ *tap) {
+func storedResponsesAreTheirTenants(t *testing.T, r *rig, p *tap) {
 	first := r.post("/v1/responses", object{"model": "sim", "input": "a secret", "max_output_tokens": 3, "store": true}, bearer(userSecret)...)
 	id := rawjson.Value(first.body).Get("id").String()
 	next := encode(t, object{"model": "sim", "input": "repeat", "max_output_tokens": 3, "previous_response_id": id})
@@ -164,6 +164,11 @@ func storedResponsesAreTheirTenants(t *testing.T, r *rig, _ *tap) {
 		}
 	}
 	r.send(http.MethodPost, "/v1/responses", []byte(`{"model":"sim","input":"x","previous_response_id":"resp_nobody"}`), bearer(userSecret)...).refused(t, 404, "invalid_request")
+	r.send(http.MethodGet, "/v1/responses/resp_nobody", nil, bearer(userSecret)...).refused(t, 404, "invalid_request")
+	// No engine knows whose it would be.
+	if names := p.searched("resp_nobody"); len(names) != 0 {
+		t.Errorf("%v were queried for a response that the router does not know", names)
+	}
 }
 
 // TestTokensByTenant: each tenant's tokens are counted, whether or not its clients request the

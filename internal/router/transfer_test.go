@@ -274,6 +274,42 @@ func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
 	})
 }
 
+// TestFailedLoadsAreSilentRecompute: an engine that computes a prompt again whose KV could not be
+// loaded has counted the load as a hit. It is found out all the same.
+func TestFailedLoadsAreSilentRecompute(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,policy=recompute,patience=10ms")
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if engine != "decode-0" || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params.remote_engine_id", "another engine")))
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		defer resp.Body.Close()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.Copy(w, resp.Body)
+		return true
+	})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	n := 0
+	r.eventually("the alarm", func() error {
+		n++
+		prompt := ids(200, n)
+		if _, got := r.complete(prompt); got != right(prompt) {
+			t.Fatalf("%q", got)
+		}
+		if len(r.events("silent_recompute")) == 0 {
+			return fmt.Errorf("no event after %d requests", n)
+		}
+		return nil
+	})
+	if s := r.counters("decode-0"); s.ExternalHits == 0 || s.FailedTransfers == 0 {
+		t.Errorf("the engine counts %d tokens as hits, and %d failed loads", s.ExternalHits, s.FailedTransfers)
+	}
+}
+
 // messagesAndResponsesGoRemote: the other chat endpoints are tokenized as the
 // engine does it, split like a chat, and answer as one engine alone does.
 func messagesAndResponsesGoRemote(t *testing.T, r *rig, p *tap) {

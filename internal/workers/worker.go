@@ -293,7 +293,8 @@ type Load struct {
 	// PrefixQueries and PrefixHits count tokens looked up and found in the
 	// prefix cache since the engine's start; NaN when not reported.
 	PrefixQueries, PrefixHits float64
-	// ExternalHits counts tokens that came over a KV connector; NaN when not reported.
+	// ExternalHits counts tokens that came over a KV connector; NaN when not reported. Engines
+	// that do not count those that came count those that were to come.
 	ExternalHits float64
 	// Unused says on what ground the rank counts as idle: its engine exports no
 	// load series of it yet, and its counters say that it has looked up no

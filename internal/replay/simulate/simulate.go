@@ -27,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -173,6 +174,7 @@ type run struct {
 	decide   decide.Run
 	sessions *affinity.Table
 	costs    *cost.Learner
+	lengths  *outputs.Lengths
 	wire     float64 // how many times longer transfers take
 	paces    *pace.Judge[*simRank]
 
@@ -210,8 +212,8 @@ func newRun(s Setup) (*run, error) {
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), ledger: ledger.New(),
 		wire: 1, models: map[string][]*workers.Worker{}, sessions: affinity.New(),
-		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
-		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
+		lengths: outputs.New(), costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
+		rng: rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
 		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
 	}
@@ -417,6 +419,7 @@ type flight struct {
 	r       *run
 	q       *arrivals.Request
 	id      string
+	model   string // by which it was decided
 	tokens  []uint32
 	start   time.Duration
 	first   time.Duration
@@ -432,6 +435,7 @@ type flight struct {
 	// local says that it computes the prompt on the decode rank.
 	asked cost.Paths
 	sent  time.Duration
+	pace  pace.Answer
 	local bool
 	// compute is the prompt tokens that have to be computed, wherever.
 	compute int
@@ -471,13 +475,15 @@ func (f *flight) choose() decide.Effects {
 	if r.offloads {
 		r.looked = kvgroup.Prompt{Seq: blockhash.Chain(r.looked.Seq[:0], r.locals), Tokens: len(f.tokens)}
 	}
-	model, list := q.Model, r.models[q.Model]
-	if list == nil {
-		model, list = "", r.list
+	list := r.models[q.Model]
+	if f.model = q.Model; list == nil {
+		f.model, list = "", r.list
 	}
+	facts := api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}
+	facts.ExpectOutput(r.lengths.Expect(f.model, ""))
 	r.decide.Begin(decide.Criteria{
-		Model: model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
-		Facts: api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
+		Model: f.model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
+		Facts: facts,
 	})
 	return r.decide.NextPlan(&r.s.Options, list, r.block, r)
 }
@@ -596,6 +602,7 @@ func (f *flight) count(k *simRank, cached int) {
 // answer sends the prompt to the decode rank.
 func (f *flight) answer(pull *engine.Pull) {
 	f.sent, f.local = f.r.world.Now(), pull == nil
+	f.pace = pace.NewAnswer(f.decode.meter, f.sent)
 	if f.local {
 		f.decode.meter.Begin(f.sent)
 	}
@@ -636,10 +643,9 @@ func (f *flight) token(o engine.Output) {
 				r.took(cost.TransferLeg, &f.asked.Transfer, o.At-f.sent)
 			}
 		} else {
-			gap := o.At - f.last
-			f.record(r.itl, gap)
-			f.decode.meter.Gap(gap, 1)
+			f.record(r.itl, o.At-f.last)
 		}
+		f.pace.Came(o.At, 1)
 		r.costs.Ran(&f.ran, f.made, o.At)
 		f.held.Progress(f.made)
 		f.last = o.At
@@ -654,6 +660,7 @@ func (f *flight) token(o engine.Output) {
 	f.held.Release()
 	f.ended()
 	r.costs.Ended(&f.ran)
+	r.lengths.Learn(f.model, "", f.made)
 	if f.early {
 		return
 	}

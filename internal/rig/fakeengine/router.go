@@ -29,6 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -195,8 +196,9 @@ func (r *Router) build() {
 	})
 	r.Outliers = health.NewOutliers(r.Registry, health.OutlierOptions{}, r.event)
 	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot})
+	lengths := outputs.New()
 	r.decider = routing.New(routing.Sources{
-		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Prompts: tokens, Readmit: r.Outliers.Last,
+		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Answers: lengths, Prompts: tokens, Readmit: r.Outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.Settings, r.Registry.Snapshot() },
 	}, 1)
 	failures := new(watch.Failures)
@@ -204,7 +206,7 @@ func (r *Router) build() {
 	r.stream = (&lifecycle.Consumers{
 		Slow: watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot}), Untrusted: func(uint32) bool { return false }, Ranks: fleet,
 		Traffic: &r.Traffic, Metrics: r.Metrics, Recompute: watch.NewRecompute(watch.RecomputeOptions{Event: r.event}),
-		Failures: failures, Event: r.event, Costs: costs,
+		Failures: failures, Event: r.event, Costs: costs, Lengths: lengths,
 	}).Stream()
 	r.Legs = &serving.Legs{
 		Transport: &r.Fleet, Open: r.Open, Ledger: r.Ledger, Outliers: r, Repeats: new(attempt.Repeats), Stored: r.Stored,

@@ -38,7 +38,7 @@ var outside = []string{"internal/bench", "internal/doctor", "internal/replay", "
 // receipts, recordings, and the pure stages with their data.
 var reached = []string{
 	"observe/admin", "observe/adminserver", "observe/pace", "observe/receipt", "observe/trace", "observe/traffic",
-	"placement/affinity", "placement/attempt", "placement/cost", "placement/decide", "placement/decision", "placement/ledger", "placement/selector",
+	"placement/affinity", "placement/attempt", "placement/cost", "placement/decide", "placement/decision", "placement/ledger", "placement/outputs", "placement/selector",
 	"forward/disagg", "forward/sse",
 	"cache/kvgroup", "cache/kvindex", "cache/kvstream", "cache/kvtier",
 	"request/admission", "request/api",

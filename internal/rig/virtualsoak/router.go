@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
@@ -116,9 +117,10 @@ func (s *stage) openRouter() {
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: 16, Epoch: 1, OnFinish: func(c *receipt.Receipt) { s.running.q.audit(c) }})
 	event := func(eventlog.Event) {}
 	costs := outcome.New(outcome.Options{Event: event, Fleet: s.registry.Snapshot})
+	lengths := outputs.New()
 	r.stream = (&lifecycle.Consumers{
 		Slow: watch.NewSlow(watch.SlowOptions{}), Untrusted: func(uint32) bool { return false }, Ranks: counts{s}, Traffic: &r.traffic, Metrics: metrics(),
-		Recompute: watch.NewRecompute(watch.RecomputeOptions{}), Failures: &r.failures, Event: event, Costs: costs,
+		Recompute: watch.NewRecompute(watch.RecomputeOptions{}), Failures: &r.failures, Event: event, Costs: costs, Lengths: lengths,
 		Outcome: func(*receipt.Receipt) { s.running.q.outcomes++ },
 	}).Stream(lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
 		q := s.running.q
@@ -126,7 +128,7 @@ func (s *stage) openRouter() {
 		q.sent, q.ready = true, 0
 	}})
 	r.decider = routing.New(routing.Sources{
-		Index: s.index, Predicted: s.approx, Feeds: feeds{s}, Fleet: feeds{s}, Ledger: s.ledger, Learners: costs.Learners, Prompts: tokens{s},
+		Index: s.index, Predicted: s.approx, Feeds: feeds{s}, Fleet: feeds{s}, Ledger: s.ledger, Learners: costs.Learners, Answers: lengths, Prompts: tokens{s},
 		Now:     func() (*effective.Settings, *workers.Snapshot) { return s.settings, s.registry.Snapshot() },
 		Readmit: s.last,
 	}, 1+s.rng.Uint64()>>1)

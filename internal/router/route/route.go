@@ -58,6 +58,9 @@ const (
 	FromNothing  Source = "none"
 )
 
+// Counted reports whether the length is that of the prompt's tokens, not an estimate.
+func (s Source) Counted() bool { return s == FromIDs || s == FromEngine || s == FromLocal }
+
 // RankLabel is the name of a rank everywhere that ranks are shown or recorded: its worker
 // and its data-parallel number.
 func RankLabel(worker string, dp int) string { return fmt.Sprintf("%s/dp%d", worker, dp) }

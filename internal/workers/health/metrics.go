@@ -33,6 +33,9 @@ type page struct {
 type figures struct {
 	rank, tp                                             int // -1 without such a label
 	running, waiting, usage, queries, hits, externalHits float64
+	// arrived counts like externalHits, but at the end of a prefill and not when it is decided
+	// to load.
+	arrived float64
 }
 
 func (p *page) at(rank, tp int) *figures {
@@ -45,7 +48,7 @@ func (p *page) at(rank, tp int) *figures {
 		return nil
 	}
 	nan := math.NaN()
-	p.figures = append(p.figures, figures{rank, tp, nan, nan, nan, nan, nan, nan})
+	p.figures = append(p.figures, figures{rank, tp, nan, nan, nan, nan, nan, nan, nan})
 	return &p.figures[len(p.figures)-1]
 }
 
@@ -71,7 +74,7 @@ func wanted(name []byte) bool {
 	case "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
 		"prefix_cache_queries_total", "prefix_cache_hits_total", "prefix_cache_queries", "prefix_cache_hits",
 		"gpu_prefix_cache_queries_total", "gpu_prefix_cache_hits_total", "gpu_prefix_cache_queries", "gpu_prefix_cache_hits",
-		"external_prefix_cache_hits_total", "engine_sleep_state", "cache_config_info", "nixl_xfer_time_seconds_count",
+		"external_prefix_cache_hits_total", "prompt_tokens_by_source_total", "engine_sleep_state", "cache_config_info", "nixl_xfer_time_seconds_count",
 		"spec_decode_num_drafts_total":
 		return true
 	}
@@ -135,6 +138,10 @@ func (p *page) vllm(name []byte, l samples.Labels, v float64) {
 		most(&f.usage, v)
 	case "external_prefix_cache_hits_total":
 		add(&f.externalHits, v)
+	case "prompt_tokens_by_source_total":
+		if source, _ := l.Get("source"); string(source) == "external_kv_transfer" {
+			add(&f.arrived, v)
+		}
 	case "prefix_cache_queries_total", "prefix_cache_queries", "gpu_prefix_cache_queries_total", "gpu_prefix_cache_queries":
 		add(&f.queries, v)
 	case "prefix_cache_hits_total", "prefix_cache_hits", "gpu_prefix_cache_hits_total", "gpu_prefix_cache_hits":
@@ -297,7 +304,10 @@ func (f *figures) load(at time.Time) workers.Load {
 	if f.usage >= 0 && f.usage <= 1.5 { // NaN fails; rounding may exceed 1 a little
 		l.KVUsage = min(f.usage, 1)
 	}
-	l.PrefixQueries, l.PrefixHits, l.ExternalHits = f.queries, f.hits, f.externalHits
+	l.PrefixQueries, l.PrefixHits, l.ExternalHits = f.queries, f.hits, f.arrived
+	if math.IsNaN(f.arrived) {
+		l.ExternalHits = f.externalHits
+	}
 	if math.IsNaN(f.running) && math.IsNaN(f.waiting) && math.IsNaN(f.usage) && f.queries == 0 {
 		l.Unused, l.Running, l.Waiting, l.KVUsage = true, 0, 0, 0
 	}

@@ -69,6 +69,14 @@ func TestParsePage(t *testing.T) {
 			[]*workers.Load{load(0, 0, 0, 3, 0, 0), unused()},
 		},
 		{
+			"what came counts, and not what was to come", `vllm:num_requests_running{engine="0"} 1
+vllm:external_prefix_cache_hits_total{engine="0"} 900
+vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} 300
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 5000
+`, 1,
+			workers.VLLM, []int{0}, 0, 0, false, false, []*workers.Load{load(1, -1, nan, nan, nan, 300)},
+		},
+		{
 			"no load series, though prompts were counted: unknown", `vllm:prefix_cache_queries_total{engine="0"} 5` + "\n", 1,
 			workers.VLLM, []int{0}, 0, 0, false, false, []*workers.Load{nil},
 		},

@@ -113,3 +113,7 @@ func Carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 // CountsTransfers reports whether engines count tokens that came over a connector
 // among the cached tokens of usage.
 func CountsTransfers(c workers.Connector) bool { return kindOf(c).counted }
+
+// FetchesAll reports whether a decode engine fetches over a connector all of a prompt that it has
+// not cached, but for the last tokens.
+func FetchesAll(c workers.Connector) bool { return kindOf(c).pulled }

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 )
 
 // Consumers are what the subscribers of a router's stream need.
@@ -25,6 +26,7 @@ type Consumers struct {
 	Failures       *watch.Failures
 	Event          func(eventlog.Event) // adds to the event log
 	Costs          *outcome.Collector
+	Lengths        *outputs.Lengths
 	AccessLog      *slog.Logger // nil for none
 	// Decision and Outcome are as in Recording.
 	Decision func(queried time.Time, d *trace.Decision)
@@ -47,6 +49,7 @@ func (c *Consumers) Stream(further ...Subscriber) *Stream {
 		Contradictions(c.Contradictions),
 		Failures(c.Failures, c.Event),
 		Costs(c.Costs),
+		AnswerLengths(c.Lengths),
 		Progress(),
 		AccessLog(c.AccessLog),
 		Recording(c.Decision, c.Outcome),

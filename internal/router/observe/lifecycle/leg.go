@@ -39,9 +39,10 @@ type LegRecord struct {
 	predicted watch.Prediction
 	pace      struct {
 		meter    *pace.Meter // of its rank; nil while that is not known
-		computes int         // prompt tokens that the rank has to compute, -1 when another one does
-		waiting  bool        // the meter counts the prompt as one without a token
-		counted  bool        // the meter knows that the rank has answered, or will not
+		answer   pace.Answer
+		computes int  // prompt tokens that the rank has to compute, -1 when another one does
+		waiting  bool // the meter counts the prompt as one without a token
+		counted  bool // the meter knows that the rank has answered, or will not
 	}
 }
 

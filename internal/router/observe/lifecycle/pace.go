@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
@@ -25,6 +26,7 @@ func Pace(slow *watch.Slow) Subscriber {
 		LegSent: func(e Event) {
 			l := e.Leg
 			l.pace.meter, l.pace.computes = slow.Meter(l.Peer.Rank), e.Request.toCompute(l.Phase)
+			l.pace.answer = pace.NewAnswer(l.pace.meter, slow.Since(l.Start))
 			// The router does not see when an answer that is not streamed had its first token.
 			if l.pace.computes >= 0 && (l.Phase == route.Prefill || e.Request.Stream) {
 				l.pace.waiting = true
@@ -38,7 +40,8 @@ func Pace(slow *watch.Slow) Subscriber {
 			e.Leg.pace.meter.First(e.At.Sub(e.Leg.Start), e.Leg.pace.computes)
 		},
 		Streams: func(e Event) { waited(e.Leg) },
-		Piece:   func(e Event) { e.Leg.pace.meter.Gap(e.Took, e.Count) },
+		Runs:    func(e Event) { e.Leg.pace.answer.Came(slow.Since(e.At), e.Leg.Tokens) },
+		Piece:   func(e Event) { e.Leg.pace.answer.Came(slow.Since(e.At), e.Count) },
 		LegEnded: func(e Event) {
 			waited(e.Leg)
 			answered(e.Leg, e.Err == nil)

@@ -10,7 +10,8 @@ import (
 
 // Recompute reports to the watch on recomputed prompts, once for a request, that the
 // decode rank of a remote plan has made a token: by then its engine has counted what it
-// loaded. Engines that report in their usage what was moved need no watch.
+// loaded. Engines that report in their usage what was moved need no watch. Of other requests
+// it reports what the engine had in its cache.
 func Recompute(w *watch.Recompute) Subscriber {
 	began := func(r *Record, now time.Time) {
 		in, p, l := &r.Routing.Run.In, &r.Routing.Run.Plan, r.Answer.leg
@@ -18,7 +19,7 @@ func Recompute(w *watch.Recompute) Subscriber {
 			return
 		}
 		r.begun = true
-		w.Answered(in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, l.Start, now)
+		w.Answered(in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, r.uncomputed(), l.Start, now)
 	}
 	return Subscriber{
 		FirstToken: func(e Event) {
@@ -27,9 +28,28 @@ func Recompute(w *watch.Recompute) Subscriber {
 			}
 		},
 		Answered: func(e Event) {
-			if e.Request.Answer.Finish != "error" {
-				began(e.Request, time.Now())
+			r, now := e.Request, time.Now()
+			if r.Answer.Finish != "error" {
+				began(r, now)
+			}
+			if l := r.Answer.leg; l != nil && r.Routing.Run.Plan.Path == route.Local && r.Answer.Cached > 0 {
+				w.Cached(l.Peer.Rank, r.Answer.Cached, l.Start, now)
 			}
 		},
 	}
+}
+
+// uncomputed is how many tokens of a remote prompt the decode engine need not compute, at least:
+// all but those of a block. It is 0 where that is not known, because the prompt was not counted or
+// the connector moves a part of it.
+func (r *Record) uncomputed() int {
+	switch r.Routing.Prompt.Source {
+	case route.FromIDs, route.FromEngine, route.FromLocal:
+	default:
+		return 0
+	}
+	if !disagg.FetchesAll(r.Routing.Run.Plan.Connector) {
+		return 0
+	}
+	return max(0, r.Routing.Prompt.ISL-max(r.Routing.Run.In.Decode.BlockSize, 1))
 }

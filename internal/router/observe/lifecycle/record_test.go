@@ -338,3 +338,23 @@ func TestAccessLog(t *testing.T) {
 	}
 	NewStream(AccessLog(nil)).send(&Event{Kind: Ended, Request: &r})
 }
+
+// TestUncomputed: what a decode engine need not compute of a prompt is known where the prompt was
+// counted, and the connector moves all of it.
+func TestUncomputed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		source    route.Source
+		connector workers.Connector
+		want      int
+	}{
+		{route.FromIDs, workers.ConnectorNIXL, 84}, {route.FromEngine, workers.ConnectorNIXLOffload, 84}, {route.FromLocal, workers.ConnectorNIXL, 84},
+		{route.FromEstimate, workers.ConnectorNIXL, 0}, {route.FromIDs, workers.ConnectorLMCache, 0},
+	} {
+		s := newStand(t, decide.Plan{Path: route.Remote, Connector: c.connector})
+		s.Routing.Prompt.ISL, s.Routing.Prompt.Source, s.Routing.Run.In.Decode.BlockSize = 100, c.source, 16
+		if got := s.uncomputed(); got != c.want {
+			t.Errorf("%s over %s: %d, want %d", c.source, c.connector, got, c.want)
+		}
+	}
+}

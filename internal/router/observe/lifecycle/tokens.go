@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
@@ -30,6 +31,16 @@ func (r *Record) Tokens() Tokens {
 		t.Completion, t.CompletionCounted = a.Events, true
 	}
 	return t
+}
+
+// AnswerLengths learns how many tokens good answers have.
+func AnswerLengths(l *outputs.Lengths) Subscriber {
+	return Subscriber{Answered: func(e Event) {
+		r, f := e.Request, &e.Request.Routing.Run.Criteria.Facts
+		if n := r.Tokens().Completion / (max(1, f.N) * max(1, f.Prompts)); n > 0 {
+			l.Learn(r.Model, r.Tenant, n)
+		}
+	}}
 }
 
 // TokensByTenant counts the tokens of requests for Prometheus, also of those whose clients left.

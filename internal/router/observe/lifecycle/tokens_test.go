@@ -9,6 +9,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
@@ -63,5 +64,33 @@ func TestTokensByTenant(t *testing.T) {
 	s.Ended(Outcome{Status: 401, Err: &api.Error{Status: 401}, Cause: errors.New("no key")})
 	if strings.Contains(s.page(), "dynctl_tokens_total{") {
 		t.Error("a refused request has tokens")
+	}
+}
+
+// TestAnswerLengths: what an engine reports or the router counts of a good answer is learned,
+// as the tokens of one of several answers.
+func TestAnswerLengths(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		what             string
+		n, prompts, used int
+		err              *api.Error
+		want             int
+	}{
+		{"one answer", 1, 1, 120, nil, 120},
+		{"four answers to each of two prompts", 4, 2, 960, nil, 120},
+		{"no usage", 1, 1, -1, nil, 0},
+		{"a failure", 1, 1, 120, &api.Error{Status: 502}, 0},
+	} {
+		s := newStand(t, decide.Plan{Path: route.Local})
+		lengths := outputs.New()
+		s.To, s.Tenant = NewStream(AnswerLengths(lengths)), "web"
+		s.Routing.Run.Criteria.Facts.N, s.Routing.Run.Criteria.Facts.Prompts = c.n, c.prompts
+		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil))
+		s.Answer.Learn(sse.Summary{Usage: sse.Usage{CompletionTokens: int64(c.used)}})
+		s.Ended(Outcome{Status: 200, Err: c.err})
+		if got := lengths.Expect("m", "web"); got != c.want {
+			t.Errorf("%s: %d, want %d", c.what, got, c.want)
+		}
 	}
 }

@@ -19,7 +19,7 @@ type Counts [traffic.Buckets]uint32
 // takes everything and keeps nothing.
 type Meter struct {
 	gaps, firsts, work [traffic.Buckets]atomic.Uint32
-	tokens             atomic.Uint64 // of answers that are not streamed
+	tokens             atomic.Uint64 // those that are not in gaps
 	// waiting has the number of prompts that wait for their first token above
 	// waitingShift, and below it the sum of the moments when they began, in ms.
 	waiting atomic.Uint64
@@ -31,10 +31,10 @@ type Meter struct {
 
 const waitingShift = 48
 
-// Gap counts tokens that came d after what came before them.
+// Gap counts tokens of an answer whose tokens come d apart, as far as it has come.
 func (m *Meter) Gap(d time.Duration, tokens int) {
 	if m != nil && tokens > 0 {
-		m.gaps[traffic.Bucket(d/time.Duration(tokens))].Add(uint32(tokens))
+		m.gaps[traffic.Bucket(d)].Add(uint32(tokens))
 	}
 }
 
@@ -92,7 +92,7 @@ func (m *Meter) First(d time.Duration, tokens int) {
 	}
 }
 
-// Tokens counts those of an answer that was not streamed.
+// Tokens counts those whose pace is not known, as of an answer that was not streamed.
 func (m *Meter) Tokens(n int) {
 	if m != nil && n > 0 {
 		m.tokens.Add(uint64(n))
@@ -109,7 +109,7 @@ func perPrompt(d time.Duration, tokens int) time.Duration {
 // Reading is what a meter has counted since it was last read, and what waits now.
 type Reading struct {
 	Gaps, Firsts, Work Counts
-	// Tokens are those of answers that were not streamed; streamed ones are in Gaps.
+	// Tokens are those that are not in Gaps, which has a sample for each of its tokens.
 	Tokens uint64
 	// Waiting is how many prompts wait for their first token, and Age for how long
 	// in the mean, as if each had 1,024 tokens.

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -31,12 +32,19 @@ func (r *Receipt) Explain(w io.Writer) error {
 	if len(r.Earlier) > 0 {
 		in = &r.Earlier[0].Inputs
 	}
-	switch {
-	case in.Approximate:
-		printable.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks)
-	default:
-		printable.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks, in.BlockSize)
+	source := cmp.Or(in.ISLSource, "-")
+	if in.Multimodal && route.Source(source) == route.FromEstimate {
+		source += " of its text, without images and other media"
 	}
+	if in.Approximate {
+		printable.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate", in.ISL, source, in.HashedBlocks)
+	} else {
+		printable.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d", in.ISL, source, in.HashedBlocks, in.BlockSize)
+	}
+	if in.Output > 0 {
+		printable.Fprintf(b, "; each answer is expected to have %d tokens", in.Output)
+	}
+	b.WriteByte('\n')
 	for i := range r.Earlier {
 		printable.Fprintf(b, "attempt %d\n", r.Earlier[i].Attempt)
 		explain(&r.Earlier[i], b)

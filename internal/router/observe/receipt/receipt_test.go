@@ -72,6 +72,28 @@ func TestTiersAreColumns(t *testing.T) {
 	}
 }
 
+// TestPromptLine: an estimate says that it does not count images, and an expected answer is
+// shown where there is one.
+func TestPromptLine(t *testing.T) {
+	line := func(in decision.Inputs) string {
+		var b strings.Builder
+		if err := (&Receipt{Decision: decision.Decision{Inputs: in}}).Explain(&b); err != nil {
+			t.Fatal(err)
+		}
+		_, after, _ := strings.Cut(b.String(), "1 prompt     ")
+		text, _, _ := strings.Cut(after, "\n")
+		return text
+	}
+	in := decision.Inputs{ISL: 20, ISLSource: "estimate", HashedBlocks: 1, Approximate: true, Multimodal: true, Output: 150}
+	if got, want := line(in), "20 tokens (estimate of its text, without images and other media), 1 text chunks: overlaps are approximate; each answer is expected to have 150 tokens"; got != want {
+		t.Errorf("%s", got)
+	}
+	in = decision.Inputs{ISL: 20, ISLSource: "engine", HashedBlocks: 1, BlockSize: 16, Multimodal: true}
+	if got, want := line(in), "20 tokens (engine) -> 1 full blocks of 16"; got != want {
+		t.Errorf("%s", got)
+	}
+}
+
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)

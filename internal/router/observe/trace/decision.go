@@ -136,6 +136,7 @@ type factsLine struct {
 	PromptLogprobs bool         `json:"prompt_logprobs"`
 	RoutedExperts  bool         `json:"routed_experts"`
 	MaxTokens      int64        `json:"max_tokens"`
+	Output         int          `json:"expected_output_tokens"`
 }
 
 type phaseLine struct {
@@ -269,6 +270,7 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.yes("prompt_logprobs", f.PromptLogprobs)
 	o.yes("routed_experts", f.RoutedExperts)
 	o.some("max_tokens", int(f.MaxTokens))
+	o.some("expected_output_tokens", f.Output)
 	o.close()
 	o.str("force", string(in.Force))
 	o.str("gave_up", in.GaveUp)
@@ -565,7 +567,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 		Rule: s.value.Rule, Model: l.Model, Force: route.Force(l.Force), GaveUp: l.GaveUp,
 		Facts: api.Facts{
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
-			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, RoutedExperts: f.RoutedExperts, MaxTokens: f.MaxTokens,
+			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, RoutedExperts: f.RoutedExperts, MaxTokens: f.MaxTokens, Output: f.Output,
 		},
 	}
 	if l.Costs != 0 {

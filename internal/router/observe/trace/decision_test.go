@@ -421,7 +421,7 @@ func FuzzDecision(f *testing.F) {
 		// What only connectors read is not recorded, and words are of their sets.
 		in.Facts = api.Facts{
 			Kind: in.Facts.Kind, Splittable: in.Facts.Splittable, ISL: in.Facts.ISL, Source: facts.Source, N: in.Facts.N, Prompts: in.Facts.Prompts,
-			Multimodal: in.Facts.Multimodal, Continues: in.Facts.Continues, ServerTools: in.Facts.ServerTools, PromptLogprobs: in.Facts.PromptLogprobs, RoutedExperts: in.Facts.RoutedExperts, MaxTokens: in.Facts.MaxTokens,
+			Multimodal: in.Facts.Multimodal, Continues: in.Facts.Continues, ServerTools: in.Facts.ServerTools, PromptLogprobs: in.Facts.PromptLogprobs, RoutedExperts: in.Facts.RoutedExperts, MaxTokens: in.Facts.MaxTokens, Output: in.Facts.Output,
 		}
 		fill(reflect.ValueOf(&in.GaveUp).Elem(), r, text, figure)
 		for _, v := range []any{&d.ID, &d.RequestID, &d.Model, &d.Attempt, &d.BeganUS, &d.Locals, &d.Tokens, &d.Approximate, &d.Path, &d.Reason, &d.Error, &d.EffISL, &d.Cached, &d.DecodeRank, &d.PrefillRank} {

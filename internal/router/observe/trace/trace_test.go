@@ -97,7 +97,7 @@ func fullDecision() *Decision {
 		},
 		Facts: api.Facts{
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true,
-			Continues: true, ServerTools: true, PromptLogprobs: true, RoutedExperts: true, MaxTokens: -1,
+			Continues: true, ServerTools: true, PromptLogprobs: true, RoutedExperts: true, MaxTokens: -1, Output: 250,
 		},
 		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Home: "d/dp1", Candidates: []decision.Candidate{busy, idle}},
 		DecodePeers:  []workers.Peer{{Worker: d}, {Worker: d}},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -244,19 +245,16 @@ func (s *stage) send(prompt []uint32, but int) {
 	s.waiting[at] += len(prompt)
 	meter.Begin(now)
 	meter.Sent()
-	last := time.Duration(-1)
+	answer, tokens := pace.NewAnswer(meter, now), 0
 	q.Sink = func(o engine.Output) {
-		switch {
-		case o.HasToken && last < 0:
-			meter.End(now)
-			meter.Answered(true)
-			meter.First(o.At-now, len(prompt)-o.Cached)
-			s.waiting[at] -= len(prompt)
-		case o.HasToken:
-			meter.Gap(o.At-last, 1)
-		}
 		if o.HasToken {
-			last = o.At
+			if tokens++; tokens == 1 {
+				meter.End(now)
+				meter.Answered(true)
+				meter.First(o.At-now, len(prompt)-o.Cached)
+				s.waiting[at] -= len(prompt)
+			}
+			answer.Came(o.At, 1)
 		}
 		if o.Finish != engine.Running {
 			s.active[at]--

@@ -20,45 +20,96 @@ import (
 // KV that a prefill worker computed for them. The answer of such a request
 // looks like any other; only the engine's own counters show it. For every decode
 // rank it compares the remote prefills that ended there with the growth of the
-// engine's counter of tokens loaded over a connector.
+// engine's counters.
 //
 // An engine counts before it makes the first token, the router sees answers
 // when they come, and scrapes come in between. So both sides are compared over
-// one window: from one reading of the counter to a later one that is the same,
-// and only requests that were sent after the first reading and answered before
-// the second. Whatever such a request loaded is in the second reading.
+// one window: from one reading of the counters to a later one, and only requests
+// that were sent after the first reading and answered before the second. Whatever
+// such a request loaded is in the second reading.
+//
+// There are two comparisons. In the first the tokens that were loaded over the connector
+// have not grown at all. The second sees requests that recompute among others that do not: each
+// remote prompt is in the growth of what was loaded and of what the engine had in its own
+// cache, or else it was computed. Requests that are not compared only add to that growth, so
+// that they may hide a recomputed prompt and never make up one.
 type Recompute struct {
 	o     RecomputeOptions
 	mu    sync.Mutex
 	ranks map[*workers.Rank]*recomputeRank
 }
 
-// recomputeRank is the window of one rank.
+// recomputeRank is what is known of one rank.
 type recomputeRank struct {
 	worker string
-	// hits is the counter as it was read at the window's start and ever since,
-	// in the process of that start; NaN while there is no window.
-	hits, process float64
-	since         time.Time
+	// still begins again whenever the tokens loaded have grown, sums after sumsEvery and
+	// with each finding.
+	still, sums window
+	// alarmed is set while the rank is known to recompute, partly where that was found by sums.
+	alarmed, partly bool
+}
+
+// window begins with a reading.
+type window struct {
+	// count is the counter as it was read, in the process of that start; NaN while there is
+	// no window.
+	count, process float64
+	newest         float64 // the counter's newest reading
+	since          time.Time
 	// Answered requests of the window: those that the newest reading covers,
 	// those that wait for a reading that does, and those that came meanwhile.
 	// Two groups wait because new answers must not keep old ones waiting.
 	covered, waiting, young answered
-	// alarmed is set while the rank is known to recompute.
-	alarmed bool
 }
 
 // answered sums up requests.
 type answered struct {
+	// requests are remote ones, and tokens those that were moved for them.
 	requests, tokens int
-	last             time.Time // when the newest was answered
+	// uncomputed are the tokens that the engine need not have computed, of remote
+	// requests and of others.
+	uncomputed int
+	last       time.Time // when the newest was answered
 }
 
 func (a *answered) add(b answered) {
 	a.requests += b.requests
 	a.tokens += b.tokens
+	a.uncomputed += b.uncomputed
 	if b.last.After(a.last) {
 		a.last = b.last
+	}
+}
+
+// open begins a window with a reading of a counter.
+func (w *window) open(count float64, l *workers.Load) {
+	*w = window{count: count, newest: count, process: l.Process, since: l.At}
+}
+
+// shut ends the window until a reading begins one.
+func (w *window) shut() { *w = window{count: math.NaN(), process: math.NaN()} }
+
+// goesOn takes the newest reading of the counter, and reports whether it is of the window's
+// process.
+func (w *window) goesOn(count float64, l *workers.Load) bool {
+	before := w.newest
+	w.newest = count
+	return !math.IsNaN(w.count) && count >= before && (l.Process == w.process || math.IsNaN(l.Process) && math.IsNaN(w.process))
+}
+
+// answered adds a request that was sent at a time.
+func (w *window) answered(a answered, sent time.Time) {
+	// Without a window there is nothing to compare the request with.
+	if !math.IsNaN(w.count) && sent.After(w.since) {
+		w.young.add(a)
+	}
+}
+
+// cover finds the requests that a reading covers.
+func (w *window) cover(l *workers.Load) {
+	if l.Asked.After(w.waiting.last.Add(countingDelay)) {
+		w.covered.add(w.waiting)
+		w.waiting, w.young = w.young, answered{}
 	}
 }
 
@@ -66,9 +117,20 @@ func (a *answered) add(b answered) {
 // counters are needed before the watch reports it.
 const recomputeProof = 3
 
+// recomputeEnd is how many of them are needed in a window of sums before an alarm ends.
+const recomputeEnd = 20
+
+// recomputeShare is the least share of the moved tokens of a window that is reported: how many
+// tokens a prompt has may differ a little between router and engine.
+const recomputeShare = 1. / 20
+
 // recomputeEvery is how often readings are looked at. A window can begin no
 // earlier, so a router that has just started should not wait long.
 const recomputeEvery = 250 * time.Millisecond
+
+// sumsEvery is how long sums are compared over one window: longer than answers take, because
+// what is in progress at its end hides as much.
+const sumsEvery = 5 * time.Minute
 
 // countingDelay is how much later than a first token the engine's counters may
 // show what was loaded for it.
@@ -89,13 +151,29 @@ func NewRecompute(o RecomputeOptions) *Recompute {
 }
 
 // Answered notes that a decode rank has begun to answer a request, sent to it
-// at the time given, whose tokens a prefill worker had computed.
-func (w *Recompute) Answered(k *workers.Rank, tokens int, sent, now time.Time) {
+// at the time given, whose tokens a prefill worker had computed. prompt is how many tokens
+// of the prompt the engine need not have computed, those of its own cache included; 0 where
+// that is not known.
+func (w *Recompute) Answered(k *workers.Rank, tokens, prompt int, sent, now time.Time) {
+	w.add(k, answered{1, tokens, prompt, now}, sent)
+}
+
+// Cached notes that a rank has answered another request, of which its engine reports so many
+// cached tokens.
+func (w *Recompute) Cached(k *workers.Rank, tokens int, sent, now time.Time) {
+	w.add(k, answered{uncomputed: tokens, last: now}, sent)
+}
+
+func (w *Recompute) add(k *workers.Rank, a answered, sent time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Without a window there is nothing to compare the request with.
-	if s := w.ranks[k]; s != nil && !math.IsNaN(s.hits) && sent.After(s.since) {
-		s.young.add(answered{1, tokens, now})
+	s := w.ranks[k]
+	if s == nil {
+		return
+	}
+	s.sums.answered(a, sent)
+	if a.requests > 0 {
+		s.still.answered(a, sent)
 	}
 }
 
@@ -116,11 +194,15 @@ func (w *Recompute) compare() {
 		now[k] = true
 		s := w.ranks[k]
 		if s == nil {
-			s = &recomputeRank{worker: k.WorkerName, hits: math.NaN(), process: math.NaN()}
+			s = &recomputeRank{worker: k.WorkerName}
+			s.still.shut()
+			s.sums.shut()
 			w.ranks[k] = s
 		}
-		if e, ok := w.look(k, s); ok {
-			events = append(events, e)
+		for _, look := range []func(*workers.Rank, *recomputeRank, *workers.Load) (eventlog.Event, bool){w.still, w.sums} {
+			if e, ok := look(k, s, k.Load()); ok {
+				events = append(events, e)
+			}
 		}
 	}
 	maps.DeleteFunc(w.ranks, func(k *workers.Rank, _ *recomputeRank) bool { return !now[k] })
@@ -130,53 +212,76 @@ func (w *Recompute) compare() {
 	}
 }
 
-// look compares the newest reading of a rank's counter with its window.
-func (w *Recompute) look(k *workers.Rank, s *recomputeRank) (eventlog.Event, bool) {
-	l := k.Load()
+// still compares the newest reading of a rank's counter of loaded tokens with its window.
+func (w *Recompute) still(k *workers.Rank, s *recomputeRank, l *workers.Load) (eventlog.Event, bool) {
 	if l == nil || math.IsNaN(l.ExternalHits) {
 		// The engine has no such counter, or is down and may come back with others;
 		// receipts say "unproven".
-		s.hits = math.NaN()
+		s.still.shut()
 		return eventlog.Event{}, false
 	}
-	known := !math.IsNaN(s.hits)
-	restarted := known && (l.ExternalHits < s.hits || l.Process != s.process && !(math.IsNaN(l.Process) && math.IsNaN(s.process)))
-	grew := known && !restarted && l.ExternalHits > s.hits
-	if !known || restarted || grew {
-		s.open(l)
-		if s.alarmed && grew {
-			s.alarmed = false
-			return eventlog.Event{
-				Kind: "silent_recompute_ended", Worker: s.worker, Rank: k.Label,
-				Text: fmt.Sprintf("%s loads KV from prefill workers again", k.Label),
-			}, true
+	c := &s.still
+	same := c.goesOn(l.ExternalHits, l)
+	if !same || l.ExternalHits > c.count {
+		c.open(l.ExternalHits, l)
+		if s.alarmed && same && !s.partly {
+			return s.ended(k, k.Label+" loads KV from prefill workers again")
 		}
 		return eventlog.Event{}, false
 	}
-	if l.Asked.After(s.waiting.last.Add(countingDelay)) {
-		s.covered.add(s.waiting)
-		s.waiting, s.young = s.young, answered{}
-	}
-	if s.covered.requests < recomputeProof {
+	c.cover(l)
+	if c.covered.requests < recomputeProof {
 		return eventlog.Event{}, false
 	}
-	found := s.covered
-	s.covered = answered{}
-	w.o.Found(s.worker, found.requests)
-	if s.alarmed {
-		return eventlog.Event{}, false
-	}
-	s.alarmed = true
-	return eventlog.Event{
-		Kind: "silent_recompute", Severity: eventlog.Error, Worker: s.worker, Rank: k.Label,
-		Text: fmt.Sprintf("%s answered %d request(s) whose %d prompt tokens a prefill worker had computed, but its counter of tokens loaded over the connector did not grow from before they were sent until after they were answered: it computes the prompts again, so remote prefill costs time and gains nothing; check --kv-transfer-config on both sides", k.Label, found.requests, found.tokens),
-	}, true
+	found := c.covered
+	c.covered = answered{}
+	s.sums.shut() // it would count them again
+	return w.found(k, s, found.requests, fmt.Sprintf("%s answered %d request(s) whose %d prompt tokens a prefill worker had computed, but its counter of tokens loaded over the connector did not grow from before they were sent until after they were answered: it computes the prompts again, so remote prefill costs time and gains nothing; check --kv-transfer-config on both sides", k.Label, found.requests, found.tokens))
 }
 
-// open begins a window with a reading of the counter.
-func (s *recomputeRank) open(l *workers.Load) {
-	s.hits, s.process, s.since = l.ExternalHits, l.Process, l.At
-	s.covered, s.waiting, s.young = answered{}, answered{}, answered{}
+// sums compares the newest readings of what a rank's engine loaded and had cached with their
+// window.
+func (w *Recompute) sums(k *workers.Rank, s *recomputeRank, l *workers.Load) (eventlog.Event, bool) {
+	c := &s.sums
+	if l == nil || math.IsNaN(l.ExternalHits) || math.IsNaN(l.PrefixHits) {
+		c.shut()
+		return eventlog.Event{}, false
+	}
+	count := l.ExternalHits + l.PrefixHits
+	if !c.goesOn(count, l) {
+		c.open(count, l)
+		return eventlog.Event{}, false
+	}
+	c.cover(l)
+	n, missing := c.covered.requests, float64(c.covered.uncomputed)-(count-c.count)
+	if moved := float64(c.covered.tokens); n >= recomputeProof && missing >= max(recomputeShare, recomputeProof/float64(n))*moved {
+		again := min(int(missing*float64(n)/moved), n)
+		c.open(count, l)
+		s.partly = true
+		return w.found(k, s, again, fmt.Sprintf("%s computed about %.0f prompt tokens again, of %.0f that prefill workers had computed: its counters of tokens loaded over the connector and found in its own cache grew by so much less than the prompts of its requests; look into its log for failed KV loads, and for requests that must compute their prompts (prompt_logprobs)", k.Label, missing, moved))
+	}
+	if l.At.Sub(c.since) < sumsEvery {
+		return eventlog.Event{}, false
+	}
+	c.open(count, l)
+	if s.partly && n >= recomputeEnd {
+		return s.ended(k, k.Label+" uses what prefill workers compute again")
+	}
+	return eventlog.Event{}, false
+}
+
+// found reports that a rank recomputed requests, with an event where that is new.
+func (w *Recompute) found(k *workers.Rank, s *recomputeRank, requests int, text string) (eventlog.Event, bool) {
+	w.o.Found(s.worker, requests)
+	was := s.alarmed
+	s.alarmed = true
+	return eventlog.Event{Kind: "silent_recompute", Severity: eventlog.Error, Worker: s.worker, Rank: k.Label, Text: text}, !was
+}
+
+// ended ends the alarm.
+func (s *recomputeRank) ended(k *workers.Rank, text string) (eventlog.Event, bool) {
+	s.alarmed, s.partly = false, false
+	return eventlog.Event{Kind: "silent_recompute_ended", Worker: s.worker, Rank: k.Label, Text: text}, true
 }
 
 // Alarms are the labels of the ranks that are known to recompute.

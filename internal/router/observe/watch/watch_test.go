@@ -114,8 +114,8 @@ func TestRecompute(t *testing.T) {
 		sent := now.Add(time.Millisecond)
 		now = sent.Add(time.Millisecond)
 		for range n {
-			w.Answered(k, 100, sent, now)
-			w.Answered(silent, 100, sent, now)
+			w.Answered(k, 100, 100, sent, now)
+			w.Answered(silent, 100, 100, sent, now)
 		}
 	}
 	end(recomputeProof) // nothing is known yet of the counter

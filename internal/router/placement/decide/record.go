@@ -11,7 +11,7 @@ import (
 // many blocks were hashed, and of what, the caller knows.
 func (p *Plan) Fill(d *decision.Decision, in *Input, limit int) {
 	d.Inputs = decision.Inputs{
-		ISL: in.Facts.ISL, ISLSource: string(in.Facts.Source), BlockSize: in.Decode.BlockSize,
+		ISL: in.Facts.ISL, ISLSource: string(in.Facts.Source), Multimodal: in.Facts.Multimodal, Output: in.Facts.Output, BlockSize: in.Decode.BlockSize,
 		SessionKey: in.Decode.SessionKey, Threshold: p.Threshold, ThresholdOn: string(p.On), Force: string(in.Force),
 		Draw: in.Decode.Draw, DecodeTurn: in.Decode.Turn, PrefillTurn: in.Prefill.Turn,
 	}

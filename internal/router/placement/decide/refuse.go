@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Refusal is the error for a client whose request has no plan.
@@ -52,6 +53,76 @@ func (r *Run) Refusal() error {
 	return e
 }
 
+// Overflows reports whether a worker's engine refuses the request in a phase because its
+// context window does not hold the prompt with the longest answer that the leg asks for. It
+// judges where the prompt's tokens are counted, and engines that refuse: others may cut the
+// prompt or the answer.
+func Overflows(f *api.Facts, w *workers.Worker, phase route.Phase) bool {
+	refuses := f.Kind == api.Completion || f.Kind == api.Chat || f.Kind == api.Messages
+	return refuses && w.WireEngine() == workers.VLLM && f.Source.Counted() && outgrows(f, promptOf(f), w, phase)
+}
+
+// farBeyond is how many times a window an estimated prompt must be to be too long for it: no
+// usual text has twice as many characters to a token as the estimate takes.
+const farBeyond = 2
+
+// promptOf is how many tokens the prompt of a request has at least; 0 where windows do not
+// matter to it, or that is not known.
+func promptOf(f *api.Facts) int {
+	switch {
+	case f.Prompts > 1 || f.Truncated:
+		return 0
+	case f.Kind != api.Completion && f.Kind != api.Generate && f.Kind != api.SGLangGenerate && !f.Kind.IsChat():
+		return 0
+	case f.Source == route.FromEstimate:
+		return (f.ISL + farBeyond - 1) / farBeyond
+	}
+	return f.ISL
+}
+
+// answerOf is the longest answer that a leg asks a worker for, in tokens. SGLang's two legs ask
+// for the same, other prefill legs for one token.
+func answerOf(f *api.Facts, w *workers.Worker, phase route.Phase) int {
+	if phase == route.Prefill && w.WireEngine() != workers.SGLang {
+		return 1
+	}
+	return int(max(f.MaxTokens, 0))
+}
+
+// outgrows reports whether a worker's window is known and does not hold a prompt of at least so
+// many tokens with its answer in a phase.
+func outgrows(f *api.Facts, prompt int, w *workers.Worker, phase route.Phase) bool {
+	if prompt == 0 || w.MaxModelLen <= 0 || int64(w.MaxModelLen) >= int64(prompt)+max(f.MaxTokens, 1) {
+		return false
+	}
+	return w.MaxModelLen < prompt+answerOf(f, w, phase)
+}
+
+// tooSmall reports whether a worker's window keeps it out of a phase: its engine refuses the
+// request, or another worker holds what it might cut or what is only estimated.
+func (r *Run) tooSmall(w *workers.Worker, phase route.Phase) bool {
+	f := &r.Criteria.Facts
+	return outgrows(f, r.prompt, w, phase) && (r.held[index(phase)] || Overflows(f, w, phase))
+}
+
+// holds reports whether a worker of the list that serves, and that the client may have meant,
+// holds the prompt with its answer in a phase.
+func (r *Run) holds(list []*workers.Worker, phase route.Phase) bool {
+	pin := r.Criteria.Pin.worker(phase)
+	return slices.ContainsFunc(list, func(w *workers.Worker) bool {
+		return can(w, phase) && (pin == "" || pin == w.Name) && Serves(w) && !outgrows(&r.Criteria.Facts, r.prompt, w, phase)
+	})
+}
+
+// tooSmallWhy says why a worker's window is too small in a phase.
+func (r *Run) tooSmallWhy(w *workers.Worker, phase route.Phase) string {
+	f, about := &r.Criteria.Facts, ""
+	if f.Source == route.FromEstimate {
+		about = "about "
+	}
+	return fmt.Sprintf("its window of %d tokens cannot hold %s%d + %d", w.MaxModelLen, about, f.ISL, answerOf(f, w, phase))
+}
+
 // Needs are the words for what a request found nothing of in a phase: one of the same
 // words would not have found it either. Where it has bans of its own the words are its own
 // name.
@@ -68,6 +139,17 @@ func (r *Run) Needs(phase route.Phase, name string) string {
 	}
 	if phase == route.Prefill {
 		s += "\x00" + r.Criteria.Facts.Kind.String()
+	}
+	for _, phase := range [...]route.Phase{route.Decode, route.Prefill} {
+		largest := 0
+		for _, w := range r.workers {
+			if can(w, phase) && r.tooSmall(w, phase) {
+				largest = max(largest, w.MaxModelLen)
+			}
+		}
+		if largest > 0 {
+			s += fmt.Sprintf("\x00%s window %d", phase, largest)
+		}
 	}
 	return s
 }

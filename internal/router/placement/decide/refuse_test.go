@@ -82,6 +82,11 @@ func TestNeeds(t *testing.T) {
 	note("a rank", &r, route.Decode)
 	r.Criteria.Pin.HasRank, r.Criteria.Pin.HasPrefillRank = false, true
 	note("a rank for prefill", &r, route.Decode)
+	r.Criteria.Facts.Source, r.Criteria.Facts.ISL, r.prompt = route.FromIDs, 9000, 9000
+	d := well("d", workers.Decode)
+	d.Engine, d.MaxModelLen = workers.VLLM, 8192
+	r.workers = []*workers.Worker{d}
+	note("a larger window", &r, route.Decode)
 	r.History.Add(attempt.Failure{Reason: attempt.Reset})
 	if s := r.Needs(route.Decode, "x"); s != "x" {
 		t.Errorf("after a failure %q", s)

@@ -152,6 +152,11 @@ type progress struct {
 	// served says for which phases, decode and prefill, the newest decision has seen a worker
 	// that is usable, or only ejected.
 	served [2]bool
+	// prompt is how many tokens the prompt has at least (promptOf). held says for which phases,
+	// decode and prefill, the newest decision saw a worker that holds it, and long for which it
+	// excluded workers whose windows are too small.
+	prompt     int
+	held, long [2]bool
 }
 
 // Begin begins another request.
@@ -170,7 +175,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	r.acquire()
 	in, q := &r.In, &r.Criteria
 	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
-	r.settings, r.workers, r.served = s, list, [2]bool{}
+	r.settings, r.workers, r.served, r.long, r.prompt = s, list, [2]bool{}, [2]bool{}, promptOf(&q.Facts)
 	r.Attempt++
 	var homes affinity.Homes
 	if q.Session != 0 && (s.Decode == selector.Session || s.Prefill == selector.Session) {
@@ -191,6 +196,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
 			Limit: decision.Kept,
 		}
+		r.held[index(p.phase)] = r.holds(list, p.phase)
 		if q.Session != 0 && p.policy == selector.Session {
 			p.in.Home = cmp.Or(homes[index(p.phase)], selector.HomeNew)
 		}
@@ -261,7 +267,7 @@ func (r *Run) CopyTo(to *Run) {
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
 	to.History.Lost, to.History.Stays = append(to.History.Lost, r.History.Lost...), append(to.History.Stays, r.History.Stays...)
 	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
-	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore
+	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.forceBefore, to.prompt, to.held = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.forceBefore, r.prompt, r.held
 }
 
 // can reports whether a worker does the work of a phase.
@@ -323,7 +329,8 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			var l ledger.Load
 			given.Read(k, &l)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
-			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+			// What only some ranks could take says nothing of how evenly the rest is spread.
+			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
 			if stay.Computed && stay.Worker == w.State {
 				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
 			}
@@ -331,6 +338,11 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
 			}
+		}
+	}
+	if r.long[index(in.Phase)] {
+		for i := range in.Candidates {
+			in.Candidates[i].FreshTokens = given.Load((*peers)[i].Rank).Fresh
 		}
 	}
 	return any
@@ -349,19 +361,22 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, unusable string) (why st
 	if name := r.Criteria.Pin.worker(p); name != "" && name != w.Name {
 		return "another worker was asked for", false
 	}
-	return r.History.Elsewhere(w.State, p), false
+	if why = r.History.Elsewhere(w.State, p); why == "" && r.tooSmall(w, p) {
+		why, r.long[index(p)] = r.tooSmallWhy(w, p), true
+	}
+	return why, false
 }
 
 // Claims are what the plan takes of its decode and of its prefill rank.
 func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	p, isl := &r.Plan, r.Criteria.Facts.ISL
-	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize}
+	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize, Long: r.long[index(route.Decode)]}
 	if p.Path == route.Local {
 		decode.PrefillTokens = p.EffISL
 		return decode, ledger.Claim{}
 	}
 	decode.LoadTokens = p.EffISL
-	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
+	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize, Long: r.long[index(route.Prefill)]}
 }
 
 // Slots appends the slots of the plan's ranks to a list.

@@ -440,3 +440,122 @@ func TestSilentAreTriedWhenNoOtherIsLeft(t *testing.T) {
 		})
 	}
 }
+
+// TestWindows: a rank whose engine would refuse the request for its length is no choice, in
+// either phase, and says so; an estimate counts where it is far beyond the window and another
+// has a larger one.
+func TestWindows(t *testing.T) {
+	sized := func(name string, role workers.Role, window int) *workers.Worker {
+		w := well(name, role)
+		w.Engine, w.MaxModelLen = workers.VLLM, window
+		return w
+	}
+	list := []*workers.Worker{
+		sized("d1", workers.Decode, 8192), sized("d2", workers.Decode, 131072), sized("p1", workers.Prefill, 8192), sized("p2", workers.Prefill, 131072),
+	}
+	const small = "its window of 8192 tokens cannot hold "
+	for _, c := range []struct {
+		what            string
+		change          func(*api.Facts)
+		decode, prefill string // why the small ones are kept out
+	}{
+		{"short", func(*api.Facts) {}, "", ""},
+		{"to the last token", func(f *api.Facts) { f.ISL = 8184 }, "", ""},
+		{"a long answer", func(f *api.Facts) { f.MaxTokens = 8000 }, small + "1000 + 8000", ""},
+		{"a long prompt", func(f *api.Facts) { f.ISL, f.MaxTokens = 9000, 500 }, small + "9000 + 500", small + "9000 + 1"},
+		{"without a limit", func(f *api.Facts) { f.ISL, f.MaxTokens = 9000, -1 }, small + "9000 + 0", small + "9000 + 1"},
+		{"no room for a token", func(f *api.Facts) { f.ISL, f.MaxTokens = 8192, -1 }, "", small + "8192 + 1"},
+		{"a prompt that the engine may cut", func(f *api.Facts) { f.ISL, f.Truncated = 9000, true }, "", ""},
+		{"several prompts", func(f *api.Facts) { f.ISL, f.Prompts = 9000, 2 }, "", ""},
+		{"no prompt to an answer", func(f *api.Facts) { f.ISL, f.Kind = 9000, api.Embeddings }, "", ""},
+		{"about as long", func(f *api.Facts) { f.ISL, f.Source = 16000, route.FromEstimate }, "", ""},
+		{"far longer", func(f *api.Facts) { f.ISL, f.Source = 16385, route.FromEstimate }, small + "about 16385 + 8", small + "about 16385 + 1"},
+		{"an estimate and a long answer", func(f *api.Facts) { f.MaxTokens, f.Source = 8000, route.FromEstimate }, small + "about 1000 + 8000", ""},
+		{"far longer than all", func(f *api.Facts) { f.ISL, f.Source = 300000, route.FromEstimate }, "", ""},
+	} {
+		q := prompt(1000)
+		c.change(&q.Facts)
+		var r Run
+		r.Begin(q)
+		r.NextPlan(usual(), list, 16, nothing{})
+		if got := [2]string{r.In.Decode.Candidates[0].KeptOut, r.In.Prefill.Candidates[0].KeptOut}; got != [2]string{c.decode, c.prefill} {
+			t.Errorf("%s: d1 and p1 are kept out for %q", c.what, got)
+		}
+		if got := [2]string{r.In.Decode.Candidates[1].KeptOut, r.In.Prefill.Candidates[1].KeptOut}; got != [2]string{} {
+			t.Errorf("%s: d2 and p2 are kept out for %q", c.what, got)
+		}
+		if d, p := chosen(&r); (c.decode == "") != (d == "d1") || p != "-" && (c.prefill == "") != (p == "p1") {
+			t.Errorf("%s: %s and %s are chosen: %v", c.what, d, p, r.Plan.Err)
+		}
+	}
+	var r Run
+	q := prompt(9000)
+	r.Begin(q)
+	r.NextPlan(usual(), list[:1], 16, nothing{})
+	if why := r.Refusal(); !strings.Contains(why.Error(), "1 rank(s): "+small+"9000 + 8") {
+		t.Errorf("alone: %v", why)
+	}
+	// An engine that may cut the request is no choice only where another holds all of it.
+	for _, w := range list {
+		w.Engine = workers.SGLang
+	}
+	if r.NextPlan(usual(), list[:1], 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
+		t.Errorf("an engine that may cut is kept out: %s", r.In.Decode.Candidates[0].KeptOut)
+	}
+	q.Facts.ISL, q.Facts.MaxTokens = 8000, 500
+	r.Begin(q)
+	r.NextPlan(usual(), list, 16, nothing{})
+	for _, in := range []*selector.Input{&r.In.Decode, &r.In.Prefill} {
+		if why := in.Candidates[0].KeptOut; why != small+"8000 + 500" {
+			t.Errorf("kept out for %q where another holds it", why)
+		}
+	}
+	q.Pin.Decode = "d1"
+	r.Begin(q)
+	if r.NextPlan(usual(), list, 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
+		t.Errorf("kept out for %q where it is asked for", r.In.Decode.Candidates[0].KeptOut)
+	}
+	q.Pin.Decode = ""
+	r.Begin(q)
+	list[1].State.SetDraining(true)
+	if r.NextPlan(usual(), list, 16, nothing{}); r.In.Decode.Candidates[0].KeptOut != "" {
+		t.Errorf("kept out for %q where another that drains holds it", r.In.Decode.Candidates[0].KeptOut)
+	}
+}
+
+// full is a fleet whose ledger is its own.
+type full struct {
+	nothing
+	ledger *ledger.Ledger
+}
+
+func (f full) Ledger() *ledger.Ledger { return f.ledger }
+
+// TestLongPromptsAreSpreadApart: what a rank was given because others are too small for it does
+// not keep short prompts from it, and counts among those that take long ones.
+func TestLongPromptsAreSpreadApart(t *testing.T) {
+	small, large := well("small", workers.Aggregated), well("large", workers.Aggregated)
+	small.Engine, small.MaxModelLen, large.Engine, large.MaxModelLen = workers.VLLM, 8192, workers.VLLM, 131072
+	list, fleet := []*workers.Worker{small, large}, full{ledger: ledger.New()}
+	fresh := func(tokens int) (of [2]int) {
+		t.Helper()
+		var r Run
+		r.Begin(prompt(tokens))
+		if r.NextPlan(usual(), list, 16, fleet); r.Plan.Err != nil {
+			t.Fatal(r.Plan.Err)
+		}
+		claim, _ := r.Claims()
+		if claim.Long != (tokens > 8192) {
+			t.Errorf("a prompt of %d tokens: long is %v", tokens, claim.Long)
+		}
+		fleet.ledger.Reserve(r.In.DecodePeers[r.Plan.DecodeIndex].Rank, claim).Release()
+		return [2]int{r.In.Decode.Candidates[0].FreshTokens, r.In.Decode.Candidates[1].FreshTokens}
+	}
+	fresh(20000)
+	if got := fresh(20000); got != [2]int{0, 20000} {
+		t.Errorf("a long prompt sees fresh tokens %v", got)
+	}
+	if got := fresh(1000); got != [2]int{} {
+		t.Errorf("a short prompt sees fresh tokens %v", got)
+	}
+}

@@ -36,9 +36,14 @@ type Decision struct {
 type Inputs struct {
 	ISL int `json:"isl_tokens"`
 	// ISLSource is "ids", "engine", "local", "estimate" or "none".
-	ISLSource    string `json:"isl_source"`
-	BlockSize    int    `json:"block_size_tokens"`
-	HashedBlocks int    `json:"hashed_blocks"`
+	ISLSource string `json:"isl_source"`
+	// Multimodal says that the prompt holds more than text, which an estimate does not count.
+	Multimodal bool `json:"multimodal,omitempty"`
+	// Output is how many tokens each answer was expected to have; absent where nothing was
+	// known.
+	Output       int `json:"expected_output_tokens,omitempty"`
+	BlockSize    int `json:"block_size_tokens"`
+	HashedBlocks int `json:"hashed_blocks"`
 	// Approximate says that overlaps come from text chunks, not from blocks.
 	Approximate bool   `json:"approximate,omitempty"`
 	SessionKey  uint64 `json:"session_key_hash,omitempty,string"`

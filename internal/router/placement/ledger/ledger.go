@@ -51,8 +51,9 @@ func (a Amounts) zero() bool { return a == Amounts{} }
 type Load struct {
 	Amounts
 	// Fresh is the uncached prompt tokens that the rank was given of late, to
-	// compute or to load, see HalfLifeTokens.
-	Fresh int
+	// compute or to load, see HalfLifeTokens. FreshLong is the part that is of long
+	// prompts ([Claim.Long]).
+	Fresh, FreshLong int
 	// LastTurn is the number of the rank's newest reservation among all of the
 	// ledger's, 0 for none.
 	LastTurn uint64
@@ -73,6 +74,8 @@ type Claim struct {
 	// BlockSize is the router's block in tokens; without one no blocks are
 	// counted.
 	BlockSize int
+	// Long says that the windows of other ranks are too small for the prompt.
+	Long bool
 }
 
 // blocks is how many blocks the claim's context fills after generated tokens.
@@ -95,8 +98,9 @@ type rankLoad struct {
 	fresh     atomic.Pointer[fresh]
 }
 
-// fresh is a fading sum and the ledger's clock at the time it was right.
-type fresh struct{ tokens, at float64 }
+// fresh is two fading sums, of all prompts and of the long ones, and the ledger's clock at the
+// time they were right.
+type fresh struct{ tokens, long, at float64 }
 
 func (a *rankLoad) amounts() Amounts {
 	return Amounts{Requests: int(a.requests.Load()), Answering: int(a.answering.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load())}
@@ -238,7 +242,12 @@ func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 		now := float64(l.clock.Add(uint64(given)))
 		for {
 			old := a.fresh.Load()
-			if a.fresh.CompareAndSwap(old, &fresh{tokens: l.faded(old, now) + float64(given), at: now}) {
+			sum := l.faded(old, now)
+			sum.tokens += float64(given)
+			if c.Long {
+				sum.long += float64(given)
+			}
+			if a.fresh.CompareAndSwap(old, &sum) {
 				break
 			}
 		}
@@ -247,11 +256,12 @@ func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 }
 
 // faded is what is left of f at a time of the ledger's clock.
-func (l *Ledger) faded(f *fresh, now float64) float64 {
+func (l *Ledger) faded(f *fresh, now float64) fresh {
 	if f == nil {
-		return 0
+		return fresh{at: now}
 	}
-	return f.tokens * math.Exp2(-max(now-f.at, 0)/(HalfLifeTokens*float64(max(l.ranks.Load(), 1))))
+	left := math.Exp2(-max(now-f.at, 0) / (HalfLifeTokens * float64(max(l.ranks.Load(), 1))))
+	return fresh{f.tokens * left, f.long * left, now}
 }
 
 // Load is the rank's present state. It takes no lock.
@@ -268,7 +278,8 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 		return
 	}
 	now.Amounts = a.amounts()
-	now.Fresh = int(l.faded(a.fresh.Load(), float64(l.clock.Load())))
+	sum := l.faded(a.fresh.Load(), float64(l.clock.Load()))
+	now.Fresh, now.FreshLong = int(sum.tokens), int(sum.long)
 	now.LastTurn = a.lastTurn.Load()
 }
 

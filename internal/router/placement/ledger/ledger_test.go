@@ -172,6 +172,20 @@ func TestFreshFades(t *testing.T) {
 	}
 }
 
+// TestFreshOfLongPrompts: it is counted as a part, which fades with the whole.
+func TestFreshOfLongPrompts(t *testing.T) {
+	l, a := New(), newRank(0, "a")
+	l.Reserve(a, Claim{PrefillTokens: 1000, Long: true}).Release()
+	l.Reserve(a, Claim{PrefillTokens: 500}).Release()
+	if got := l.Load(a); got.Fresh < 1495 || got.Fresh-got.FreshLong != 500 {
+		t.Errorf("%d fresh tokens, %d of long prompts", got.Fresh, got.FreshLong)
+	}
+	l.Reserve(a, Claim{PrefillTokens: HalfLifeTokens}).Release()
+	if got := l.Load(a); got.FreshLong != 499 && got.FreshLong != 500 {
+		t.Errorf("%d of long prompts after a half-life", got.FreshLong)
+	}
+}
+
 // TestLoadedTokensAreFresh: KV that is sent to a rank takes its place in the
 // cache as computed KV does, but it is no prefill work.
 func TestLoadedTokensAreFresh(t *testing.T) {

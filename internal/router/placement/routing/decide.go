@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -24,7 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Sources are what decisions are made from. All are needed.
+// Sources are what decisions are made from. All but Answers are needed.
 type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
@@ -35,7 +36,8 @@ type Sources struct {
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
 	Ledger   *ledger.Ledger
-	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
+	Learners *cost.Learners   // of the costs of both paths, for a threshold that is auto
+	Answers  *outputs.Lengths // nil knows nothing
 	// Prompts find the ids of prompts, as [prompt.Stage] does.
 	Prompts interface {
 		Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) prompt.Prompt
@@ -79,7 +81,7 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 		// A text chunk stands for the tokens it is estimated to have.
 		bytes := q.Settings.Tokens.ChunkBytes
 		h := q.view(max(1, bytes/4))
-		h.locals = blockhash.TextChunks(h.locals, v.PromptValue.Of(v.Body), bytes, key)
+		h.locals = blockhash.TextChunks(h.locals, bytes, key, v.Tools(), v.PromptValue.Of(v.Body))
 		h.seq = blockhash.Chain(h.seq, h.locals)
 	default:
 		for _, w := range q.List {

@@ -57,6 +57,9 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 	if ep.Body != api.JSONBody {
 		f.MaxTokens, f.MinTokens = -1, -1
 	}
+	if ep.Streamable {
+		f.ExpectOutput(cmp.Or(v.OutputHint, d.from.Answers.Expect(q.Model, q.Tenant)))
+	}
 }
 
 // Renew moves the request to the fleet as it is now: between two decisions workers may

@@ -45,6 +45,7 @@ type Details struct {
 	// ModelNote says how the model was found, where the request does not name it; empty
 	// otherwise.
 	ModelNote string
+	Tenant    string // of the client's API key; empty without one
 	Named     string // the adapter that the request itself names; empty for none
 	// Look sets these, from one fleet.
 	Fleet *workers.Snapshot
@@ -130,7 +131,7 @@ func (q *Request) Notes() []string {
 // CopyForRest makes rest, which is empty, the routing request for the rest of this
 // request's stream, on a fleet.
 func (q *Request) CopyForRest(rest *Request, fleet *workers.Snapshot) {
-	rest.Settings, rest.Model, rest.Named, rest.drawn, rest.Took = q.Settings, q.Model, q.Named, q.drawn, q.Took
+	rest.Settings, rest.Model, rest.Tenant, rest.Named, rest.drawn, rest.Took = q.Settings, q.Model, q.Tenant, q.Named, q.drawn, q.Took
 	rest.UseFleet(fleet)
 	q.Run.CopyTo(&rest.Run)
 }

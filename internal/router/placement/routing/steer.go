@@ -74,6 +74,16 @@ func (q *Request) named(name string) (*workers.Worker, *workers.Rank) {
 	return nil, nil
 }
 
+// Keepers are the workers that may keep a stored response of the request's model.
+func (q *Request) Keepers() (list []*workers.Worker) {
+	for _, w := range q.List {
+		if w.Role.CanDecode() {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
 // PinToResponse has the request go to the worker that keeps the response of an id for its tenant;
 // with an empty id it goes anywhere. param is the member of the body that has the id, if
 // it is there. mine says that the response cannot be another tenant's.
@@ -94,14 +104,11 @@ func (q *Request) PinToResponse(id, param string, from *stored.Responses, tenant
 		q.Run.Criteria.Pin.Decode = r.Worker
 		return nil
 	}
-	able := 0
-	for _, w := range q.List {
-		if w.Role.CanDecode() {
-			able++
-		}
-	}
-	if able <= 1 && (mine || q.Dry) {
+	if len(q.Keepers()) <= 1 && (mine || q.Dry) {
 		return nil // whoever made it, it was there
 	}
-	return unknown("it was made by another router, for another tenant, or too long ago")
+	if mine {
+		return unknown("no worker of the model keeps it")
+	}
+	return unknown("it was made before the router's restart, by another router, for another tenant, or too long ago")
 }

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
@@ -147,7 +149,8 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(stage.Close)
-	d := New(Sources{Prompts: stage}, 1)
+	lengths := outputs.New()
+	d := New(Sources{Prompts: stage, Answers: lengths}, 1)
 	read := func(path string, kind api.Kind, v *api.View) (*Request, *api.Facts) {
 		t.Helper()
 		ep, err := api.Lookup(http.MethodPost, path)
@@ -174,5 +177,64 @@ func TestRead(t *testing.T) {
 	want.Splittable, want.Source, want.MaxTokens, want.MinTokens = false, route.FromNothing, -1, -1
 	if diff := cmp.Diff(want, *f); diff != "" || q.IDs != nil {
 		t.Errorf("a form with ids %v (-want +got):\n%s", q.IDs, diff)
+	}
+	const hint = `,"nvext":{"agent_hints":{"osl":300}}`
+	output := func(learned int, more string) int {
+		t.Helper()
+		if learned > 0 {
+			lengths.Learn("m", "", learned)
+		}
+		_, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1]`+more+`}`))
+		return f.Output
+	}
+	for _, c := range []struct {
+		learned int
+		more    string
+		want    int
+	}{
+		{0, "", 0}, {0, `,"max_tokens":100`, 0}, {0, hint, 300}, {0, hint + `,"max_tokens":100`, 100}, {200, "", 200},
+		{0, `,"max_tokens":100`, 100}, {0, `,"max_tokens":1000,"min_tokens":250`, 250}, {0, `,"max_tokens":0`, 1}, {0, hint, 300},
+	} {
+		if got := output(c.learned, c.more); got != c.want {
+			t.Errorf("%s: %d tokens of answer are expected, want %d", c.more, got, c.want)
+		}
+	}
+	if _, f = read("/v1/embeddings", api.Embeddings, parse(t, api.Embeddings, `{"model":"m","input":"text"}`)); f.Output != 0 {
+		t.Errorf("an embedding is expected to have %d tokens", f.Output)
+	}
+}
+
+// TestFits: a request that is too long for every decode worker that it may use gets the error
+// of an engine, which names both lengths; one of unknown length does not.
+func TestFits(t *testing.T) {
+	r := workers.NewRegistry(func(eventlog.Event) {})
+	spec := func(name string, window int) workers.Spec {
+		return workers.Spec{Facts: workers.Facts{Engine: workers.VLLM, Models: []string{"m"}, MaxModelLen: window}, Name: name, URL: &url.URL{Scheme: "http", Host: name + ":1"}}
+	}
+	if _, err := r.Apply("test", []workers.Spec{spec("small", 8192), spec("large", 131072)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		isl    int
+		source route.Source
+		most   int64
+		pin    string
+		want   string
+	}{
+		{9000, route.FromIDs, 500, "", ""},
+		{131000, route.FromEngine, 500, "", `the model's context holds 131072 tokens; the prompt has 131000, and "max_tokens" asks for 500`},
+		{140000, route.FromLocal, -1, "", "the model's context holds 131072 tokens, and the prompt has 140000"},
+		{9000, route.FromIDs, 500, "small", "the model's context holds 8192 tokens, and the prompt has 9000"},
+		{9000, route.FromIDs, 500, "large", ""},
+		{900000, route.FromEstimate, 500, "", ""},
+	} {
+		q := Request{Details: Details{Model: "m"}}
+		q.UseFleet(r.Snapshot())
+		q.Run.Criteria.Pin.Decode = c.pin
+		q.Run.Criteria.Facts = api.Facts{Kind: api.Completion, ISL: c.isl, Source: c.source, MaxTokens: c.most, MaxTokensKey: "max_tokens"}
+		err := q.Fits()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }

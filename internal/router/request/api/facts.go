@@ -35,6 +35,9 @@ type Facts struct {
 	MaxTokensKey string
 	// MinTokens is the shortest answer asked for, -1 for none.
 	MinTokens int64
+	// Output is how many tokens each answer is expected to have, at most MaxTokens where
+	// there is that limit; 0 where nothing is known.
+	Output int
 	// StreamUsage says that the answer is a stream that reports the usage.
 	StreamUsage bool
 	// Logprobs and Echo are the client's wishes of those names.
@@ -42,4 +45,16 @@ type Facts struct {
 	// TokenIDs are the prompt's ids where they are known; LMCache's first
 	// token mode needs them.
 	TokenIDs []uint32
+}
+
+// ExpectOutput sets Output to n tokens within the limits of the request; 0 is for an unknown
+// length.
+func (f *Facts) ExpectOutput(n int) {
+	if f.Output = n; n == 0 {
+		return
+	}
+	if f.MaxTokens >= 0 {
+		f.Output = min(n, int(f.MaxTokens))
+	}
+	f.Output = max(f.Output, int(f.MinTokens), 1)
 }

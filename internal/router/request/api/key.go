@@ -45,6 +45,8 @@ const (
 	keyRequestID
 	keyRID
 	keyFeatures
+	keyTools
+	keyNvext
 	keyTransfer // see isTransferField
 	keyCount
 )
@@ -89,6 +91,8 @@ var keyNames = [keyCount]string{
 	keyRequestID:           "request_id",
 	keyRID:                 "rid",
 	keyFeatures:            "features",
+	keyTools:               "tools",
+	keyNvext:               "nvext",
 }
 
 func lookupKey(k []byte) keyID {
@@ -169,6 +173,10 @@ func lookupKey(k []byte) keyID {
 		return keyRID
 	case "features":
 		return keyFeatures
+	case "tools":
+		return keyTools
+	case "nvext":
+		return keyNvext
 	}
 	if isTransferField(k) {
 		return keyTransfer

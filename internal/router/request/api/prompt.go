@@ -282,6 +282,8 @@ func (v *View) messages(i int, param string) int {
 				return v.content(i, param, n)
 			case "type":
 				return v.partType(i)
+			case "call":
+				return v.call(i)
 			}
 			return s.Value(i)
 		})
@@ -306,6 +308,8 @@ func (v *View) nestedKey(key Span, escaped bool) string {
 		return "type"
 	case "text":
 		return "text"
+	case "tool_calls", "arguments", "input": // of chats; of the Responses API; of both others
+		return "call"
 	}
 	if mediaWord(b) {
 		return "media"
@@ -379,11 +383,35 @@ func (v *View) part(i int, param string, n int) int {
 			if i < len(v.Body) && (v.Body[i] == '"' || v.Body[i] == '[') {
 				return v.content(i, param, n)
 			}
+		case "call":
+			return v.call(i)
 		case "media":
 			v.Multimodal = true
 		}
 		return s.Value(i)
 	})
+}
+
+// call reads what a model has passed to a tool. Templates print it as JSON, so its length is
+// that of the text that the client wrote.
+func (v *View) call(i int) int {
+	end := v.scan.Value(i)
+	if end > 0 && v.Body[i] != 'n' {
+		v.points += rawjson.CodePoints(v.Body[i:end])
+	}
+	return end
+}
+
+// hasTools reports whether prompts of the view's endpoint have the schemas of tools.
+func (v *View) hasTools() bool { return v.Kind.IsChat() || v.Kind == CountTokens || v.Kind == Tokenize }
+
+// Tools is the raw value of a chat's tools, which templates print before the messages; empty
+// where there are none.
+func (v *View) Tools() []byte {
+	if k := v.seen[keyTools]; k != 0 && v.hasTools() && v.Body[v.Fields[k-1].Value.Start] == '[' {
+		return v.Fields[k-1].Value.Of(v.Body)
+	}
+	return nil
 }
 
 func (v *View) partType(i int) int {
@@ -421,8 +449,8 @@ func (v *View) Prompts() int {
 }
 
 // EstimateTokens is the length of the prompt in tokens where no tokenizer is
-// used: the number of token ids, else the number of code points of all texts
-// divided by four, rounded down once.
+// used: the number of token ids, else the number of code points of all texts, tools
+// and calls of tools divided by four, rounded down once. What is not text does not count.
 func (v *View) EstimateTokens() int {
 	if v.Prompt == PromptIDs || v.Prompt == PromptIDLists {
 		return v.IDs

@@ -89,6 +89,9 @@ type View struct {
 	MaxTokensKey string
 	// MinTokens is min_tokens or min_completion_tokens; -1 when absent.
 	MinTokens int64
+	// OutputHint is how many tokens the client expects of each answer
+	// (nvext.agent_hints.osl, as Dynamo's clients send it); 0 when absent.
+	OutputHint int
 	// N is the number of answers to each prompt: the larger of n and
 	// best_of; 1 when absent.
 	N int64
@@ -114,8 +117,8 @@ type View struct {
 	PromptKey   string
 	PromptValue Span
 	// Texts are the prompt's texts in the order in which a template uses
-	// them, as they stand between the quotes, escapes not resolved. Roles and
-	// tool schemas are not among them.
+	// them, as they stand between the quotes, escapes not resolved. Roles, tools
+	// and calls of tools are not among them.
 	Texts []Span
 	// Lists are the token id lists of the prompt, brackets included.
 	Lists []Span
@@ -131,7 +134,7 @@ type View struct {
 	seen [keyCount]int32 // 1 + index into Fields
 	// system is the part of Texts that came from system or instructions.
 	system     Span
-	points     int    // code points of Texts
+	points     int    // code points of Texts, and of tools and their calls as JSON
 	hasNested  bool   // transfer fields may hide in sampling_params or vllm_xargs
 	maxFrom    keyID  // member that gave MaxTokens
 	transferIn uint32 // number of top-level transfer fields
@@ -369,22 +372,20 @@ func (v *View) ServerTools() bool {
 		return false
 	}
 	found := false
-	for i := range v.Fields {
-		if f := &v.Fields[i]; v.is(f, "tools") && v.Body[f.Value.Start] == '[' {
-			eachElement(v.Body, f.Value, func(_ int, el Span) bool {
-				kind := ""
-				if v.Body[el.Start] == '{' {
-					eachMember(v.Body, el, func(name []byte, value Span) bool {
-						if string(name) == "type" && v.Body[value.Start] == '"' {
-							kind = unquote(value.Of(v.Body))
-						}
-						return true
-					})
-				}
-				found = found || kind != "function" && kind != "custom" && kind != "namespace"
-				return !found
-			})
-		}
+	if k := v.seen[keyTools]; k != 0 && v.Body[v.Fields[k-1].Value.Start] == '[' {
+		eachElement(v.Body, v.Fields[k-1].Value, func(_ int, el Span) bool {
+			kind := ""
+			if v.Body[el.Start] == '{' {
+				eachMember(v.Body, el, func(name []byte, value Span) bool {
+					if string(name) == "type" && v.Body[value.Start] == '"' {
+						kind = unquote(value.Of(v.Body))
+					}
+					return true
+				})
+			}
+			found = found || kind != "function" && kind != "custom" && kind != "namespace"
+			return !found
+		})
 	}
 	return found
 }
@@ -466,8 +467,23 @@ func (v *View) note(id keyID, at Span) *Error {
 		v.hasNested = true
 	case keyPromptEmbeds, keyFeatures:
 		v.Multimodal = true
+	case keyTools:
+		if v.hasTools() {
+			v.points += rawjson.CodePoints(raw)
+		}
+	case keyNvext:
+		v.OutputHint = outputHint(raw)
 	}
 	return e
+}
+
+// outputHint is agent_hints.osl of an nvext member; 0 where there is no positive number.
+func outputHint(nvext rawjson.Value) int {
+	n, ok := nvext.Get("agent_hints.osl").Int()
+	if !ok {
+		return 0
+	}
+	return min(max(n, 0), DefaultMaxTokens)
 }
 
 func (v *View) wrong(param, want string, raw []byte, at Span) *Error {

@@ -346,7 +346,8 @@ func depthOf(b []byte) int {
 func FuzzView(f *testing.F) {
 	for _, s := range []string{
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}`, `{"prompt":[1,2,[3]]}`, `{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`,
-		`{"a":"\ud83d\ude00 \\","b":1e5}`, `{"vllm_xargs":{"bootstrap_room":1},"bootstrap_room":2}`,
+		`{"a":"\ud83d\ude00 \\","b":1e5}`,
+		`{"tools":[{"name":"\u0061"}],"messages":[{"tool_calls":[{"id":"\\"}]},{"content":[{"input":{}}]}],"nvext":{"agent_hints":{"osl":7}}}`, `{"vllm_xargs":{"bootstrap_room":1},"bootstrap_room":2}`,
 	} {
 		f.Add([]byte(s), byte(Chat))
 	}
@@ -394,9 +395,55 @@ func TestEstimateTokens(t *testing.T) {
 		{Completion, `{"prompt":[[` + strings.Repeat("1,", 29) + `1],[` + strings.Repeat("2,", 29) + `2]]}`, 60},
 		{Chat, fmt.Sprintf(`{"prompt":null,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("a", 80)), 20},
 		{Chat, `{"messages":[{"content":"abc"},{"content":"d"}]}`, 1},
+		// Tools, calls of them and their results count as the JSON that the client wrote.
+		{Chat, fmt.Sprintf(`{"tools":[{"type":"function","function":{"name":%q}}],"messages":[{"content":"abcd"}]}`, strings.Repeat("a", 752)), 200},
+		{Responses, fmt.Sprintf(`{"input":"abcd","tools":[{"type":"function","name":%q}]}`, strings.Repeat("a", 765)), 200},
+		{Messages, fmt.Sprintf(`{"tools":[{"name":%q}],"messages":[{"content":"abcd"}]}`, strings.Repeat("a", 786)), 200},
+		{CountTokens, fmt.Sprintf(`{"tools":[{"name":%q}],"messages":[{"content":"abcd"}]}`, strings.Repeat("a", 786)), 200},
+		{Completion, fmt.Sprintf(`{"tools":[{"name":%q}],"prompt":"abcd"}`, strings.Repeat("a", 786)), 1},
+		{Chat, `{"tools":null,"messages":[{"content":"abcd","tool_calls":null}]}`, 1},
+		{Chat, fmt.Sprintf(`{"messages":[{"content":null,"tool_calls":[{"function":{"arguments":%q}}]},{"role":"tool","content":"%s"}]}`, `{"a":"`+strings.Repeat(`"`, 362)+`"}`, strings.Repeat("b", 400)), 200},
+		{Responses, fmt.Sprintf(`{"input":[{"type":"function_call","arguments":%q},{"type":"function_call_output","output":%q},{"type":"custom_tool_call","input":%q}]}`, strings.Repeat("a", 398), strings.Repeat("b", 400), strings.Repeat("c", 398)), 300},
+		{Messages, fmt.Sprintf(`{"messages":[{"content":[{"type":"tool_use","input":{"a":%q}}]},{"content":[{"type":"tool_result","content":[{"type":"text","text":%q}]}]}]}`, strings.Repeat("a", 392), strings.Repeat("b", 400)), 200},
 	} {
 		if got := parse(t, c.kind, c.body).EstimateTokens(); got != c.want {
 			t.Errorf("%.60s: %d, want %d", c.body, got, c.want)
+		}
+	}
+}
+
+// TestTools: those of a chat come raw, and no others.
+func TestTools(t *testing.T) {
+	t.Parallel()
+	const tools = `[ {"name":"\u0061"} ]`
+	for body, want := range map[string]string{
+		`{"tools":` + tools + `,"messages":[]}`: tools, `{"messages":[],"tools":` + tools + `}`: tools,
+		`{"tools":null}`: "", `{"tools":{}}`: "", `{}`: "",
+	} {
+		if got := string(parse(t, Chat, body).Tools()); got != want {
+			t.Errorf("%s: %q", body, got)
+		}
+	}
+	if got := parse(t, Completion, `{"tools":`+tools+`}`).Tools(); got != nil {
+		t.Errorf("of a completion: %q", got)
+	}
+	var v View
+	if err := v.Parse([]byte(`{"tools":[],"tools":[]}`), Chat, Limits{}); err == nil {
+		t.Error("tools that are given twice")
+	}
+}
+
+// TestOutputHint: it is a positive number in its place; a request with anything else there is
+// served all the same.
+func TestOutputHint(t *testing.T) {
+	t.Parallel()
+	for nvext, want := range map[string]int{
+		`{"agent_hints":{"priority":3,"osl":250}}`: 250, `{"agent_hints":{"osl":1e3}}`: 0, `{"agent_hints":{"osl":-4}}`: 0,
+		`{"agent_hints":{"osl":"250"}}`: 0, `{"agent_hints":[{"osl":1}]}`: 0, `{"osl":250}`: 0, `null`: 0, `7`: 0,
+		`{"agent_hints":{"osl":99999999999}}`: DefaultMaxTokens, `{"agent_hints":{"osl":99999999999999999999}}`: 0,
+	} {
+		if got := parse(t, Chat, `{"nvext":`+nvext+`,"messages":[]}`).OutputHint; got != want {
+			t.Errorf("%s: %d, want %d", nvext, got, want)
 		}
 	}
 }

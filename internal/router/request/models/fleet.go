@@ -35,15 +35,15 @@ func Query(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, query 
 	return Merge(slices.DeleteFunc(answers, func(b []byte) bool { return b == nil }), aliases)
 }
 
-// Reread has each usable worker of a fleet report its models again. read is called at most once
-// for each, and may be interrupted: the answers are for other requests, too, so that ctx ends
-// does not end it, but a limit for all workers together does.
-func Reread(ctx context.Context, fleet *workers.Snapshot, read func(context.Context, *workers.Worker)) {
-	list := slices.DeleteFunc(slices.Clone(fleet.Workers), func(w *workers.Worker) bool {
+// EachUsable calls do once for each usable worker of a list, a few at a time. It is for answers
+// that other requests get, too: that ctx ends does not end do, but a limit for all workers
+// together does.
+func EachUsable(ctx context.Context, list []*workers.Worker, do func(context.Context, *workers.Worker)) {
+	usable := slices.DeleteFunc(slices.Clone(list), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
 		return !ok
 	})
-	each(ctx, list, func(ctx context.Context, i int) { read(ctx, list[i]) })
+	each(ctx, usable, func(ctx context.Context, i int) { do(ctx, usable[i]) })
 }
 
 // each calls do for each worker, a few at a time, within the limit for all of them.

@@ -30,28 +30,48 @@ const maxStored = 1024
 // with VLLM_ENABLE_RESPONSES_API_STORE=1.
 type stored struct {
 	mu    sync.Mutex
-	chats map[string][]chatMessage
+	byID  map[string]storedResponse
 	order []string
 }
 
-func (s *stored) get(id string) ([]chatMessage, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m, ok := s.chats[id]
-	return m, ok
+// storedResponse is an answer, and the conversation that it ends.
+type storedResponse struct {
+	answer map[string]any
+	chat   []chatMessage
 }
 
-func (s *stored) put(id string, m []chatMessage) {
+func (s *stored) get(id string) (storedResponse, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.chats == nil {
-		s.chats = map[string][]chatMessage{}
+	r, ok := s.byID[id]
+	return r, ok
+}
+
+func (s *stored) put(id string, r storedResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID == nil {
+		s.byID = map[string]storedResponse{}
 	}
 	if len(s.order) >= maxStored {
-		delete(s.chats, s.order[0])
+		delete(s.byID, s.order[0])
 		s.order = s.order[1:]
 	}
-	s.chats[id], s.order = m, append(s.order, id)
+	s.byID[id], s.order = r, append(s.order, id)
+}
+
+func noResponse(id string) *Error {
+	return &Error{Status: http.StatusNotFound, Message: "Response with id '" + id + "' not found.", Kind: "invalid_request_error", Param: "response_id"}
+}
+
+// storedResponse is GET /v1/responses/{id}.
+func (s *Server) storedResponse(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	if known, ok := s.stored.get(id); ok {
+		WriteJSON(w, http.StatusOK, known.answer)
+		return
+	}
+	s.deny(w, noResponse(id))
 }
 
 // responses is POST /v1/responses.
@@ -73,9 +93,9 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if q.Previous != "" {
 		before, ok := s.stored.get(q.Previous)
 		if !ok {
-			return &Error{Status: http.StatusNotFound, Message: "Response with id '" + q.Previous + "' not found.", Kind: "invalid_request_error", Param: "response_id"}
+			return noResponse(q.Previous)
 		}
-		msgs = append(slices.Clone(before), msgs...)
+		msgs = append(slices.Clone(before.chat), msgs...)
 	}
 	history := msgs
 	if q.Instructions != "" {
@@ -97,9 +117,9 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	// A request may ask its engine several times, when tools run in between.
 	base := id + "_0"
-	remember := func(c *choice) {
+	remember := func(c *choice, answer map[string]any) {
 		if q.Store == nil || *q.Store {
-			s.stored.put(id, append(slices.Clone(history), chatMessage{Role: "assistant", Content: rawjson.AppendString(nil, c.text.String())}))
+			s.stored.put(id, storedResponse{answer, append(slices.Clone(history), chatMessage{Role: "assistant", Content: rawjson.AppendString(nil, c.text.String())})})
 		}
 	}
 	item := "msg_" + s.id()
@@ -133,9 +153,9 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	if !j.stream {
 		if all, ok := s.whole(w, r, base, j); ok {
-			remember(all[0])
 			m := body("completed", all[0].text.String(), all[0])
 			m["kv_transfer_params"] = s.handBack(j, all)
+			remember(all[0], m)
 			WriteJSON(w, http.StatusOK, m)
 		}
 		return nil
@@ -167,8 +187,8 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		event("response.output_text.delta", with(map[string]any{"delta": d.text, "logprobs": []any{}}))
 		if c.finish != "" {
 			text := c.text.String()
-			remember(c)
 			done := body("completed", text, c)
+			remember(c, done)
 			event("response.output_text.done", with(map[string]any{"text": text, "logprobs": []any{}}))
 			event("response.content_part.done", with(map[string]any{"part": map[string]any{"type": "output_text", "text": text, "annotations": []any{}}}))
 			event("response.output_item.done", map[string]any{"output_index": 0, "item": done["output"].([]any)[0]})

@@ -119,6 +119,7 @@ func (s *Server) routes() {
 		"POST /score":                    reads(s, s.deny, s.score),
 		"POST /v1/score":                 reads(s, s.deny, s.score),
 		"POST /v1/responses":             reads(s, s.deny, s.responses),
+		"GET /v1/responses/{id}":         s.storedResponse,
 		"POST /v1/messages":              reads(s, s.refuseAnthropic, s.messages),
 		"POST /v1/messages/count_tokens": reads(s, s.refuseAnthropic, s.countTokens),
 		"POST /tokenize":                 reads(s, s.deny, s.tokenize),
