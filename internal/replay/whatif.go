@@ -15,7 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// A Change is one setting that a what-if sets.
+// A Change is one setting that a what-if or a simulation sets.
 type Change struct {
 	Key, Value string
 	apply      func(c *settings.Config)
@@ -67,7 +67,7 @@ func ParseChange(text string) (Change, error) {
 	also := wider[key]
 	row := settings.Lookup(section + cmp.Or(also.setting, key))
 	if !ok || row == nil || !row.WhatIf {
-		return Change{}, fmt.Errorf("what-if %q: want KEY=VALUE with one of %s", text, strings.Join(ChangeKeys(), ", "))
+		return Change{}, fmt.Errorf("%q: want KEY=VALUE with one of %s", text, strings.Join(ChangeKeys(), ", "))
 	}
 	word = strings.TrimSpace(word)
 	value, err := row.ParseChecked(word)
@@ -86,7 +86,7 @@ func ParseChange(text string) (Change, error) {
 		}
 	}
 	if err != nil {
-		return Change{}, fmt.Errorf("what-if %s: %w", text, err)
+		return Change{}, fmt.Errorf("%s: %w", text, err)
 	}
 	return Change{Key: key, Value: word, apply: func(c *settings.Config) {
 		row.Set(c, value)

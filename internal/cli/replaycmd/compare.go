@@ -39,6 +39,7 @@ type compareFlags struct {
 	scrape     time.Duration
 	ttft, itl  time.Duration
 	faults     []string
+	set        []string
 	countFrom  time.Duration
 	assume     float64
 	slowFactor float64
@@ -60,11 +61,12 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
 	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:one_prefill_slow=3 (the last of them), 10m:one_decode_slow=3 (the last of those that answer), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
+	f.StringArrayVar(&c.set, "set", nil, "simulate with a setting, `KEY=VALUE` (repeatable), of those of --what-if; one that changes nothing in the simulation is an error")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
 	f.Float64Var(&c.slowFactor, "slow-factor", settings.Default().Health.SlowFactor, "simulate with health.slow_factor: ranks so many times slower than their peers cost more with a threshold that is auto; 0 judges nobody")
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
-	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
+	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --set routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
 	f.IntVar(&c.jobs, "jobs", 0, "simulations at a time; 0 is one for each processor")
 	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(settings.Lookup("routing.policy").Values, cobra.ShellCompDirectiveNoFileComp))
@@ -72,19 +74,79 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 
 // asked reports whether a simulation is wanted.
 func (c *compareFlags) asked(cmd *cobra.Command) bool {
-	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "closed-loop", "max-inflight", "fault"}, cmd.Flags().Changed)
+	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "closed-loop", "max-inflight", "fault", "set"}, cmd.Flags().Changed)
 }
-
-// simulatedDefaults are options of simulated engines that fit long prompts.
-const simulatedDefaults = "block=64,kv_blocks=16384,max_model_len=1048576,max_batched_tokens=8192,max_seqs=256"
 
 // parseFleet reads a fleet with defaults for simulations.
 func (c *compareFlags) parseFleet() (sim.Fleet, error) {
-	f, err := sim.ParseFleet(sim.WithOptions(c.fleet, simulatedDefaults))
+	f, err := simulate.ParseFleet(c.fleet)
 	if err != nil {
 		return f, cli.WithCode(cli.ExitUsage, fmt.Errorf("--fleet %s: %w", c.fleet, err))
 	}
 	return f, nil
+}
+
+// changes are settings that simulated runs are made with.
+type changes struct {
+	flag string
+	list []replay.Change
+	// needed says of each that it can alter a decision of some run.
+	needed []bool
+}
+
+// ownFlags are the flags of settings that each row of a simulation has its own of.
+var ownFlags = map[string]string{
+	"policy": "--policy", "threshold": "--routing-threshold", "isl": "--routing-threshold", "eff_isl": "--routing-threshold", "threshold_on": "--routing-threshold-on",
+}
+
+// settings are what --set says.
+func (c *compareFlags) settings() (*changes, error) {
+	set := &changes{flag: "--set", needed: make([]bool, len(c.set))}
+	for _, text := range c.set {
+		one, err := replay.ParseChange(text)
+		if err != nil {
+			return nil, fmt.Errorf("--set %w", err)
+		}
+		if flag := ownFlags[one.Key]; flag != "" {
+			return nil, fmt.Errorf("--set %s: the rows of a simulation have this by %s", text, flag)
+		}
+		set.list = append(set.list, one)
+	}
+	return set, nil
+}
+
+// apply makes a run with those of the changes that can alter its decisions, and names them;
+// empty for none.
+func (c *changes) apply(s *simulate.Setup) string {
+	var ranks replay.Ranks
+	for _, g := range s.Fleet.Groups {
+		ranks.Split = ranks.Split || g.Role.CanPrefill()
+		ranks.Offload = ranks.Offload || g.HostBlocks > 0
+	}
+	ranks.Alone = !ranks.Split || s.Busy != selector.Busy{} || slices.ContainsFunc(s.Faults, func(f simulate.Fault) bool { return f.Kind == simulate.PrefillGone })
+	idle := replay.Idle(s.Options, c.list, ranks)
+	var list []replay.Change
+	var names []string
+	for i, one := range c.list {
+		if !idle[i] {
+			c.needed[i] = true
+			list, names = append(list, one), append(names, one.String())
+		}
+	}
+	if len(list) > 0 {
+		s.Options = replay.Changed(s.Options, list)
+	}
+	return strings.Join(names, " ")
+}
+
+// idle is an error that names a change which alters no decision of any run.
+func (c *changes) idle() error {
+	for i, one := range c.list {
+		if !c.needed[i] {
+			return fmt.Errorf("%s %s has no effect: no policy of this simulation, on these engines, looks at it", c.flag, one)
+		}
+	}
+	return nil
 }
 
 // row is one simulated run to be made.
@@ -96,7 +158,7 @@ type row struct {
 }
 
 // rows are all combinations.
-func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, stat *arrivals.Stat) ([]row, error) {
+func (c *compareFlags) rows(list []replay.Change, from, to time.Duration, stat *arrivals.Stat) ([]row, error) {
 	fleet, err := c.parseFleet()
 	if err != nil {
 		return nil, err
@@ -137,6 +199,11 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 		}
 		faults = append(faults, one)
 	}
+	set, err := c.settings()
+	if err != nil {
+		return nil, cli.WithCode(cli.ExitUsage, err)
+	}
+	whatIf := &changes{flag: "--what-if", list: list, needed: make([]bool, len(list))}
 	var rows []row
 	for _, cache := range caches {
 		f, blocks, err := withCache(fleet, cache, stat)
@@ -159,26 +226,21 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 					return nil, cli.WithCode(cli.ExitUsage, err)
 				}
 				s := simulate.Setup{
-					Fleet: f,
-					Options: decide.Options{
-						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
-					},
+					Fleet: f, Options: simulate.Decisions(policy, threshold),
 					Speedup: c.speedup, ClosedLoop: c.closedLoop, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 					Faults: faults, CountFrom: c.countFrom, Assume: c.assume, SlowFactor: c.slowFactor,
 				}
-				threshold.Apply(&s.Rule)
-				rows = append(rows, row{setup: s, blocks: blocks})
-				if len(changes) == 0 {
-					continue
+				s.Rule.On = decide.Measure(c.on)
+				label := set.apply(&s)
+				rows = append(rows, row{setup: s, blocks: blocks, label: label})
+				if also := whatIf.apply(&s); also != "" {
+					rows = append(rows, row{setup: s, blocks: blocks, label: strings.TrimSpace(label + " " + also)})
 				}
-				s.Options = replay.Changed(s.Options, changes)
-				var names []string
-				for _, ch := range changes {
-					names = append(names, ch.String())
-				}
-				rows = append(rows, row{setup: s, blocks: blocks, label: strings.Join(names, " ")})
 			}
 		}
+	}
+	if err := cmp.Or(set.idle(), whatIf.idle()); err != nil {
+		return nil, cli.WithCode(cli.ExitUsage, err)
 	}
 	return rows, nil
 }

@@ -199,7 +199,7 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 	for _, text := range f.whatIf {
 		c, err := replay.ParseChange(text)
 		if err != nil {
-			return cli.WithCode(cli.ExitUsage, err)
+			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--what-if %w", err))
 		}
 		changes = append(changes, c)
 	}

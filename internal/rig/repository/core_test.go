@@ -38,6 +38,7 @@ var steps = []step{
 		may: map[string]string{
 			"internal/router/observe/trace": "reads those of a recording",
 			decidePkg + "/race_on.go":       "overwrites memory that was given back",
+			"internal/replay/effect.go":     "ranks made-up candidates, to see whether a setting has an effect",
 		},
 	},
 	{
@@ -46,16 +47,18 @@ var steps = []step{
 		may: map[string]string{
 			decidePkg + "/memory.go":        "empties it for another request",
 			"internal/router/observe/trace": "reads the input of a recorded plan",
+			"internal/replay/effect.go":     "ranks made-up candidates, to see whether a setting has an effect",
 		},
 	},
 	{
 		does: "makes the plan", by: decidePkg + ".MakePlan",
 		marks: []string{"internal/router/placement/selector.Pick", decidePkg + ".Plan{}"},
 		may: map[string]string{
-			decidePkg + "/plan.go":   "is MakePlan with its parts",
-			decidePkg + "/slow.go":   "is the part of MakePlan that passes over slow ranks",
-			decidePkg + "/memory.go": "empties it for another request",
-			decidePkg + ".Run.Judge": "measures a plan that was made",
+			decidePkg + "/plan.go":      "is MakePlan with its parts",
+			decidePkg + "/slow.go":      "is the part of MakePlan that passes over slow ranks",
+			decidePkg + "/memory.go":    "empties it for another request",
+			decidePkg + ".Run.Judge":    "measures a plan that was made",
+			"internal/replay/effect.go": "ranks made-up candidates, to see whether a setting has an effect",
 		},
 	},
 	{

@@ -160,13 +160,6 @@ func (o *Outcome) Err() error {
 	return fmt.Errorf("seed %d: %s", o.Seed, o.Violations[0])
 }
 
-// Play runs one seed under a virtual clock: a schedule of requests and faults
-// over the router's own request path (package serving, with all that it decides,
-// sends, and learns by), its own stages for events of caches, and simulated engines. One
-// thing happens at a time. It runs in a bubble of testing/synctest, whose clock is the
-// world's. What the router does with sockets is modelled here; see docs/reliability.md.
-func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
-
 // tokenizer is the simulator's, which takes long to build.
 var tokenizer = sync.OnceValue(vocab.New)
 
@@ -226,6 +219,11 @@ const (
 	probeEvery = 20 * time.Millisecond
 )
 
+// play runs one seed under a virtual clock: a schedule of requests and faults
+// over the router's own request path (package serving, with all that it decides,
+// sends, and learns by), its own stages for events of caches, and simulated engines. One
+// thing happens at a time. It runs in a bubble of testing/synctest, whose clock is the
+// world's. What the router does with sockets is modelled here; see docs/reliability.md.
 func play(seed uint64, p plant, history bool) *Outcome {
 	s := newStage(seed, p, history)
 	defer s.close()

@@ -1,0 +1,84 @@
+package replay
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+)
+
+// TestIdle: a weight is idle where the policy does not look at it, or the ranks give no
+// occasion, and a change that states what is set already is not.
+func TestIdle(t *testing.T) {
+	whole, split, gone := Ranks{Alone: true}, Ranks{Split: true}, Ranks{Split: true, Alone: true}
+	for _, tt := range []struct {
+		policy selector.Policy
+		ranks  Ranks
+		change string
+		idle   bool
+	}{
+		{selector.KV, whole, "decode_load=0.25", false},
+		{selector.KV, split, "decode_load=0.25", false},
+		{selector.KV, whole, "decode_load=0.125", false}, // as it is
+		{selector.KVDynamo, whole, "decode_load=0.25", true},
+		{selector.KVDynamo, whole, "decode_load=0.125", false},
+		{selector.Session, whole, "decode_load=0.25", true},
+		{selector.LeastLoaded, split, "overlap_credit=0.5", true},
+		{selector.KVDynamo, whole, "overlap_credit=0.5", false},
+		{selector.KVDynamo, split, "overlap_credit=0.5", false},
+		{selector.KV, whole, "queue_weight=0", false},
+		{selector.KVDynamo, whole, "queue_weight=0", true},
+		{selector.KV, whole, "stall_weight=1", false},
+		{selector.KV, split, "stall_weight=1", true},
+		{selector.KV, gone, "stall_weight=1", false},
+		{selector.KV, whole, "spread=0", false},
+		{selector.KV, whole, "step_tokens=0", false},
+		{selector.KVDynamo, whole, "step_tokens=0", true},
+		{selector.KV, whole, "prefill_load_scale=2", false},
+		{selector.KVDynamo, split, "prefill_load_scale=2", false},
+		{selector.KV, whole, "credit_decay=0.5", false},
+		{selector.KV, whole, "request_weight=1", false},
+		{selector.KVDynamo, whole, "request_weight=1", false},
+		{selector.RoundRobin, whole, "request_weight=1", true},
+		{selector.KV, whole, "temperature=0.5", false},
+		{selector.Random, whole, "temperature=0.5", true},
+		{selector.KV, whole, "credit_cpu=0.5", true},
+		{selector.KV, Ranks{Alone: true, Offload: true}, "credit_cpu=0.5", false},
+		{selector.LeastLoaded, Ranks{Alone: true, Offload: true}, "credit_cpu=0.5", true},
+		{selector.LeastLoaded, Ranks{Split: true, Offload: true}, "credit_cpu=0.5", false}, // the threshold counts it
+		{selector.LeastLoaded, whole, "busy_requests=4", false},
+		{selector.KV, whole, "prefill_gate=4096", true},
+		{selector.KV, split, "prefill_gate=4096", false},
+		{selector.KV, whole, "prefill_policy=random", true},
+		{selector.KV, split, "prefill_policy=random", false},
+		{selector.KV, whole, "decode_policy=random", false},
+		{selector.KV, whole, "threshold=512", true},
+		{selector.KV, split, "threshold=512", false},
+	} {
+		c, err := ParseChange(tt.change)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := decide.Options{Decode: tt.policy, Prefill: tt.policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 2048, On: decide.OnEffISL}}
+		if idle := Idle(s, []Change{c}, tt.ranks)[0]; idle != tt.idle {
+			t.Errorf("%s with %s, %+v: idle %t, want %t", tt.policy, tt.change, tt.ranks, idle, tt.idle)
+		}
+	}
+}
+
+// TestIdleBesideOthers: a change is looked at with the others made.
+func TestIdleBesideOthers(t *testing.T) {
+	var list []Change
+	for _, text := range []string{"overlap_credit=0", "credit_decay=2", "decode_load=0.5"} {
+		c, err := ParseChange(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, c)
+	}
+	s := decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}
+	if idle := Idle(s, list, Ranks{Alone: true}); !slices.Equal(idle, []bool{false, true, false}) {
+		t.Errorf("idle: %v, want the second, since no block has a credit", idle)
+	}
+}
