@@ -134,7 +134,8 @@ func AdminError(err error) error {
 		return WithCode(ExitUnreachable, err)
 	}
 	var plane *admin.DataPlaneError
-	if errors.As(err, &plane) {
+	var engine *admin.EngineError
+	if errors.As(err, &plane) || errors.As(err, &engine) {
 		return WithCode(ExitUsage, err)
 	}
 	var status *admin.StatusError

@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/table"
@@ -55,9 +56,11 @@ type Finding struct {
 
 // Report is an examination.
 type Report struct {
-	Schema   string    `json:"schema"`
-	Target   string    `json:"target"`
-	Created  time.Time `json:"created"`
+	Schema  string    `json:"schema"`
+	Target  string    `json:"target"`
+	Created time.Time `json:"created"`
+	// Verdict is the outcome in one sentence.
+	Verdict  string    `json:"verdict"`
 	Findings []Finding `json:"findings"`
 	Failed   int       `json:"failed"`
 	Warned   int       `json:"warned"`
@@ -73,6 +76,8 @@ type Options struct {
 	Passive bool
 	// Tokens of the prompts of the probes; 0 means 40 blocks.
 	Tokens int
+	// Step, when set, is called before each step with what it examines.
+	Step func(what string)
 }
 
 // exam is an examination under way.
@@ -84,25 +89,38 @@ type exam struct {
 	pool   workload.Pool
 	salt   string
 	number int
+	down   map[string]bool // workers whose one finding says why they get no requests
 }
 
 // Run examines a target. The error is of what made the examination impossible.
 func Run(ctx context.Context, o Options) (*Report, error) {
+	r, err := run(ctx, o)
+	if err == nil {
+		r.Verdict = verdict(r)
+	}
+	return r, err
+}
+
+func run(ctx context.Context, o Options) (*Report, error) {
+	if o.Step == nil {
+		o.Step = func(string) {}
+	}
 	e := &exam{
 		o: o, r: &Report{Schema: Schema, Target: o.Target.URL, Created: time.Now(), Findings: []Finding{}},
 		http: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: o.Target.TLS}},
-		salt: fmt.Sprint(time.Now().UnixNano()),
+		salt: fmt.Sprint(time.Now().UnixNano()), down: map[string]bool{},
 	}
+	o.Step("the router")
 	status, err := e.clock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e.router(ctx, status)
-	e.kubernetes(status.Kubernetes)
 	list, err := o.Target.Admin.Workers(ctx)
 	if err != nil {
 		return nil, err
 	}
+	e.router(ctx, status, list.Workers)
+	e.kubernetes(status.Kubernetes)
 	e.reach(ctx, list.Workers)
 	e.contradictions(list.Workers)
 	e.troubles(list.Workers)
@@ -116,6 +134,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return e.r, nil
 	}
 	var own bool
+	o.Step("the tokenizer")
 	e.pool, own = o.Target.Pool(ctx, e.facts.Model)
 	e.tokenizer(ctx, own)
 	if o.Passive {
@@ -163,12 +182,15 @@ func (e *exam) clock(ctx context.Context) (*admin.Status, error) {
 	return s, nil
 }
 
-func (e *exam) router(ctx context.Context, s *admin.Status) {
-	switch s.State {
-	case "ready":
-		e.add("router", s.Name, OK, fmt.Sprintf("ready, version %s, %d workers, policy %s, remote from %s", s.Version, s.Workers.Total, s.Policy, admin.Rule(s.ThresholdTokens, s.ThresholdOn, s.ThresholdAuto, s.Costs)), "")
+func (e *exam) router(ctx context.Context, s *admin.Status, ws []admin.Worker) {
+	facts := fmt.Sprintf("version %s, %d workers, policy %s, remote from %s", s.Version, s.Workers.Total, s.Policy, admin.Rule(s.ThresholdTokens, s.ThresholdOn, s.ThresholdAuto, s.Costs))
+	switch own := ownReasons(s.Reasons, ws); {
+	case s.State == "ready":
+		e.add("router", s.Name, OK, "ready, "+facts, "")
+	case s.State == "degraded" && len(own) == 0:
+		e.add("router", s.Name, OK, "degraded by what is found of its workers, "+facts, "")
 	default:
-		e.add("router", s.Name, Warn, fmt.Sprintf("%s: %s", s.State, strings.Join(s.Reasons, "; ")), "dynctl workers list shows each worker")
+		e.add("router", s.Name, Warn, fmt.Sprintf("%s: %s", s.State, strings.Join(own, "; ")), "dynctl workers list shows each worker")
 	}
 	code, _, err := e.get(ctx, e.o.Target.URL+"/v1/models")
 	switch {
@@ -195,6 +217,19 @@ func (e *exam) router(ctx context.Context, s *admin.Status) {
 	if s.Traffic.Fallbacks > 0 {
 		e.add("fallback", "router", Warn, fmt.Sprintf("%d requests fell back to local prefill since the start", s.Traffic.Fallbacks), "")
 	}
+}
+
+// ownReasons leaves out of a router's reasons those that findings of its workers repeat:
+// a worker that is not usable, and ranks whose events are not trusted.
+func ownReasons(reasons []string, ws []admin.Worker) []string {
+	return slices.DeleteFunc(slices.Clone(reasons), func(reason string) bool {
+		if strings.Contains(reason, "KV events are not trusted") {
+			return true
+		}
+		return slices.ContainsFunc(ws, func(w admin.Worker) bool {
+			return !w.Usable && strings.HasPrefix(reason, "worker "+w.Name+" is not usable")
+		})
+	})
 }
 
 // kubernetes reports whether the pods of a cluster are followed, and which are found
@@ -248,20 +283,24 @@ func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
 		e.add("engines", "router", Fail, "the router has no worker", "dynctl workers add, or --worker, --prefill and --decode")
 	}
 	for _, w := range ws {
-		if !w.Usable {
-			e.add("engine", w.Name, Fail, fmt.Sprintf("not usable: %s (%s)", w.Health, orNone(w.Reason)), "")
-		}
+		e.o.Step("engine " + w.Name)
 		base := strings.TrimRight(w.URL, "/")
 		code, date, err := e.get(ctx, base+"/health")
+		if err == nil && code != http.StatusOK {
+			err = fmt.Errorf("GET /health answers %d", code)
+		}
 		switch {
-		case err != nil && w.Usable:
+		case !w.Usable && (err != nil || !w.Draining):
+			e.down[w.Name] = true
+			e.notUsable(&w, err)
+			continue
+		case !w.Usable:
+			e.add("engine", w.Name, Warn, fmt.Sprintf("draining: it gets no new requests, %d are in progress", active(&w)), fmt.Sprintf("dynctl workers resume %s ends the drain", w.Name))
+		case err != nil && code == 0:
 			e.add("reachable", w.Name, Warn, fmt.Sprintf("the router reaches it, this machine does not: %v", err), "counters cannot be read from here: run doctor and bench beside the router")
 			continue
 		case err != nil:
-			e.add("reachable", w.Name, Fail, err.Error(), "is the engine running at "+w.URL+"?")
-			continue
-		case code != http.StatusOK:
-			e.add("reachable", w.Name, Fail, fmt.Sprintf("GET /health answers %d", code), "")
+			e.add("reachable", w.Name, Fail, err.Error(), "")
 			continue
 		}
 		text := engineText(&w)
@@ -273,6 +312,28 @@ func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
 		}
 		e.add("reachable", w.Name, OK, text, "")
 	}
+}
+
+// notUsable is the one finding of a worker that gets no requests and is not drained. err is
+// what this machine got of it; nil when the engine answers here.
+func (e *exam) notUsable(w *admin.Worker, err error) {
+	why := w.Reason
+	if why == "" && err != nil {
+		why = err.Error()
+	}
+	if err == nil {
+		e.add("engine", w.Name, Fail, fmt.Sprintf("not usable: %s (%s)", w.Health, orNone(why)), "its engine answers here: dynctl top --view events shows when the router gave it up")
+		return
+	}
+	e.add("engine", w.Name, Fail, "down: "+why, "is the engine running at "+w.URL+"? its own log says why it ended; the router takes it back once it answers")
+}
+
+// active is how many of the router's requests a worker has in progress.
+func active(w *admin.Worker) (n int) {
+	for i := range w.Ranks {
+		n += w.Ranks[i].ActiveRequests
+	}
+	return n
 }
 
 // engineText is what is known of a worker's engine, and nothing of what is not.
@@ -307,6 +368,69 @@ func engineText(w *admin.Worker) string {
 		words = append(words, "idle (no load series yet, and its counters say that it has served nothing)")
 	}
 	return strings.Join(words, ", ")
+}
+
+// verdict is the outcome of an examination in one sentence: what is wrong first, since
+// what follows from it stands below.
+func verdict(r *Report) string {
+	pick := func(s State) (list []Finding) {
+		for _, f := range r.Findings {
+			if f.State == s {
+				list = append(list, f)
+			}
+		}
+		// An engine that is down explains more than any other check.
+		slices.SortStableFunc(list, func(a, b Finding) int {
+			rank := func(f Finding) int {
+				if f.Check == "engine" {
+					return 0
+				}
+				return 1
+			}
+			return rank(a) - rank(b)
+		})
+		return list
+	}
+	failed, warned := pick(Fail), pick(Warn)
+	switch {
+	case len(failed) > 0:
+		return sentence(&failed[0]) + rest(len(failed)-1, "check", " failed", len(warned), "warning")
+	case len(warned) > 0:
+		return "nothing failed; " + sentence(&warned[0]) + rest(len(warned)-1, "warning", "", 0, "")
+	case len(pick(Skip)) > 0:
+		return fmt.Sprintf("nothing is wrong in what could be examined; %s could not be made", count(len(pick(Skip)), "check"))
+	}
+	return "nothing is wrong"
+}
+
+// sentence is a finding as part of one.
+func sentence(f *Finding) string {
+	switch {
+	case f.Check == "engine":
+		return f.Subject + " is " + f.Text
+	case f.Subject == "router" || f.Subject == "engines":
+		return f.Check + ": " + f.Text
+	}
+	return fmt.Sprintf("%s of %s: %s", f.Check, f.Subject, f.Text)
+}
+
+// rest counts what a verdict does not name.
+func rest(n int, word, more string, warnings int, warning string) (s string) {
+	if n > 0 {
+		s = fmt.Sprintf("; %s more%s", count(n, word), more)
+	}
+	if warnings > 0 {
+		s += "; " + count(warnings, warning)
+	}
+	return s
+}
+
+// count is "1 check" or "2 checks".
+func count(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
 }
 
 func orNone(s string) string { return cmp.Or(s, "no reason given") }
@@ -393,7 +517,7 @@ const catchesUp = time.Minute
 func (e *exam) feeds(ws []admin.Worker) {
 	followed, fine := 0, 0
 	for _, w := range ws {
-		if w.Role == "prefill" && !w.Usable {
+		if e.down[w.Name] || w.Role == "prefill" && !w.Usable {
 			continue
 		}
 		some := false
@@ -562,6 +686,7 @@ func (e *exam) prompt() []uint32 {
 // Text writes the report for a terminal.
 func Text(w io.Writer, r *Report, verbose bool) error {
 	b := &strings.Builder{}
+	printable.Fprintf(b, "%s\n\n", r.Verdict)
 	var rows [][]string
 	for _, f := range r.Findings {
 		if f.State == OK && !verbose && f.Check == "reachable" && len(r.Findings) > 40 {

@@ -94,6 +94,18 @@ func TestRouterThatMayNotBeSteered(t *testing.T) {
 	}
 }
 
+// TestDrainedWorker: a drain is no failure, and its finding names what ends it.
+func TestDrainedWorker(t *testing.T) {
+	r := examineAfter(t, loopback.Options{Fleet: "1p2d:profile=instant"}, false, func(ctx context.Context, g *loopback.Rig) {
+		if _, err := g.Admin.DrainWorker(ctx, "decode-1"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if got := states(r, "engine")[doctor.Warn]; r.Failed > 0 || len(got) != 1 || !strings.HasPrefix(got[0], "decode-1: draining") || !strings.Contains(r.Verdict, "decode-1 is draining") {
+		t.Errorf("%q %+v", r.Verdict, r.Findings)
+	}
+}
+
 func TestBlockSizesContradict(t *testing.T) {
 	r := examine(t, loopback.Options{Fleet: "1p:block=16,profile=instant+1d:block=32,profile=instant"}, true)
 	if got := states(r, "block size")[doctor.Fail]; len(got) != 1 || !strings.Contains(got[0], "block size") {
@@ -131,8 +143,8 @@ func TestUnreachableEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := examine(t, loopback.Options{Fleet: "1a:profile=instant", Specs: func(s []workers.Spec) []workers.Spec { return append(s, u) }}, true)
-	if r.Failed == 0 || len(states(r, "reachable")[doctor.Fail]) != 1 {
-		t.Errorf("%v", r.Findings)
+	if r.Failed != 1 || len(states(r, "engine")[doctor.Fail]) != 1 || !strings.HasPrefix(r.Verdict, "ghost is down: ") {
+		t.Errorf("%q %v", r.Verdict, r.Findings)
 	}
 }
 

@@ -32,6 +32,7 @@ func (e *exam) cacheProbe(ctx context.Context) {
 		}
 		for dp := range max(w.DP, 1) {
 			label := route.RankLabel(w.Name, dp)
+			e.o.Step("the cache of " + label)
 			header := fmt.Sprintf("X-Dynctl-Path: local\r\nX-Dynctl-Worker: %s\r\n", w.Name)
 			if w.DP > 1 {
 				header += fmt.Sprintf("X-data-parallel-rank: %d\r\n", dp)

@@ -105,9 +105,14 @@ const quiet = 3
 func (e *exam) pair(ctx context.Context, p, d *admin.Worker) Cell {
 	for _, w := range []*admin.Worker{p, d} {
 		if !w.Usable {
-			return Cell{Skip, fmt.Sprintf("%s is not usable: %s (%s)", w.Name, w.Health, orNone(w.Reason)), ""}
+			state := w.Health
+			if w.Draining {
+				state = "draining"
+			}
+			return Cell{Skip, fmt.Sprintf("%s gets no requests: %s", w.Name, state), ""}
 		}
 	}
+	e.o.Step("the transfer from " + p.Name + " to " + d.Name)
 	var c Cell
 	for range quiet {
 		var again bool

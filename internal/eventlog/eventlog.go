@@ -5,6 +5,7 @@ package eventlog
 
 import (
 	"cmp"
+	"strings"
 	"sync"
 	"time"
 )
@@ -142,4 +143,22 @@ func (l *Log) Wait() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.signal
+}
+
+// Problems returns the problems that an error lists in lines, so that each can be an event
+// of its own. It leaves out a first line that only counts them.
+func Problems(err error) []string {
+	var list []string
+	for line := range strings.Lines(err.Error()) {
+		if line = strings.TrimSpace(line); line != "" {
+			list = append(list, line)
+		}
+	}
+	if len(list) > 1 && strings.HasSuffix(list[0], ":") {
+		list = list[1:]
+	}
+	if len(list) == 0 {
+		return []string{err.Error()}
+	}
+	return list
 }

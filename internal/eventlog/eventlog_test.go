@@ -1,7 +1,9 @@
 package eventlog
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -49,5 +51,19 @@ func TestLogWakesWaiters(t *testing.T) {
 	defer mu.Unlock()
 	if len(seen) != 1 || seen[0] != "a" {
 		t.Fatalf("hook saw %v", seen)
+	}
+}
+
+// TestProblems: each line of an error is a problem, and what counts them is none.
+func TestProblems(t *testing.T) {
+	for text, want := range map[string][]string{
+		"2 problems in the configuration:\n  a.yaml:1: unknown key\n  a.yaml:2: not a number": {"a.yaml:1: unknown key", "a.yaml:2: not a number"},
+		"one\ntwo\n": {"one", "two"},
+		"alone:":     {"alone:"},
+		"":           {""},
+	} {
+		if got := Problems(errors.New(text)); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
 	}
 }

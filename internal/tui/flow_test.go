@@ -199,7 +199,7 @@ func TestDecisionKeys(t *testing.T) {
 	loadList(a, fleet, "")
 	mustContain(t, screen(a), "follow on", "30 shown of 5000 taken", "loading the receipt")
 	loadReceipt(a, fleet)
-	mustContain(t, screen(a), "chosen", "runner-up, +3.90", "excluded: KV usage 91% > 90%", "5 what if    local", "8 verdict")
+	mustContain(t, screen(a), "chosen", "runner-up, +3.90", "excluded: KV usage 91% > 90%", "5 instead    local", "8 verdict")
 	// Moving stops following; the cursor stays with its decision.
 	press(a, "j", "j")
 	row := cursorLine(a)
@@ -479,4 +479,21 @@ func TestHeatOfAThousand(t *testing.T) {
 	press(small, "x")
 	checkFrame(t, screen(small), 80, 24, false)
 	mustContain(t, screen(small), "more ranks")
+}
+
+// TestSmallScreenIsNotEmpty: what a small fleet leaves free on the smallest screen is for the
+// newest decisions.
+func TestSmallScreenIsNotEmpty(t *testing.T) {
+	small := stage{prefill: 1, decode: 2, dp: 1}
+	a := newStage(t, small, 80, 24, 20, plainOptions)
+	mustContain(t, screen(a), "Last decisions", "OUTCOME")
+	empty := 0
+	for line := range strings.Lines(screen(a)) {
+		if strings.TrimSpace(line) == "" {
+			empty++
+		}
+	}
+	if empty > 0 {
+		t.Errorf("%d lines are empty:\n%s", empty, screen(a))
+	}
 }

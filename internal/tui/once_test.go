@@ -189,7 +189,7 @@ func TestOnceMatchesItsSchema(t *testing.T) {
 func TestFirstRates(t *testing.T) {
 	v := collect(t, newRouter(t, stage{prefill: 2, decode: 4, dp: 2}).URL)
 	r := &v.Routers[0]
-	if r.Link != feed.Live || r.RequestRate != 42 || r.CompletionRate != 11600 || r.StoredRate != 1300 {
+	if r.Link != feed.Live || r.RequestRate != 42 || r.CompletionRate != 6640 || r.StoredRate != 1300 {
 		t.Errorf("link %s, %v requests/s, %v tokens/s, %v stored/s", r.Link, r.RequestRate, r.CompletionRate, r.StoredRate)
 	}
 	if got, want := r.HitShare.F(), 80500./127600; math.Abs(got-want) > 1e-9 {

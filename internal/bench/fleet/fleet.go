@@ -161,6 +161,9 @@ func (t *Target) Describe(ctx context.Context, model string) (*Facts, error) {
 		}
 	}
 	if f.Decode+f.Aggregated == 0 {
+		if !slices.Contains(s.Models, f.Model) && len(s.Models) > 0 {
+			return nil, fmt.Errorf("no worker serves model %q; the router serves %s", f.Model, strings.Join(s.Models, ", "))
+		}
 		return nil, fmt.Errorf("no usable worker decodes model %q", f.Model)
 	}
 	return f, nil

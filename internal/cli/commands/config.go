@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/printable"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -27,12 +30,18 @@ func newConfigInitCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init [FILE]",
 		Short: "Write a configuration file with every key, its default and its meaning",
-		Long:  "Write a commented configuration file (default dynctl.yaml; - for standard output).",
-		Args:  cobra.MaximumNArgs(1),
+		Long: `Write a commented configuration file. Without FILE it is dynctl.yaml, or standard
+output where that is no terminal. FILE - is standard output, too.`,
+		Example: `  dynctl config init
+  dynctl config init > router.yaml`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := "dynctl.yaml"
-			if len(args) == 1 {
+			switch {
+			case len(args) == 1:
 				path = args[0]
+			case !cli.IsTerminal(cmd.OutOrStdout()):
+				path = "-"
 			}
 			text := configTemplate()
 			if path == "-" {
@@ -89,7 +98,8 @@ func configTemplate() string {
 				b.WriteString(group + ":\n")
 			}
 		}
-		fmt.Fprintf(&b, "%s# %s%s (flag --%s)\n", indent, strings.ToUpper(r.Help[:1]), strings.ReplaceAll(r.Help[1:], "`", ""), r.Flag)
+		help := strings.ReplaceAll(r.Help, "`", "")
+		fmt.Fprintf(&b, "%s# %s%s (flag --%s)\n", indent, strings.ToUpper(help[:1]), help[1:], r.Flag)
 		fmt.Fprintf(&b, "%s# %s: %s\n", indent, name, YAML(r.Get(&defaults)))
 	}
 	b.WriteString("\n# Further names for models; * in one matches any text.\n# aliases:\n#   - name: gpt-4o\n#     model: Qwen/Qwen3-32B\n")
@@ -114,7 +124,12 @@ func newConfigValidateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate FILE",
 		Short: "Check a configuration file and name every problem",
-		Args:  cobra.ExactArgs(1),
+		Long: `Check a configuration file as serve would read it, with the environment, and name
+every problem with its line.
+
+Exit codes: 0 when the file is valid; 2 when there is no such file; 3 when it has
+problems.`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags := newServeCmd().Flags()
 			if _, err := os.Stat(args[0]); err != nil {
@@ -135,20 +150,27 @@ func newConfigValidateCmd() *cobra.Command {
 }
 
 func newConfigViewCmd() *cobra.Command {
-	var path, output string
+	var path, output, router string
 	var origin bool
+	var access cli.AccessFlags
 	cmd := &cobra.Command{
 		Use:   "view",
 		Short: "Show the effective configuration",
-		Long:  "Show the configuration that serve would run with, from defaults, file, environment and flags.",
-		Args:  cobra.NoArgs,
+		Long: `Show the configuration that serve would run with, from defaults, file, environment
+and flags, or, with --router, the one that a router runs with now.`,
+		Example: `  dynctl config view --config dynctl.yaml --origin
+  dynctl config view --router http://127.0.0.1:8001`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			l, err := cli.LoadConfig(path, cmd.Flags())
+			var values []admin.ConfigValue
+			var err error
+			if router != "" {
+				values, err = runningConfig(cmd, access, router)
+			} else {
+				values, err = ownConfig(cmd, path)
+			}
 			if err != nil {
 				return err
-			}
-			for _, w := range l.Warnings {
-				printable.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 			}
 			type row struct {
 				Key    string `json:"key"`
@@ -160,15 +182,10 @@ func newConfigViewCmd() *cobra.Command {
 			if origin {
 				t.Head = append(t.Head, "ORIGIN")
 			}
-			for _, s := range settings.Rows() {
-				v := s.Shown(&l.Config)
-				text := fmt.Sprint(v)
-				if list, ok := v.([]string); ok {
-					text = strings.Join(list, " ")
-				}
-				r, cells := row{Key: s.Key, Value: v}, []string{s.Key, cli.OrDash(text)}
+			for _, v := range values {
+				r, cells := row{Key: v.Key, Value: v.Value}, []string{v.Key, cli.OrDash(configText(v.Value))}
 				if origin {
-					r.Origin = l.Origin[s.Key]
+					r.Origin = v.Origin
 					cells = append(cells, r.Origin)
 				}
 				rows = append(rows, r)
@@ -183,7 +200,63 @@ func newConfigViewCmd() *cobra.Command {
 	}
 	cli.SettingFlags(cmd)
 	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE`")
+	cmd.Flags().StringVar(&router, "router", "", "admin `URL` of a router whose running configuration is shown")
+	access.Add(cmd.Flags())
 	cmd.Flags().BoolVar(&origin, "origin", false, "show where each value comes from")
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
 	return cmd
+}
+
+// ownConfig is what serve would run with.
+func ownConfig(cmd *cobra.Command, path string) ([]admin.ConfigValue, error) {
+	l, err := cli.LoadConfig(path, cmd.Flags())
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range l.Warnings {
+		printable.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+	}
+	var values []admin.ConfigValue
+	for _, s := range settings.Rows() {
+		values = append(values, admin.ConfigValue{Key: s.Key, Value: s.Shown(&l.Config), Origin: l.Origin[s.Key]})
+	}
+	return values, nil
+}
+
+// runningConfig is what a router runs with. Flags that change settings contradict it.
+func runningConfig(cmd *cobra.Command, access cli.AccessFlags, router string) ([]admin.ConfigValue, error) {
+	changed := func(s *settings.Row) bool { return s.Flag != "" && cmd.Flags().Changed(s.Flag) }
+	if cmd.Flags().Changed("config") || slices.ContainsFunc(settings.Rows(), changed) {
+		return nil, cli.WithCode(cli.ExitUsage, errors.New("--router shows what that router runs with: leave --config and the flags of settings out"))
+	}
+	c, err := access.Client(router)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	view, err := c.Config(cmd.Context())
+	if err != nil {
+		return nil, cli.AdminError(err)
+	}
+	return view.Settings, nil
+}
+
+// configText is a value in a table, of this process or as JSON has it.
+func configText(v any) string {
+	switch v := v.(type) {
+	case []string:
+		return strings.Join(v, " ")
+	case []any:
+		var words []string
+		for _, x := range v {
+			words = append(words, configText(x))
+		}
+		return strings.Join(words, " ")
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	case nil:
+		return ""
+	default:
+		return fmt.Sprint(v)
+	}
 }

@@ -2,6 +2,9 @@ package commands
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -163,5 +166,60 @@ func TestConfigViewHidesPasswords(t *testing.T) {
 	}
 	if code, out, errs := typed("config", "view", "--otlp-endpoint", "me:s3cret@collector"); code != cli.ExitUsage || strings.Contains(out+errs, "s3cret") || !strings.Contains(errs, "not a URL such as") {
 		t.Errorf("a bad URL: exit %d %s\n%s", code, errs, out)
+	}
+}
+
+// TestConfigInitRedirected: where standard output is no terminal, the file goes there, and
+// it has no marks of flags' values.
+func TestConfigInitRedirected(t *testing.T) {
+	t.Chdir(t.TempDir())
+	code, out, errs := typed("config", "init")
+	if code != cli.ExitOK || out != configTemplate() || errs != "" || strings.Contains(out, "`") {
+		t.Errorf("code %d %s\n%s", code, errs, out)
+	}
+	if files, err := os.ReadDir("."); err != nil || len(files) > 0 {
+		t.Errorf("it left %v, %v", files, err)
+	}
+	if code, _, errs = typed("config", "init", "c.yaml"); code != cli.ExitOK {
+		t.Errorf("a file: code %d %s", code, errs)
+	}
+	if code, _, errs = typed("config", "init", "c.yaml"); code != cli.ExitRuntime || !strings.Contains(errs, "--force") {
+		t.Errorf("a file that exists: code %d %s", code, errs)
+	}
+}
+
+// TestConfigValidateCodes: the codes are those of the command's help.
+func TestConfigValidateCodes(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, text := range map[string]string{"good.yaml": "routing: {threshold: 3}\n", "bad.yaml": "routing: {treshold: 3}\n", "broken.yaml": "routing: [\n"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]int{"good.yaml": cli.ExitOK, "missing.yaml": cli.ExitUsage, "bad.yaml": cli.ExitInvalid, "broken.yaml": cli.ExitInvalid} {
+		if code, _, errs := typed("config", "validate", name); code != want {
+			t.Errorf("%s: code %d %s", name, code, errs)
+		}
+	}
+}
+
+// TestConfigViewOfARouter: the running configuration has the form of the own one.
+func TestConfigViewOfARouter(t *testing.T) {
+	router := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path != "/admin/v1/config" {
+			http.NotFound(w, q)
+			return
+		}
+		_, _ = io.WriteString(w, `{"settings":[{"key":"limits.body_memory","value":1073741824,"origin":"default"},{"key":"worker","value":["http://a","http://b"],"origin":"flag --worker"},{"key":"sim","value":"","origin":"default"}]}`)
+	}))
+	t.Cleanup(router.Close)
+	code, out, errs := typed("config", "view", "--origin", "--router", router.URL, "-o", "csv")
+	if want := "KEY,VALUE,ORIGIN\nlimits.body_memory,1073741824,default\nworker,http://a http://b,flag --worker\nsim,-,default\n"; code != cli.ExitOK || out != want {
+		t.Errorf("code %d %s\n%s", code, errs, out)
+	}
+	for _, extra := range []string{"--routing-threshold=7", "--config=c.yaml"} {
+		if code, _, errs = typed("config", "view", "--router", router.URL, extra); code != cli.ExitUsage || !strings.Contains(errs, "--router") {
+			t.Errorf("%s: code %d %s", extra, code, errs)
+		}
 	}
 }

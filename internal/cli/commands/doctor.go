@@ -2,15 +2,21 @@ package commands
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/doctor"
 	"github.com/dynctl/dynctl/internal/printable"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // newDoctorCmd makes the command doctor: the examination of a router and its engines.
@@ -29,8 +35,11 @@ remote prefill really move KV, or does the decode engine compute the prompt
 again without a word.
 
 The last two send a few small requests and need --allow-routing-headers on the
-router; --passive leaves them out. Nothing is changed. The exit code is 3 when
-a check failed, 4 when the router cannot be reached.`,
+router; --passive leaves them out. Nothing is changed. The first line is the verdict.
+
+Exit codes: 0 when no check failed, also with warnings, as for workers that are
+drained; 2 for wrong flags or an address that is no admin API; 3 when a check failed;
+4 when the router or an engine that was named cannot be reached.`,
 		Example: `  dynctl doctor
   dynctl doctor --router http://10.0.0.1:8001 --passive
   dynctl doctor --prefill http://127.0.0.1:18100 --decode http://127.0.0.1:18101`,
@@ -39,17 +48,20 @@ a check failed, 4 when the router cannot be reached.`,
 			if f.Router == "" && f.Sim == "" && len(f.Prefill)+len(f.Decode)+len(f.Worker) == 0 {
 				f.Router = cmp.Or(os.Getenv("DYNCTL_ROUTER"), cli.DefaultRouter)
 			}
+			p := startProgress(cmd.Context(), cmd.ErrOrStderr())
+			defer p.stop()
 			t, err := f.Open(cmd.Context(), cmd.ErrOrStderr(), "")
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, t.Close()) }()
-			if output == "table" {
-				printable.Fprintf(cmd.ErrOrStderr(), "examining %s\n", t.What)
-			}
-			r, err := doctor.Run(cmd.Context(), doctor.Options{Target: t.Target, Model: f.Model, Passive: passive, Tokens: tokens})
+			r, err := doctor.Run(cmd.Context(), doctor.Options{Target: t.Target, Model: f.Model, Passive: passive, Tokens: tokens, Step: p.step})
+			p.stop()
 			if err != nil {
 				return cli.AdminError(err)
+			}
+			if output == "table" {
+				printable.Fprintf(cmd.ErrOrStderr(), "examined %s\n", t.What)
 			}
 			if output == "table" {
 				err = doctor.Text(cmd.OutOrStdout(), r, false)
@@ -76,4 +88,37 @@ a check failed, 4 when the router cannot be reached.`,
 	fl.IntVar(&tokens, "tokens", 0, "length of the probes' prompts in `TOKENS` (default 40 blocks)")
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
 	return cmd
+}
+
+// progressEvery is how long an examination takes until it shows what it is at, and how
+// long until it shows that again.
+const progressEvery = 2 * time.Second
+
+// progress shows what a slow examination is at.
+type progress struct {
+	what atomic.Pointer[string]
+	end  context.CancelFunc
+	done sync.WaitGroup
+}
+
+// startProgress shows on w what the examination is at, until it is stopped.
+func startProgress(ctx context.Context, w io.Writer) *progress {
+	p := &progress{}
+	ctx, p.end = context.WithCancel(ctx)
+	p.step("whether all that is named answers")
+	p.done.Go(func() {
+		for range wait.Every(ctx, progressEvery) {
+			printable.Fprintf(w, "still examining %s\n", *p.what.Load())
+		}
+	})
+	return p
+}
+
+// step sets what is shown next.
+func (p *progress) step(what string) { p.what.Store(&what) }
+
+// stop ends it; afterwards nothing is written. It may be called again.
+func (p *progress) stop() {
+	p.end()
+	p.done.Wait()
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -33,10 +34,11 @@ func newExplainCmd() *cobra.Command {
 		Long: `Say why the router chose what it chose.
 
 With REQUEST, the id of a decision (header X-Dynctl-Decision) or of a request
-(X-Request-Id), the receipt of that request is shown. With --prompt, --tokens or
---body the router decides for that prompt now, by the very stages of a request,
-and sends nothing.`,
-		Example: `  dynctl explain 5f3a9c01-00000000002a
+(X-Request-Id), the receipt of that request is shown. The head of an id is enough
+for the newest 1000 requests: at least 4 characters, as dynctl top shows it. With
+--prompt, --tokens or --body the router decides for that prompt now, by the very
+stages of a request, and sends nothing.`,
+		Example: `  dynctl explain 5f3a9c0100000000002a
   dynctl explain --model Qwen/Qwen3-32B --prompt "You are a helpful assistant."
   dynctl explain --tokens 1,2,3,4 --path local
   dynctl explain --body request.json --endpoint /v1/chat/completions`,
@@ -48,7 +50,7 @@ and sends nothing.`,
 			}
 			var raw json.RawMessage
 			if len(args) == 1 {
-				raw, err = c.Decision(cmd.Context(), args[0])
+				raw, err = decisionByHead(cmd.Context(), c, args[0])
 			} else {
 				var in admin.RouteRequest
 				if in, err = routeRequest(cmd.InOrStdin(), endpoint, model, prompt, tokens, bodyFile); err != nil {
@@ -105,10 +107,45 @@ func learnedNow(cmd *cobra.Command, c *admin.Client, model string) error {
 			continue
 		}
 		for k := range s.Costs[i].Crossings {
-			printable.Fprintf(cmd.OutOrStdout(), "8 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
+			printable.Fprintf(cmd.OutOrStdout(), "9 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
 		}
 	}
 	return nil
+}
+
+// headSearch is how many of the newest decisions the head of an id is looked for in.
+const headSearch = 1000
+
+// decisionByHead returns the receipt of a decision or request by its id, or by the head of
+// an id that only one of the newest has.
+func decisionByHead(ctx context.Context, c *admin.Client, id string) (json.RawMessage, error) {
+	raw, err := c.Decision(ctx, id)
+	var status *admin.StatusError
+	head := strings.TrimRight(id, "….")
+	if !errors.As(err, &status) || status.Status != http.StatusNotFound || len(head) < 4 {
+		return raw, err
+	}
+	l, lerr := c.DecisionsBrief(ctx, headSearch, "", "")
+	if lerr != nil {
+		return nil, err
+	}
+	var found []string
+	for _, raw := range l.Decisions {
+		var d struct {
+			ID        string `json:"id"`
+			RequestID string `json:"request_id"`
+		}
+		if json.Unmarshal(raw, &d) == nil && (strings.HasPrefix(d.ID, head) || strings.HasPrefix(d.RequestID, head)) {
+			found = append(found, d.ID)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, err
+	case 1:
+		return c.Decision(ctx, found[0])
+	}
+	return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("the ids of %d requests begin with %q, such as those of decisions %s and %s: give more of it", len(found), head, found[0], found[1]))
 }
 
 func routeRequest(stdin io.Reader, endpoint, model, prompt, tokens, bodyFile string) (admin.RouteRequest, error) {

@@ -63,6 +63,7 @@ one ends them.`,
 	record.Add(cmd, "record")
 	cmd.Flags().BoolVar(&record.Tokens, "record-tokens", false, "record prompts as token ids, too, not only as block hashes")
 	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE` (YAML or JSON)")
+	cli.GroupFlags(cmd, "listen", "admin-listen", "prefill", "decode", "worker", "workers-file", "sim", "config", "policy", "routing-threshold")
 	return cmd
 }
 

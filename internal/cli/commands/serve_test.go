@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -452,4 +454,31 @@ func TestServeSecondSignal(t *testing.T) {
 		t.Errorf("the stream ended without a word: %v, %.300s", err, body.String()[max(0, len(body.String())-300):])
 	}
 	s.ends(cli.ExitInterrupted)
+}
+
+// TestServeHelpInGroups: the everyday flags come first, and each flag stands in one group.
+func TestServeHelpInGroups(t *testing.T) {
+	code, out, errs := typed("serve", "--help")
+	if code != cli.ExitOK || errs != "" {
+		t.Fatalf("code %d %s", code, errs)
+	}
+	_, everyday, ok := strings.Cut(out, "\nEveryday flags:\n")
+	first, others, more := strings.Cut(everyday, "\n\n")
+	if lines := strings.Split(first, "\n"); !ok || !more || len(lines) != 10 || !strings.HasPrefix(strings.TrimSpace(lines[0]), "--listen ") {
+		t.Errorf("the everyday flags are\n%s", first)
+	}
+	if !strings.HasPrefix(others, "Other flags:\n") || !strings.Contains(others, "\nFlags of the section routing:\n") {
+		t.Errorf("the others are\n%s", others)
+	}
+	newServeCmd().Flags().VisitAll(func(f *pflag.Flag) {
+		n := 0
+		for line := range strings.Lines(out) {
+			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "--"); ok && (name == f.Name || strings.HasPrefix(name, f.Name+" ")) {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("--%s stands in %d lines", f.Name, n)
+		}
+	})
 }

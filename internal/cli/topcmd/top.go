@@ -53,8 +53,8 @@ terminal; rates are right from the first output. The JSON form is schema
 dynctl.top/v1. Press ? on the screen for the keys. The screen reads;
 only :drain and :resume change a router, and they ask first.
 
-Exit codes: 0; 2 for wrong flags or a missing terminal; 4 when no router
-answers.`,
+Exit codes: 0; 1 when the router refuses, as with a wrong token; 2 for wrong flags,
+a missing terminal, or an address that is no admin API; 4 when no router answers.`,
 		Example: `  dynctl top
   dynctl top --router http://10.0.0.1:8001 --router http://10.0.0.2:8001 --token-file token
   dynctl top --context prod
@@ -313,6 +313,10 @@ func unreachable(v *feed.View) error {
 	var status *admin.StatusError
 	if errors.As(cause, &status) {
 		return cause // it answers, and refuses
+	}
+	var coded *cli.ExitError
+	if err := cli.AdminError(cause); errors.As(err, &coded) {
+		return err
 	}
 	return cli.WithCode(cli.ExitUnreachable, cause)
 }

@@ -48,6 +48,14 @@ func TestTopFlags(t *testing.T) {
 		_, _ = io.WriteString(w, `{"error":{"message":"the admin API needs the bearer token of --admin-token-file"}}`)
 	}))
 	defer guarded.Close()
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path != "/v1/models" {
+			http.NotFound(w, q)
+			return
+		}
+		_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+	}))
+	defer engine.Close()
 	closed.Close() // not before, or its port might be the other one's
 	for _, c := range []struct {
 		name string
@@ -56,6 +64,7 @@ func TestTopFlags(t *testing.T) {
 		text string
 	}{
 		{"no terminal", []string{"--router", closed.URL}, cli.ExitUsage, "needs a terminal"},
+		{"an engine", []string{"--once", "--router", engine.URL}, cli.ExitUsage, "is an engine (it serves m), not a router"},
 		{"unreachable", []string{"--once", "--router", closed.URL}, cli.ExitUnreachable, "no router answers"},
 		{"wrong token", []string{"--once", "--router", guarded.URL}, cli.ExitRuntime, "--token-file"},
 		{"token file", []string{"--once", "--router", guarded.URL, "--token-file", "/nosuch/file"}, cli.ExitUsage, "token file"},

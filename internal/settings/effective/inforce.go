@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -124,11 +123,14 @@ func (f *Reloader) put(old *Settings, c settings.Config, origin map[string]strin
 	return now, nil
 }
 
-// Refused notes that a new configuration could not be put into force, or not even read.
+// Refused notes that a new configuration could not be put into force, or not even read. Each
+// problem is an event of its own.
 func (f *Reloader) Refused(err error) {
 	f.o.Result("refused")
-	f.o.Event(eventlog.Event{
-		Kind: "config_refused", Severity: eventlog.Error,
-		Text: "the new configuration was refused, the old one stays in force: " + strings.ReplaceAll(err.Error(), "\n", "; "),
-	})
+	for _, problem := range eventlog.Problems(err) {
+		f.o.Event(eventlog.Event{
+			Kind: "config_refused", Severity: eventlog.Error,
+			Text: "the new configuration was refused, the old one stays in force: " + problem,
+		})
+	}
 }

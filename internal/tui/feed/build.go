@@ -320,9 +320,27 @@ func (b *Builder) fillFleet(snap *admin.Snapshot) {
 	if r.RateWindow.Known() {
 		r.EventRate, r.RecentGaps = Num(events), Num(gaps)
 	}
+	if out := outputRate(r.Ranks); out.Known() {
+		r.CompletionRate = out
+	}
 	r.EnginePromptRate, r.EngineHitShare = engineFlow(r.Ranks)
 	judgeRanks(r.Ranks, r.WorkerList, &b.cold)
 	b.sort(r.Ranks)
+}
+
+// outputRate adds up the tokens that the router counted of each rank that decodes, which
+// does not depend on usage that clients request; unknown where it counted none yet.
+func outputRate(ranks []Rank) Num {
+	sum := Unknown
+	for i := range ranks {
+		if k := &ranks[i]; k.Role != "prefill" && k.OutputRate != nil {
+			if !sum.Known() {
+				sum = 0
+			}
+			sum += Num(*k.OutputRate)
+		}
+	}
+	return sum
 }
 
 // engineFlow adds up the engines' own counters. Every request's prompt passes

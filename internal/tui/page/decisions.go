@@ -261,7 +261,7 @@ func (d *decisions) Draw(c *Ctx, p *widget.Painter) {
 		return
 	}
 	row := rows[d.cursor.At]
-	p.Rule("explain " + row.ID + " (same text: dynctl explain " + row.ID + ")")
+	p.Rule("dynctl explain " + row.ID)
 	d.explain(c, p, row)
 }
 
@@ -401,8 +401,8 @@ func cutLeft(s string, n int) string {
 	return ""
 }
 
-// explainLines is the text of dynctl explain, with its tables made narrow
-// where the screen is, and predicted against real added.
+// explainLines is the text of dynctl explain with tables of its own, which fit narrow
+// screens and have the load of the ranks where there is room.
 func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
 	// Its own tables are not shown: they need no rows but those that reasons name.
 	few := *r
@@ -443,7 +443,7 @@ func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
 		}
 		out = append(out, wrapHeaded(l, p.W-1)...)
 	}
-	return append(out, versus(r)...)
+	return out
 }
 
 // named are the candidates that a phase's reason is made of, and one at least of any.
@@ -564,28 +564,4 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		out = append(out, l+fmt.Sprintf(" %7.2f  %s", c.Cost, state))
 	}
 	return out
-}
-
-// versus compares what was predicted with what came.
-func versus(r *receipt.Receipt) []string {
-	if r.Path == "" || r.Live {
-		return nil
-	}
-	o := &r.Outcome
-	if o.CachedTokens < 0 {
-		return []string{"8 verdict    the engine did not say how many prompt tokens were cached"}
-	}
-	real, predicted := o.CachedTokens, r.Predicted.CachedTokens
-	if r.Path == "remote" {
-		// The decode engine counts what came over the connector as cached.
-		predicted += r.Predicted.RemoteTokens
-	}
-	switch d := real - predicted; {
-	case d == 0:
-		return []string{fmt.Sprintf("8 verdict    as predicted: the decode engine computed nothing that the plan had as cached or moved (%d tokens)", real)}
-	case d < 0:
-		return []string{fmt.Sprintf("8 verdict    %d tokens fewer than predicted were there (%d of %d): blocks were evicted before the request came, or the KV did not arrive", -d, real, predicted)}
-	default:
-		return []string{fmt.Sprintf("8 verdict    %d tokens more than predicted were there (%d of %d): the index undercounts, never overcounts", d, real, predicted)}
-	}
 }

@@ -54,16 +54,25 @@ func (o *overview) Draw(c *Ctx, p *widget.Painter) {
 		trafficLines(c, p)
 	}
 	left := c.H - p.Len()
-	attention := attentionLines(c.R, c.W, left/4+1)
-	ask := 1 + len(attention)
 	table := o.table.Height(c.R, c.W)
+	most := left/4 + 1
+	if left < 21 { // what the ranks leave free on a small screen is for Attention first
+		most = max(most, left-1-max(table, 4)-1)
+	}
+	attention := attentionLines(c.R, c.W, most)
+	ask := 1 + len(attention)
 	decisions := 0
-	if left >= 21 && len(c.R.Decisions) > 0 {
+	free := left - ask - max(table, 4) - 1
+	switch {
+	case len(c.R.Decisions) == 0:
+	case left >= 21:
 		decisions = 2 + max(3, min(left-ask-table-2, min(len(c.R.Decisions), 12)))
+	case free >= 3: // its rule, its titles and a row
+		decisions = min(free, 2+min(len(c.R.Decisions), 12))
 	}
 	space := left - ask - decisions
 	h := min(space, max(table, 4))
-	summary := h >= 6
+	summary := h >= 6 || h == table && o.table.heat == 0 // whose height has a line for it
 	if summary {
 		h--
 	}

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -45,5 +46,50 @@ func TestAgesAndEvictions(t *testing.T) {
 	}
 	if age, lost := of("c"); age != "10s" || lost != .5 {
 		t.Errorf("c: %s, %g", age, lost)
+	}
+}
+
+// TestRatesOfATreeComeSoon: of many open runs those without rates are loaded again first, and
+// none of them starves because others on the screen stand above it.
+func TestRatesOfATreeComeSoon(t *testing.T) {
+	tr := newTree()
+	var rows []radixRow
+	now := time.Date(2026, 11, 21, 14, 0, 0, 0, time.UTC)
+	for range 40 {
+		k := &node{parent: tr.root, open: true, asked: now, n: admin.IndexNode{Children: 1}}
+		k.kids = []*node{{parent: k, rate: math.NaN()}}
+		rows = append(rows, radixRow{k: k})
+	}
+	tr.root.asked = now
+	rated := map[*node]bool{}
+	for s := range 5 {
+		now = now.Add(time.Second)
+		for _, k := range tr.due(rows, now, 2*time.Second, 3) {
+			k.asked = now
+			if k != tr.root {
+				k.kids[0].rate, rated[k] = 1, true
+			}
+		}
+		if s == 4 && len(rated) != len(rows) {
+			t.Errorf("after %d s %d of %d runs have rates", s+1, len(rated), len(rows))
+		}
+	}
+	asked := map[*node]int{}
+	for range 30 {
+		now = now.Add(time.Second)
+		due := tr.due(rows, now, 2*time.Second, 3)
+		if len(due) > 3 {
+			t.Fatalf("%d are loaded at once", len(due))
+		}
+		for _, k := range due {
+			k.asked = now
+			asked[k]++
+		}
+	}
+	for _, r := range rows {
+		if asked[r.k] == 0 {
+			t.Errorf("one of %d open runs was not loaded in half a minute", len(rows))
+			break
+		}
 	}
 }

@@ -239,14 +239,19 @@ func (k *node) label() string {
 	return feed.Short(k.n.Local)
 }
 
-// due lists up to n open nodes whose figures are older than age, the ones on
-// the screen first.
+// due lists open nodes on the screen whose figures are older than age, the longest unasked
+// first: up to n, or four times as many while what is below them has no rates.
 func (t *tree) due(visible []radixRow, now time.Time, age time.Duration, n int) []*node {
-	var out []*node
+	var fresh, out []*node
 	seen := map[*node]bool{}
 	add := func(k *node) {
-		if len(out) < n && k != nil && k.open && !k.asking && !seen[k] && now.Sub(k.asked) >= age {
-			seen[k] = true
+		if k == nil || !k.open || k.asking || seen[k] || now.Sub(k.asked) < age {
+			return
+		}
+		seen[k] = true
+		if slices.ContainsFunc(k.kids, func(c *node) bool { return math.IsNaN(c.rate) }) {
+			fresh = append(fresh, k)
+		} else {
 			out = append(out, k)
 		}
 	}
@@ -255,7 +260,11 @@ func (t *tree) due(visible []radixRow, now time.Time, age time.Duration, n int) 
 		add(r.k)
 		add(r.k.parent)
 	}
-	return out
+	oldest := func(a, b *node) int { return a.asked.Compare(b.asked) }
+	slices.SortStableFunc(fresh, oldest)
+	slices.SortStableFunc(out, oldest)
+	fresh = fresh[:min(len(fresh), 4*n)]
+	return append(fresh, out[:min(len(out), max(0, n-len(fresh)))]...)
 }
 
 // findRow is the first row from a place on whose hash begins with text.

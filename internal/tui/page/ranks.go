@@ -112,6 +112,7 @@ func (t *rankTable) clickAt(r *feed.Router, x, line int) {
 // column is a column of the rank table.
 type column struct {
 	title string
+	help  string // what it shows
 	order string // of orders, to sort by it; empty where there is none
 	w     int
 	left  bool
@@ -139,8 +140,8 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 }
 
 // tierColumn is the column of a rank's blocks in a tier outside the device.
-func tierColumn(title string, of func(t *route.Tiers) uint32) column {
-	return column{title: title, w: 6, has: func(k *feed.Rank) bool { return of(&k.Feed.Tiers) > 0 }, cell: figure(func(k *feed.Rank) string {
+func tierColumn(title, help string, of func(t *route.Tiers) uint32) column {
+	return column{title: title, help: help, w: 6, has: func(k *feed.Rank) bool { return of(&k.Feed.Tiers) > 0 }, cell: figure(func(k *feed.Rank) string {
 		if !k.Feed.TiersReported {
 			return widget.Unknown
 		}
@@ -149,9 +150,9 @@ func tierColumn(title string, of func(t *route.Tiers) uint32) column {
 }
 
 // moveColumn is the column of streams that went on elsewhere.
-func moveColumn(title string, of func(m *feed.Moves) feed.Num) column {
+func moveColumn(title, help string, of func(m *feed.Moves) feed.Num) column {
 	return column{
-		title: title, w: len(title), wide: true, has: func(k *feed.Rank) bool { m := k.Streams(); return !m.None() },
+		title: title, help: help, w: len(title), wide: true, has: func(k *feed.Rank) bool { m := k.Streams(); return !m.None() },
 		cell: figure(func(k *feed.Rank) string { m := k.Streams(); return widget.Count(of(&m).F()) }),
 	}
 }
@@ -167,55 +168,55 @@ func Moved(k *feed.Rank) string {
 
 // columns in the order of their importance; the name comes before them all.
 var columns = []column{
-	{title: "ST", order: "worst", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
-	{title: "RUN", order: "run", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running().F()) })},
-	{title: "WAIT", order: "wait", w: 4, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	{title: "ST", help: "state, with the words below", order: "worst", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
+	{title: "RUN", help: "requests running in the engine", order: "run", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running().F()) })},
+	{title: "WAIT", help: "requests waiting in the engine", order: "wait", w: 4, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Waiting() >= 1 {
 			st = theme.Warn
 		}
 		p.Right(st, widget.Count(k.Waiting().F()), w)
 	}},
-	{title: "KV%", order: "kv", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage().F()), w) }},
-	{title: "KV", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	{title: "KV%", help: "share of its KV cache in use", order: "kv", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage().F()), w) }},
+	{title: "KV", help: "the same as a bar", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Bar
 		if k.KVUsage() >= 0.9 {
 			st = theme.Warn
 		}
 		p.Bar(st, k.KVUsage().F(), w)
 	}},
-	tierColumn("CPU", func(t *route.Tiers) uint32 { return t.CPU }),
-	tierColumn("DISK", func(t *route.Tiers) uint32 { return t.Disk }),
-	tierColumn("REMOTE", func(t *route.Tiers) uint32 { return t.Remote }),
-	{title: "HIT%", order: "hit", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
-	{title: "TTFT", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return feed.Figure(k.TTFT) })},
-	{title: "ITL", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return feed.Figure(k.ITL) })},
-	{title: "OUT t/s", order: "out", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(feed.Figure(k.OutputRate).F()) })},
-	{title: "IN t/s", order: "in", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
-	{title: "REQ/s", order: "req", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
-	{title: "ACT", order: "act", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.ActiveRequests)) })},
-	{title: "PREFILL", order: "prefill", w: 7, brief: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
-	{title: "INDEX", order: "index", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
-	{title: "EV/s", order: "events", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.EventRate.F()) })},
-	{title: "EVENTS", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	tierColumn("CPU", "blocks in the host's memory", func(t *route.Tiers) uint32 { return t.CPU }),
+	tierColumn("DISK", "blocks on its disk", func(t *route.Tiers) uint32 { return t.Disk }),
+	tierColumn("REMOTE", "blocks in a remote store", func(t *route.Tiers) uint32 { return t.Remote }),
+	{title: "HIT%", help: "prompt tokens found in its cache", order: "hit", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
+	{title: "TTFT", help: "median time to the first token", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return feed.Figure(k.TTFT) })},
+	{title: "ITL", help: "median time between tokens", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return feed.Figure(k.ITL) })},
+	{title: "OUT t/s", help: "tokens out a second, by the router", order: "out", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(feed.Figure(k.OutputRate).F()) })},
+	{title: "IN t/s", help: "prompt tokens in a second", order: "in", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
+	{title: "REQ/s", help: "requests a second", order: "req", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
+	{title: "ACT", help: "requests that the router has there", order: "act", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.ActiveRequests)) })},
+	{title: "PREFILL", help: "prompt tokens queued or computing", order: "prefill", w: 7, brief: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
+	{title: "INDEX", help: "its blocks in the router's index", order: "index", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
+	{title: "EV/s", help: "KV events a second", order: "events", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.EventRate.F()) })},
+	{title: "EVENTS", help: "state of its KV events", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Feed.State != "none" && !k.Feed.Trusted {
 			st = theme.Warn
 		}
 		p.Cell(st, k.Feed.State, w)
 	}},
-	moveColumn("MOVED AWAY", func(m *feed.Moves) feed.Num { return m.Away }),
-	moveColumn("MOVED HERE", func(m *feed.Moves) feed.Num { return m.Onto }),
-	moveColumn("WAIT TO MOVE", func(m *feed.Moves) feed.Num { return m.Waiting }),
-	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.FeedAge.F()) })},
-	{title: "DECBLK", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
-	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Known(k.CapacityBlock) })},
-	{title: "XFER t/s", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(k.ExternalHit.F()) })},
-	{title: "GAPS", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Gaps)) })},
-	{title: "LOST", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Lost)) })},
-	{title: "LIFE%", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.LifeHit.F()) })},
-	{title: "DIFF", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return signed(k.RequestDiff) })},
-	{title: "MODEL", w: 20, left: true, wide: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(theme.Plain, k.Model, w) }},
+	moveColumn("MOVED AWAY", "streams that went on elsewhere", func(m *feed.Moves) feed.Num { return m.Away }),
+	moveColumn("MOVED HERE", "streams that came from elsewhere", func(m *feed.Moves) feed.Num { return m.Onto }),
+	moveColumn("WAIT TO MOVE", "streams that wait to move here", func(m *feed.Moves) feed.Num { return m.Waiting }),
+	{title: "EVAGE", help: "time since its last KV event", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.FeedAge.F()) })},
+	{title: "DECBLK", help: "blocks of answers in progress", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
+	{title: "CAPACITY", help: "blocks of its KV cache", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Known(k.CapacityBlock) })},
+	{title: "XFER t/s", help: "tokens a second moved to it", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(k.ExternalHit.F()) })},
+	{title: "GAPS", help: "gaps in its KV events", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Gaps)) })},
+	{title: "LOST", help: "event batches lost for good", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Lost)) })},
+	{title: "LIFE%", help: "prefix hits since the engine's start", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.LifeHit.F()) })},
+	{title: "DIFF", help: "engine's requests less the router's", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return signed(k.RequestDiff) })},
+	{title: "MODEL", help: "first model that it serves", w: 20, left: true, wide: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(theme.Plain, k.Model, w) }},
 }
 
 func kvStyle(k *feed.Rank) theme.Style {

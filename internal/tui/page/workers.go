@@ -26,7 +26,7 @@ type workers struct {
 func (w *workers) Name() string { return "Workers" }
 
 func (w *workers) Keys() []string {
-	return []string{"j/k rank", "h/l fold", "m metric", "enter its decisions", "/ filter", "s sort", "z wide", "[ ] history", "? help", "q quit"}
+	return []string{"j/k rank", "h/l fold", "d describe", "m metric", "enter its decisions", "/ filter", "s sort", "z wide", "[ ] history", "? help", "q quit"}
 }
 
 func (w *workers) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {

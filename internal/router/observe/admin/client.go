@@ -83,6 +83,48 @@ func (e *DataPlaneError) Error() string {
 	return fmt.Sprintf("%s is the data plane of a router; the admin API is at the address that its --admin-listen says (port %s by default): give that one", e.URL, defaultPort)
 }
 
+// EngineError says that an engine answers where a router's admin API was expected.
+type EngineError struct {
+	URL string
+	// Models are what it serves.
+	Models []string
+}
+
+// Error says what to give instead.
+func (e *EngineError) Error() string {
+	return fmt.Sprintf("%s is an engine (it serves %s), not a router: give --router the address of the router's admin API (port %s by default), or try dynctl doctor --worker %s", e.URL, strings.Join(e.Models, ", "), defaultPort, e.URL)
+}
+
+// engineModels returns the models of the engine that answers at the client's address; none
+// where no engine does.
+func (c *Client) engineModels(ctx context.Context) (models []string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/v1/models", nil)
+	if err != nil {
+		return nil
+	}
+	resp, err := c.http.Do(req) // without the router's token, which is not the engine's
+	if err != nil {
+		return nil
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list) != nil {
+		return nil
+	}
+	for _, m := range list.Data[:min(len(list.Data), 8)] {
+		if m.ID != "" {
+			models = append(models, m.ID)
+		}
+	}
+	return models
+}
+
 // defaultPort is that of a router's admin API, unless it is set otherwise.
 const defaultPort = "8001"
 
@@ -187,6 +229,11 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		e := statusError(resp.StatusCode, raw)
 		if e.Code == dataPlaneCode {
 			return &DataPlaneError{URL: c.base, Admin: c.adminBeside(ctx)}
+		}
+		if e.Status == http.StatusNotFound && e.Code == "" { // a router's have a code
+			if models := c.engineModels(ctx); len(models) > 0 {
+				return &EngineError{URL: c.base, Models: models}
+			}
 		}
 		return e
 	}

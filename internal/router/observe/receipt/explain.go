@@ -18,7 +18,11 @@ import (
 // Explain writes the decision in plain words: the text of dynctl explain.
 func (r *Receipt) Explain(w io.Writer) error {
 	b := &strings.Builder{}
-	printable.Fprintf(b, "decision %s  request %s  %s\n", r.ID, cmp.Or(r.RequestID, "-"), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
+	if r.ID == DryRun {
+		r.wouldDo(b)
+	} else {
+		printable.Fprintf(b, "decision %s  request %s  %s\n", r.ID, cmp.Or(r.RequestID, "-"), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
+	}
 	printable.Fprintf(b, "%s  model %s  %s  config revision %d\n", cmp.Or(r.Endpoint, "-"), cmp.Or(r.Model, "-"), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
 	if r.Key != "" {
 		printable.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
@@ -56,7 +60,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 		printable.Fprintf(b, "attempt %d, the last\n", r.Attempt)
 	}
 	explain(&r.Decision, b)
-	r.whatIf(b)
+	r.instead(b)
 	r.legs(b)
 	for i := range r.Continued {
 		c := &r.Continued[i]
@@ -67,9 +71,11 @@ func (r *Receipt) Explain(w io.Writer) error {
 		b.WriteByte('\n')
 	}
 	r.outcome(b)
+	r.verdict(b)
 	for _, n := range r.Notes {
 		printable.Fprintf(b, "  note       %s\n", n)
 	}
+	r.legend(b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -225,38 +231,63 @@ func path(d *decision.Decision, b *strings.Builder) {
 	}
 }
 
-func (r *Receipt) whatIf(b *strings.Builder) {
+// wouldDo says what the router would do with the prompt of a dry run, and why.
+func (r *Receipt) wouldDo(b *strings.Builder) {
+	switch {
+	case r.Path == "":
+		b.WriteString("dry run: the router would refuse this request now")
+	case r.Path == "remote":
+		printable.Fprintf(b, "dry run: %s would prefill this prompt, %s would decode", r.Prefill.Chosen, r.Decode.Chosen)
+	default:
+		printable.Fprintf(b, "dry run: %s would prefill this prompt and decode", r.Decode.Chosen)
+	}
+	printable.Fprintf(b, ": %s\n", cmp.Or(r.ReasonText, "-"))
+}
+
+// instead compares the path that was taken with the other one.
+func (r *Receipt) instead(b *strings.Builder) {
 	p := &r.Predicted
 	if r.Path == "" {
 		return
 	}
 	if !p.HasRemote {
-		b.WriteString("5 what if    remote was not possible\n")
+		b.WriteString("5 instead    remote prefill was not possible\n")
 		return
 	}
-	costs := func(path string, w decision.Work, where string) {
-		printable.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, cmp.Or(where, "-"), w.Compute, w.Queued)
-		if w.Transfer > 0 {
-			printable.Fprintf(b, " and move %d", w.Transfer)
-		}
-	}
-	taken := p.Local
+	other, took := "remote", "local"
 	if r.Path == "remote" {
-		costs("local", p.Local, r.Decode.Chosen)
-		taken = p.Remote
-	} else {
-		costs("remote", p.Remote, r.Prefill.Chosen)
+		other, took = took, other
 	}
-	printable.Fprintf(b, "; taken: %d tokens behind %d\n", taken.Compute, taken.Queued)
+	for _, path := range []string{other, took} {
+		rank, work := r.Decode.Chosen, p.Local
+		if path == "remote" {
+			rank, work = r.Prefill.Chosen, p.Remote
+		}
+		printable.Fprintf(b, "%-12s %s prefill: %s computes %d prompt tokens, ", pick(path == other, "5 instead", "  taken"), path, cmp.Or(rank, "-"), work.Compute)
+		if work.Queued > 0 {
+			printable.Fprintf(b, "after %d that are queued there", work.Queued)
+		} else {
+			b.WriteString("with none queued there")
+		}
+		if work.Transfer > 0 {
+			printable.Fprintf(b, ", and moves %d", work.Transfer)
+		}
+		b.WriteByte('\n')
+	}
 	if p.CostRevision > 0 {
-		printable.Fprintf(b, "  costs      local %.1f ms, remote %.1f ms, by revision %d of what was learned\n", p.LocalMS, p.RemoteMS, p.CostRevision)
+		printable.Fprintf(b, "  expected   local %.1f ms, remote %.1f ms (revision %d of the cost model)\n", p.LocalMS, p.RemoteMS, p.CostRevision)
 	}
 }
 
 func (r *Receipt) legs(b *strings.Builder) {
+	again := slices.ContainsFunc(r.Legs, func(l LegEntry) bool { return l.Attempt > 1 })
 	for i := range r.Legs {
 		l := &r.Legs[i]
-		printable.Fprintf(b, "6 leg        %s on %s, attempt %d: ", l.Kind, l.Rank, l.Attempt)
+		printable.Fprintf(b, "6 leg        %s on %s", l.Kind, l.Rank)
+		if again {
+			printable.Fprintf(b, ", attempt %d", l.Attempt)
+		}
+		b.WriteString(": ")
 		switch {
 		case l.Status > 0:
 			printable.Fprintf(b, "HTTP %d", l.Status)
@@ -288,11 +319,18 @@ func (r *Receipt) legs(b *strings.Builder) {
 
 func (r *Receipt) outcome(b *strings.Builder) {
 	o := &r.Outcome
-	if r.Live {
+	switch {
+	case r.ID == DryRun:
+		b.WriteString("7 outcome    none: a dry run sends nothing\n")
+		return
+	case r.Live:
 		b.WriteString("7 outcome    still running\n")
 		return
+	case o.Status > 0:
+		printable.Fprintf(b, "7 outcome    HTTP %d", o.Status)
+	default:
+		b.WriteString("7 outcome    no HTTP status")
 	}
-	printable.Fprintf(b, "7 outcome    HTTP %d", o.Status)
 	if o.Finish != "" {
 		printable.Fprintf(b, ", finish %s", o.Finish)
 	}
@@ -309,9 +347,6 @@ func (r *Receipt) outcome(b *strings.Builder) {
 		printable.Fprintf(b, ", %d tokens out", o.CompletionTokens)
 	}
 	b.WriteByte('\n')
-	if o.CachedTokens >= 0 {
-		printable.Fprintf(b, "             cached tokens: predicted %d, the engine says %d\n", r.Predicted.CachedTokens, o.CachedTokens)
-	}
 	switch {
 	case o.SilentRecompute:
 		b.WriteString("             the KV did not arrive: the decode engine computed the prompt again\n")
@@ -324,6 +359,93 @@ func (r *Receipt) outcome(b *strings.Builder) {
 	if o.ErrorCode != "" || o.Error != "" {
 		printable.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(o.Error, "-"))
 	}
+}
+
+// verdict compares the cached tokens that were predicted with those that the engine found.
+func (r *Receipt) verdict(b *strings.Builder) {
+	o := &r.Outcome
+	if r.Path == "" || r.Live || r.ID == DryRun || o.Status >= 400 && o.CachedTokens < 0 {
+		return
+	}
+	b.WriteString("8 verdict    ")
+	found, predicted, there := o.CachedTokens, r.Predicted.CachedTokens, "in the cache of "+cmp.Or(r.Decode.Chosen, "its rank")
+	switch {
+	case r.Path != "remote":
+	case r.countedByPrefill():
+		predicted, there = r.Predicted.PrefillCachedTokens, "in the cache of "+cmp.Or(r.Prefill.Chosen, "the prefill rank")
+	case found != predicted: // most connectors' engines count what was moved as cached, NIXL's do not
+		predicted += r.Predicted.RemoteTokens
+		there = "cached or moved"
+	}
+	switch d := found - predicted; {
+	case found < 0:
+		b.WriteString("unknown: the engine did not report how many prompt tokens were cached\n")
+	case d == 0:
+		printable.Fprintf(b, "as predicted: %d prompt tokens were %s\n", found, there)
+	case d < 0:
+		printable.Fprintf(b, "%d tokens fewer than predicted were %s (%d of %d): blocks were evicted before the request came, or the KV did not arrive\n", -d, there, found, predicted)
+	default:
+		printable.Fprintf(b, "%d tokens more than predicted were %s (%d of %d): the index undercounts, never overcounts\n", d, there, found, predicted)
+	}
+}
+
+// countedByPrefill reports whether the answer's usage has the cached tokens of the prefill
+// engine in place of the decode engine's, as routing.prefill_usage has it.
+func (r *Receipt) countedByPrefill() bool {
+	for i := len(r.Legs) - 1; i >= 0; i-- {
+		if l := &r.Legs[i]; l.Kind == "prefill" {
+			return l.CachedTokens >= 0 && l.CachedTokens == r.Outcome.CachedTokens
+		}
+	}
+	return false
+}
+
+// meanings explain the columns of the tables, by title.
+var meanings = map[string]string{
+	"OVERLAP": "blocks of the prompt in the rank's cache",
+	"PREFILL": "computing the whole prompt",
+	"CREDIT":  "what the cache saves of that, subtracted",
+	"QUEUE":   "prompts that wait there",
+	"DECODE":  "answers in progress there",
+	"SPREAD":  "new prompts that it got recently",
+	"REQS":    "requests in progress there",
+	"STALL":   "answers there that pause while this prompt is computed",
+	"COST":    "the sum; the lowest wins",
+}
+
+// legendWidth is how many columns the legend takes, so that the smallest screens show it.
+const legendWidth = 78
+
+// legend explains the columns of the tables above.
+func (r *Receipt) legend(b *strings.Builder) {
+	titles := []string{"OVERLAP"}
+	for _, p := range []*decision.Phase{&r.Decode, &r.Prefill} {
+		if len(p.Candidates) == 0 {
+			continue
+		}
+		for _, t := range p.ShownTerms() {
+			if !slices.Contains(titles, t.Title) {
+				titles = append(titles, t.Title)
+			}
+		}
+	}
+	if len(titles) == 1 {
+		return
+	}
+	const margin = "             "
+	line := "  columns    "
+	for i, title := range append(titles, "COST") {
+		text := title + " " + meanings[title]
+		if i < len(titles) {
+			text += "; "
+		}
+		if len(line)+len(text) > legendWidth {
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = margin
+		}
+		line += text
+	}
+	b.WriteString(line + "\n")
 }
 
 func pick(c bool, yes, no string) string {

@@ -65,6 +65,10 @@ type Receipt struct {
 	candidates int // the most that a phase keeps
 }
 
+// DryRun is the ID of the receipt of a request that the router only decided and did not
+// send.
+const DryRun = "dry-run"
+
 // LegEntry is one HTTP call.
 type LegEntry struct {
 	// Kind is "prefill" or "decode".

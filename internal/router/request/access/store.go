@@ -81,10 +81,12 @@ func (s *Store) reload() {
 		if err.Error() != s.bad {
 			s.bad = err.Error()
 			s.o.Loaded("refused")
-			s.o.Event(eventlog.Event{
-				Kind: "keys_refused", Severity: eventlog.Error,
-				Text: "the new file of API keys is refused, the previous keys stay in force: " + strings.ReplaceAll(s.bad, "\n", "; "),
-			})
+			for _, problem := range eventlog.Problems(err) {
+				s.o.Event(eventlog.Event{
+					Kind: "keys_refused", Severity: eventlog.Error,
+					Text: "the new file of API keys is refused, the previous keys stay in force: " + problem,
+				})
+			}
 		}
 		return
 	}

@@ -1,0 +1,118 @@
+package receipt
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
+
+// explained is the text of a receipt.
+func explained(t *testing.T, r *Receipt) string {
+	t.Helper()
+	var b strings.Builder
+	if err := r.Explain(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// decided is a receipt of a decision between two ranks.
+func decided(path string) *Receipt {
+	r := &Receipt{ID: "5f3a9c0100000000002a"}
+	r.Path, r.ReasonText = path, "eff_isl 800 >= 512"
+	r.Decode.Verdict, r.Decode.Policy, r.Decode.Chosen, r.Decode.RunnerUp, r.Decode.Eligible = "chosen", "kv", "d0/dp0", "d1/dp0", 2
+	r.Decode.Candidates = []decision.Candidate{{Rank: "d0/dp0"}, {Rank: "d1/dp0"}}
+	r.Prefill.Verdict, r.Prefill.Policy, r.Prefill.Chosen = "chosen", "kv", "p0/dp0"
+	r.Predicted.HasRemote = true
+	r.Predicted.Local, r.Predicted.Remote = decision.Work{Compute: 800, Queued: 120}, decision.Work{Compute: 800, Transfer: 1000}
+	r.Outcome = Outcome{Status: 200, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1}
+	return r
+}
+
+// TestDryRunSaysWhatWouldHappen: first what the router would do and why; what was not
+// sent has no outcome.
+func TestDryRunSaysWhatWouldHappen(t *testing.T) {
+	for path, want := range map[string]string{
+		"remote": "dry run: p0/dp0 would prefill this prompt, d0/dp0 would decode: eff_isl 800 >= 512\n",
+		"local":  "dry run: d0/dp0 would prefill this prompt and decode: eff_isl 800 >= 512\n",
+		"":       "dry run: the router would refuse this request now: eff_isl 800 >= 512\n",
+	} {
+		r := decided(path)
+		r.ID, r.Outcome.Status = DryRun, 0
+		text := explained(t, r)
+		if !strings.HasPrefix(text, want) || strings.Contains(text, "HTTP") || strings.Contains(text, "verdict") || !strings.Contains(text, "7 outcome    none: a dry run sends nothing\n") {
+			t.Errorf("path %q:\n%s", path, text)
+		}
+	}
+}
+
+// TestExplainComparesThePaths: the line of the other path and of the one that was taken
+// name ranks and work in words.
+func TestExplainComparesThePaths(t *testing.T) {
+	const local = "local prefill: d0/dp0 computes 800 prompt tokens, after 120 that are queued there\n"
+	const remote = "remote prefill: p0/dp0 computes 800 prompt tokens, with none queued there, and moves 1000\n"
+	for path, want := range map[string]string{
+		"remote": "5 instead    " + local + "  taken      " + remote,
+		"local":  "5 instead    " + remote + "  taken      " + local,
+	} {
+		if text := explained(t, decided(path)); !strings.Contains(text, want) {
+			t.Errorf("%s:\n%s", path, text)
+		}
+	}
+}
+
+// TestExplainVerdict: predicted and found tokens are compared once.
+func TestExplainVerdict(t *testing.T) {
+	for found, want := range map[int]string{
+		1000: "8 verdict    as predicted: 1000 prompt tokens",
+		900:  "8 verdict    100 tokens fewer",
+		1100: "8 verdict    100 tokens more",
+		-1:   "8 verdict    unknown:",
+	} {
+		r := decided("remote")
+		r.Predicted.CachedTokens, r.Predicted.RemoteTokens, r.Outcome.CachedTokens = 200, 800, found
+		if text := explained(t, r); strings.Count(text, "verdict") != 1 || !strings.Contains(text, want) {
+			t.Errorf("%d tokens:\n%s", found, text)
+		}
+	}
+	// The usage of a disaggregated answer has the prefill engine's count.
+	r := decided("remote")
+	r.Legs = []LegEntry{{Kind: "prefill", CachedTokens: 320}, {Kind: "decode", CachedTokens: -1}}
+	r.Predicted.PrefillCachedTokens, r.Predicted.RemoteTokens, r.Outcome.CachedTokens = 320, 1000, 320
+	if text := explained(t, r); !strings.Contains(text, "8 verdict    as predicted: 320 prompt tokens were in the cache of p0/dp0\n") {
+		t.Errorf("counted by the prefill engine:\n%s", text)
+	}
+	r = decided("remote")
+	r.Outcome.Status = 502
+	if text := explained(t, r); strings.Contains(text, "verdict") {
+		t.Errorf("a request that failed has a verdict on its cache:\n%s", text)
+	}
+}
+
+// TestLegendHasEveryColumn: each column of the tables is explained, within a narrow screen.
+func TestLegendHasEveryColumn(t *testing.T) {
+	titles := []string{"OVERLAP", "COST"}
+	for _, term := range decision.EachTerm() {
+		titles = append(titles, term.Title)
+	}
+	r := decided("remote")
+	for _, term := range decision.EachTerm() {
+		*term.At(&r.Decode.Candidates[0].Terms) = 1 // rare terms, too
+	}
+	_, legend, ok := strings.Cut(explained(t, r), "  columns    ")
+	for _, title := range titles {
+		if !ok || meanings[title] == "" || !strings.Contains(legend, title+" ") {
+			t.Errorf("%s is not explained in\n%s", title, legend)
+		}
+	}
+	for line := range strings.Lines(legend) {
+		if len(line) > legendWidth+1 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	r.Decode.Candidates = nil
+	if text := explained(t, r); strings.Contains(text, "columns") {
+		t.Errorf("a legend without a table:\n%s", text)
+	}
+}
