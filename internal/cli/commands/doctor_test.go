@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,12 +41,12 @@ func TestDoctorOfSimulatedEngines(t *testing.T) {
 // TestDoctorShowsProgress: nothing for two seconds, then what it is at.
 func TestDoctorShowsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out lockedBuffer
 		p := startProgress(t.Context(), &out)
 		p.step("engine d0")
 		<-time.After(progressEvery - time.Millisecond)
 		synctest.Wait()
-		if out.Len() > 0 {
+		if out.String() != "" {
 			t.Errorf("early: %q", out.String())
 		}
 		<-time.After(2 * time.Millisecond)
@@ -57,6 +58,24 @@ func TestDoctorShowsProgress(t *testing.T) {
 			t.Errorf("%q", out.String())
 		}
 	})
+}
+
+// lockedBuffer is a buffer that may be read while it is written to.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 // TestAnEngineIsRecognised: a command that is given the address of an engine says so.

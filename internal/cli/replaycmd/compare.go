@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -328,6 +329,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	}
 	g, ctx := errgroup.WithContext(cmd.Context())
 	g.SetLimit(cmp.Or(f.compare.jobs, runtime.NumCPU()))
+	var says sync.Mutex // one simulation at a time says that it has ended
 	for i := range rows {
 		g.Go(func() error {
 			res, err := simulate.Run(ctx, src, rows[i].setup)
@@ -341,6 +343,8 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 			}
 			rows[i].result = res
 			if !f.trace.quiet {
+				says.Lock()
+				defer says.Unlock()
 				printable.Fprintf(cmd.ErrOrStderr(), "%s threshold %s: %s requests, %s of trace in %.1f s\n", res.Policy, res.Rule(), table.Count(res.Requests),
 					time.Duration(res.VirtualS*float64(time.Second)).Round(time.Second), res.WallS)
 			}
