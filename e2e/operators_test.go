@@ -143,7 +143,7 @@ func TestCachedTokensOfPairsOnVLLM(t *testing.T) {
 	}
 }
 
-// TestEchoOfChatsOnVLLM: vLLM computes a chat with echo anew on the engine that answers, so
+// TestEchoOfChatsOnVLLM: vLLM computes a chat with echo again on the engine that answers, so
 // such a chat stays in one piece, and no prefill engine computes for it.
 func TestEchoOfChatsOnVLLM(t *testing.T) {
 	list := startEngines(t, "1p1d")

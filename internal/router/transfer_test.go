@@ -228,16 +228,13 @@ func prefillThatEndsTheAnswer(t *testing.T, r *rig, _ *tap) {
 	set(fault.Set{})
 }
 
-// silentRecomputeIsDetected: a decode engine that answers well but does not
-// use the KV that was computed for it is found out by its own counters.
-func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
+// editDecodes changes a member of the completions that decode-0 gets.
+func editDecodes(t *testing.T, r *rig, p *tap, member string, value any) {
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 		if engine != "decode-0" || q.URL.Path != "/v1/completions" {
 			return false
 		}
-		// As an engine without --kv-transfer-config does: the parameters are
-		// not looked at.
-		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params", nil)))
+		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, member, value)))
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}
@@ -247,6 +244,13 @@ func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
 		return true
 	})
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+}
+
+// silentRecomputeIsDetected: a decode engine that answers well but does not
+// use the KV that was computed for it is found out by its own counters.
+func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
+	// As an engine without --kv-transfer-config does: the parameters are not looked at.
+	editDecodes(t, r, p, "kv_transfer_params", nil)
 	r.eventually("the alarm", func() error {
 		// What is sent before the counter has been read once proves nothing.
 		r.complete(ids(200, int(time.Now().UnixNano()%1e6)))
@@ -284,20 +288,7 @@ func silentRecomputeIsDetected(t *testing.T, r *rig, p *tap) {
 func TestFailedLoadsAreSilentRecompute(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,policy=recompute,patience=10ms")
-	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
-		if engine != "decode-0" || q.URL.Path != "/v1/completions" {
-			return false
-		}
-		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params.remote_engine_id", "another engine")))
-		if err != nil {
-			panic(http.ErrAbortHandler)
-		}
-		defer resp.Body.Close()
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.Copy(w, resp.Body)
-		return true
-	})
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	editDecodes(t, r, p, "kv_transfer_params.remote_engine_id", "another engine")
 	n := 0
 	r.eventually("the alarm", func() error {
 		n++

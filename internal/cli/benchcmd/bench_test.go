@@ -164,7 +164,7 @@ func TestBenchFromEndToEnd(t *testing.T) {
 	if code, _, stderr = typed("bench", "--resume", dir); code != cli.ExitUsage || !strings.Contains(stderr, dir+" is finished: all its ") || !strings.Contains(stderr, "dynctl bench report "+dir) {
 		t.Errorf("resume of a finished run: code %d %s", code, stderr)
 	}
-	// A run that was cut goes on: half of its cells, and the result, are taken away again.
+	// A run that was cut continues: half of its cells, and the result, are taken away again.
 	if err := os.Remove(filepath.Join(dir, "result.json")); err != nil {
 		t.Fatal(err)
 	}
