@@ -113,7 +113,7 @@ var rows = []*Row{
 	{Key: "kubernetes.revision_label", Flag: "kube-revision-label", At: func(c *Config) any { return &c.Kubernetes.RevisionLabel }, Fixed: true,
 		Help: "pod `LABEL` that names a rollout: prefill and decode pair within one"},
 	{Key: "replicas.routers", Flag: "replicas", At: func(c *Config) any { return &c.Replicas.Routers }, Check: routers, Redact: withoutUsers, Fixed: true,
-		Help: "`HOST:PORT` of another router's replicas.listen, or a name that has the addresses of several, or the URL of a NATS server, nats://HOST:PORT: share load with the other routers of the fleet (repeatable)"},
+		Help: "address of another router's replicas.listen, `HOST:PORT`, or a name that has the addresses of several, or the URL of a NATS server (nats://HOST:PORT), to share load with the other routers of the fleet (repeatable)"},
 	{Key: "replicas.listen", Flag: "replicas-listen", At: func(c *Config) any { return &c.Replicas.Listen }, Default: "127.0.0.1:6222", Check: hostPort, Fixed: true,
 		Help: "address for other routers, `HOST:PORT`; beyond loopback it needs TLS, and a password or certificates"},
 	{Key: "replicas.name", Flag: "replicas-name", At: func(c *Config) any { return &c.Replicas.Name }, Check: short, Fixed: true,

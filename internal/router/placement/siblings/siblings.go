@@ -247,6 +247,14 @@ func (s Seen) Choice() selector.Siblings {
 	if l == nil {
 		return selector.Siblings{}
 	}
+	// A router that is silent for less than a heartbeat had nothing to publish until then.
+	blind := max(0, s.now.Sub(l.heard))
+	if blind <= replicas.Heartbeat {
+		blind = min(blind, replicas.Pace)
+	}
 	// The others are taken to decide as often as this router: behind a balancer they do.
-	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * max(0, s.now.Sub(l.heard).Seconds()), Tokens: l.tokens}
+	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * blind.Seconds(), Tokens: l.tokens}
 }
+
+// Name is this router's among them.
+func (s *Siblings) Name() string { return s.o.Self.Origin }

@@ -70,8 +70,9 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.o.Clock()
-	add := func(kind string, severity eventlog.Severity, fields map[string]any, format string, a ...any) {
-		events = append(events, eventlog.Event{Kind: kind, Severity: severity, Text: fmt.Sprintf(format, a...), Fields: fields})
+	add := func(e eventlog.Event, format string, a ...any) {
+		e.Text = fmt.Sprintf(format, a...)
+		events = append(events, e)
 	}
 	s.sums = slices.Grow(s.sums[:0], len(s.keys))[:len(s.keys)]
 	v.Sums(now, s.keys, s.sums)
@@ -82,12 +83,10 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 		}
 		s.loads.Store(nil) // decisions read the judgement
 		if j.disbelieved {
-			add("replica_disagrees", eventlog.Warn, nil, "other routers have %d request(s) on %s, and its engine reports none %d times in a row: their work there no longer counts", s.sums[i].Requests, k.Label, j.idle)
+			add(eventlog.Event{Kind: "replica_disagrees", Severity: eventlog.Warn, Worker: k.WorkerName, Rank: k.Label}, "other routers have %d request(s) on %s, and its engine reports none %d times in a row: their work there no longer counts", s.sums[i].Requests, k.Label, j.idle)
 		} else {
-			add("replica_agrees", eventlog.Info, nil, "what other routers publish of %s counts again", k.Label)
+			add(eventlog.Event{Kind: "replica_agrees", Worker: k.WorkerName, Rank: k.Label}, "what other routers publish of %s counts again", k.Label)
 		}
-		e := &events[len(events)-1]
-		e.Worker, e.Rank = k.WorkerName, k.Label
 	}
 	snap := v.Snapshot(now)
 	seen := make(map[string]state, len(snap.Origins))
@@ -98,20 +97,20 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 		fields := map[string]any{"replica": o.Origin}
 		switch {
 		case !known && o.Live:
-			add("replica_found", eventlog.Info, fields, "router %s shares its load with this one", o.Origin)
+			add(eventlog.Event{Kind: "replica_found", Fields: fields}, "router %s shares its load with this one", o.Origin)
 		case known && was.live && !o.Live:
 			why := fmt.Sprintf("has been silent for %v", replicas.Lifetime)
 			if o.Left {
 				why = "has left"
 			}
-			add("replica_lost", eventlog.Warn, fields, "router %s %s: its work no longer counts", o.Origin, why)
+			add(eventlog.Event{Kind: "replica_lost", Severity: eventlog.Warn, Fields: fields}, "router %s %s: its work no longer counts", o.Origin, why)
 		case known && !was.live && o.Live:
-			add("replica_back", eventlog.Info, fields, "router %s shares its load again", o.Origin)
+			add(eventlog.Event{Kind: "replica_back", Fields: fields}, "router %s shares its load again", o.Origin)
 		}
 		if o.Settings != "" {
 			is.settings = Differing(s.o.Self.Settings, o.Settings)
 			if is.settings != "" && is.settings != was.settings {
-				add("replica_settings_differ", eventlog.Warn, fields, "router %s has other settings (%s): the two decide otherwise", o.Origin, is.settings)
+				add(eventlog.Event{Kind: "replica_settings_differ", Severity: eventlog.Warn, Fields: fields}, "router %s has other settings (%s): the two decide otherwise", o.Origin, is.settings)
 			}
 		}
 		seen[o.Origin] = is
@@ -119,17 +118,23 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 	s.states = seen
 	c, was := &snap.Counts, &s.counts
 	for _, n := range []struct {
-		kind     string
 		was, now uint64
-		text     string
+		event    eventlog.Event
 	}{
-		{"replica_other_fleet", was.Foreign, c.Foreign, "a router of another fleet publishes here: its load is not taken (replicas.fleet is " + s.o.Self.Fleet + " here)"},
-		{"replica_same_name", was.SameOrigin, c.SameOrigin, "another process has this router's name: give each router a name of its own (replicas.name is " + s.o.Self.Origin + " here)"},
-		{"replica_refused", was.Refused, c.Refused, "a message of another router is refused: " + c.LastRefused},
-		{"replica_too_many", was.Crowded, c.Crowded, fmt.Sprintf("there are more than %d other routers: the load of the others is not taken", replicas.MaxOrigins)},
+		{was.Foreign, c.Foreign, eventlog.Event{
+			Kind: "replica_other_fleet", Text: "a router of another fleet publishes here: its load is not taken (replicas.fleet is " + s.o.Self.Fleet + " here)",
+		}},
+		{was.SameOrigin, c.SameOrigin, eventlog.Event{
+			Kind: "replica_same_name", Text: "another process has this router's name: give each router a name of its own (replicas.name is " + s.o.Self.Origin + " here)",
+		}},
+		{was.Refused, c.Refused, eventlog.Event{Kind: "replica_refused", Text: c.LastRefused}},
+		{was.Crowded, c.Crowded, eventlog.Event{
+			Kind: "replica_too_many", Text: fmt.Sprintf("there are more than %d other routers: the load of the others is not taken", replicas.MaxOrigins),
+		}},
 	} {
 		if n.was == 0 && n.now > 0 {
-			add(n.kind, eventlog.Warn, nil, "%s", n.text)
+			n.event.Severity = eventlog.Warn
+			events = append(events, n.event)
 		}
 	}
 	s.counts = *c
