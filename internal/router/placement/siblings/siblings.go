@@ -8,6 +8,7 @@ package siblings
 
 import (
 	"context"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -25,12 +26,14 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Options make Siblings. All are needed.
+// Options make Siblings. All but Learned are needed.
 type Options struct {
 	Self   replicas.Identity
 	Fleet  func() *workers.Snapshot
 	Ledger *ledger.Ledger
 	Event  func(eventlog.Event)
+	// Learned is called with responses that workers keep for other routers' clients.
+	Learned func(id, worker, tenant string)
 	// Clock is time.Now, or a virtual clock.
 	Clock func() time.Time
 }
@@ -53,6 +56,7 @@ type Siblings struct {
 	given  []sample       // oldest first, of the last rateOver
 	states map[string]state
 	counts replicas.Counts
+	facts
 }
 
 // sample is what the ledger had given at a time.
@@ -84,7 +88,7 @@ type load struct {
 
 // New makes the siblings of a router, which knows none until Run.
 func New(o Options) *Siblings {
-	return &Siblings{o: o, router: selector.HashSession(o.Self.Origin), states: map[string]state{}}
+	return &Siblings{o: o, router: selector.HashSession(o.Self.Origin), states: map[string]state{}, facts: newFacts()}
 }
 
 // Run exchanges work over a transport until ctx ends. The caller closes the transport.
@@ -94,7 +98,7 @@ func (s *Siblings) Run(ctx context.Context, t replicas.Transport) error {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { x.Run(ctx); return nil })
+	g.Go(func() error { x.Run(ctx); x.Leave(); return nil })
 	g.Go(func() error {
 		for range wait.Every(ctx, replicas.Heartbeat) {
 			s.Watch()
@@ -106,7 +110,7 @@ func (s *Siblings) Run(ctx context.Context, t replicas.Transport) error {
 
 // Join subscribes to a transport. Its caller steps the exchange, and calls Watch.
 func (s *Siblings) Join(t replicas.Transport) (*replicas.Exchange, error) {
-	x, err := replicas.NewExchange(s.o.Self, t, s.o.Clock, s.own)
+	x, err := replicas.NewExchange(s.o.Self, t, s.o.Clock, s.own, replicas.More{Fill: s.fill, Heard: s.heard})
 	if err != nil {
 		return nil, err
 	}
@@ -143,12 +147,18 @@ func (s *Siblings) follow() {
 		was[k] = s.judged[i]
 	}
 	s.snap, s.ranks, s.keys, s.judged = snap, s.ranks[:0], s.keys[:0], s.judged[:0]
+	clear(s.byName)
+	clear(s.byKey)
 	for _, w := range snap.Workers {
 		url := w.URL.String()
+		key := replicas.WorkerOf(url)
+		s.byName[w.Name], s.byKey[key] = key, w
 		for _, k := range w.Ranks {
 			s.ranks, s.keys, s.judged = append(s.ranks, k), append(s.keys, replicas.RankOf(url, k.DP)), append(s.judged, was[k])
 		}
 	}
+	// A worker that comes back is another one.
+	maps.DeleteFunc(s.orders, func(key replicas.Rank, _ replicas.Order) bool { return s.byKey[key] == nil })
 	x.View().SetRanks(s.keys)
 }
 

@@ -43,6 +43,8 @@ type router struct {
 	ledger   *ledger.Ledger
 	siblings *siblings.Siblings
 	port     *virtualnet.Port
+	exchange *replicas.Exchange
+	learned  []string
 	events   []eventlog.Event
 	turn     uint64
 	down     bool
@@ -75,12 +77,18 @@ func (s *stage) boot(self replicas.Identity) *router {
 	self.Epoch = s.now()
 	r.siblings = siblings.New(siblings.Options{
 		Self: self, Fleet: r.registry.Snapshot, Ledger: r.ledger, Clock: s.now, Event: func(e eventlog.Event) { r.events = append(r.events, e) },
+		Learned: func(id, worker, tenant string) {
+			if k := id + " " + worker + " " + tenant; !slices.Contains(r.learned, k) {
+				r.learned = append(r.learned, k)
+			}
+		},
 	})
 	r.port = s.net.Port()
 	x, err := r.siblings.Join(r.port)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	r.exchange = x
 	var step, watch func()
 	step = func() {
 		if !r.down {
@@ -266,7 +274,7 @@ func TestOnlySiblingsBusy(t *testing.T) {
 			into = append(into, replicas.Row{Rank: replicas.RankOf(fmt.Sprintf("http://10.0.0.%d:8000", i), 0), Load: replicas.Load{Requests: replicas.MaxAmount, Answering: 7, PrefillTokens: replicas.MaxAmount}})
 		}
 		return into
-	})
+	}, replicas.More{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,6 +401,116 @@ func TestNoSiblingsCostNothing(t *testing.T) {
 	b.siblings.Look(now)
 	if n := testing.AllocsPerRun(100, func() { s := b.siblings.Look(now); s.Add(&c, k); _ = s.Choice() }); n != 0 {
 		t.Errorf("%v allocations with siblings", n)
+	}
+}
+
+// drain is what the admin API does.
+func (r *router) drain(name string, drain int) {
+	w, _ := r.registry.Snapshot().Worker(name)
+	w.State.SetDraining(drain != replicas.Resumed)
+	r.siblings.Order(w, drain)
+}
+
+func (r *router) draining(name string) bool {
+	w, _ := r.registry.Snapshot().Worker(name)
+	return w.State.Draining()
+}
+
+// TestOrders: an operator's drain is obeyed by all routers, the latest word counts whatever
+// the clock of the router that it came to, it outlives that router, and a router that starts
+// obeys it, too. A worker that left and came back is another one.
+func TestOrders(t *testing.T) {
+	s := newStage(t, 3, 3)
+	s.run(time.Second)
+	a, b, c := s.routers[0], s.routers[1], s.routers[2]
+	soon := replicas.Pace + 3*time.Millisecond
+	a.drain("w01", replicas.Drained)
+	s.run(soon)
+	if !b.draining("w01") || !c.draining("w01") || b.draining("w00") {
+		t.Fatal("a drain is not obeyed")
+	}
+	if b.sees("w01/dp0").KeptOut == "" {
+		t.Error("a rank that drains can be chosen")
+	}
+	a.kill()
+	s.run(5 * time.Second)
+	d := s.boot(replicas.Identity{Fleet: "a", Origin: "late"})
+	s.run(time.Second)
+	if !b.draining("w01") || !d.draining("w01") {
+		t.Error("the drain ended with the router that it came to, or a new one does not know it")
+	}
+	c.drain("w01", replicas.Resumed)
+	s.run(soon)
+	if b.draining("w01") || d.draining("w01") {
+		t.Error("the worker takes no requests again")
+	}
+	s.run(3 * time.Second)
+	if b.draining("w01") || c.draining("w01") || d.draining("w01") {
+		t.Error("the older word came back")
+	}
+	if n := len(slices.DeleteFunc(b.kinds(), func(k string) bool { return k != "worker_draining" && k != "worker_resumed" })); n != 2 {
+		t.Errorf("events %q", b.kinds())
+	}
+}
+
+// TestOrderUnderLoss: with half of all messages lost, doubled and late, every router obeys the
+// last of many words within a few full states.
+func TestOrderUnderLoss(t *testing.T) {
+	s := newStage(t, 2, 3)
+	s.net.Loss, s.net.Double, s.net.Most = 0.5, 0.3, 200*time.Millisecond
+	for i := range 20 {
+		s.routers[i%3].drain("w00", i%2)
+		s.run(130 * time.Millisecond)
+	}
+	s.run(12 * replicas.FullEvery)
+	for _, r := range s.routers {
+		if !r.draining("w00") {
+			t.Errorf("%+v does not obey the last word", r.siblings.Status().Self)
+		}
+	}
+}
+
+// TestStored: other routers learn which worker has a response and whose it is, also one
+// that missed the first message; ids of workers that it does not know mean nothing to it.
+func TestStored(t *testing.T) {
+	s := newStage(t, 2, 2)
+	s.run(time.Second)
+	a, b := s.routers[0], s.routers[1]
+	a.siblings.Keeps("resp_1", "w01", "team")
+	a.siblings.Keeps("resp_2", "nobody", "team")
+	s.run(replicas.Heartbeat + 3*time.Millisecond)
+	s.net.Loss = 1
+	a.siblings.Keeps("resp_3", "w00", "")
+	s.run(replicas.FullEvery)
+	s.net.Loss = 0
+	s.run(2 * replicas.FullEvery)
+	if want := []string{"resp_1 w01 team", "resp_3 w00 "}; !slices.Equal(b.learned, want) || len(a.learned) > 0 {
+		t.Errorf("%q and %q, want %q and none", b.learned, a.learned, want)
+	}
+	for i := range 5000 {
+		a.siblings.Keeps(fmt.Sprint("many_", i), "w01", "t")
+	}
+	s.run(10 * time.Second)
+	if n := len(b.learned); n < 1000 || n > 1100 {
+		t.Errorf("%d learned of a flood, want those that are kept for siblings", n)
+	}
+}
+
+// TestLeave: a router that ends says so, and counts no longer from then on.
+func TestLeave(t *testing.T) {
+	s := newStage(t, 2, 2)
+	s.run(time.Second)
+	a, b := s.routers[0], s.routers[1]
+	a.serve(false)
+	s.run(100 * time.Millisecond)
+	a.exchange.Leave()
+	a.kill()
+	s.run(replicas.Heartbeat + 3*time.Millisecond)
+	if st := b.siblings.Status(); st.Live() != 0 || !st.Origins[0].Left {
+		t.Errorf("%+v", st.Origins)
+	}
+	if e := b.events[len(b.events)-1]; e.Kind != "replica_lost" || e.Severity == eventlog.Warn {
+		t.Errorf("%+v", e)
 	}
 }
 
