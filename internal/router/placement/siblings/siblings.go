@@ -53,7 +53,10 @@ type Siblings struct {
 	keys   []replicas.Rank
 	judged []judgement
 	sums   []replicas.Sum // scratch
-	given  []sample       // oldest first, of the last rateOver
+	// past is this router's own requests by rank at two times, blind apart.
+	past   [2][]int
+	pastAt time.Time
+	given  []sample // oldest first, of the last rateOver
 	states map[string]state
 	counts replicas.Counts
 	facts
@@ -64,6 +67,10 @@ type sample struct {
 	at                   time.Time
 	reservations, tokens uint64
 }
+
+// blind is how long a router may not see what another one decides, or a little longer: the
+// longest time between two messages about changes, and the way of one.
+const blind = 2 * replicas.Pace
 
 // rateOver is over how long the rate of the router's own decisions is taken.
 const rateOver = time.Second
@@ -83,6 +90,8 @@ type loads struct {
 
 type load struct {
 	rank *workers.Rank
+	// past is this router's own requests, a blind time ago or longer.
+	past int
 	replicas.Sum
 }
 
@@ -124,6 +133,14 @@ func (s *Siblings) own(into []replicas.Row) []replicas.Row {
 	defer s.mu.Unlock()
 	s.follow()
 	s.sample()
+	if now := s.o.Clock(); now.Sub(s.pastAt) >= blind {
+		s.past[0], s.past[1] = s.past[1], s.past[0][:0]
+		for _, k := range s.ranks {
+			s.past[1] = append(s.past[1], s.o.Ledger.Load(k).Requests)
+		}
+		s.pastAt = now
+		s.loads.Store(nil)
+	}
 	for i, k := range s.ranks {
 		if l := s.o.Ledger.Load(k); l != (ledger.Load{LastTurn: l.LastTurn}) {
 			into = append(into, replicas.Row{Rank: s.keys[i], Load: replicas.Load{
@@ -160,6 +177,7 @@ func (s *Siblings) follow() {
 	// A worker that comes back is another one.
 	maps.DeleteFunc(s.orders, func(key replicas.Rank, _ replicas.Order) bool { return s.byKey[key] == nil })
 	x.View().SetRanks(s.keys)
+	s.past, s.pastAt = [2][]int{}, time.Time{}
 }
 
 // sample notes what the ledger has given. The caller holds mu.
@@ -225,15 +243,22 @@ func (s *Siblings) refresh(v *replicas.View, now time.Time) *loads {
 	l.bySlot = make([]load, slots)
 	for i, k := range s.ranks {
 		if !s.judged[i].disbelieved {
-			l.bySlot[k.Slot] = load{k, s.sums[i]}
+			l.bySlot[k.Slot] = load{k, 0, s.sums[i]}
+			if i < len(s.past[0]) {
+				l.bySlot[k.Slot].past = s.past[0][i]
+			}
 		}
 	}
 	s.loads.Store(l)
 	return l
 }
 
-// Add adds the siblings' work on a rank to a candidate, and says so in it.
-func (s Seen) Add(c *decision.Candidate, k *workers.Rank) {
+// Add adds the siblings' work on a rank to a candidate, and says so in it. limit is how many
+// requests the rank may have; 0 for any number.
+//
+// In a blind time each router takes at most its share of the places that were free, so that
+// all of them together exceed the limit by one each at most.
+func (s Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 	if s.loads == nil || int(k.Slot) >= len(s.loads.bySlot) {
 		return
 	}
@@ -241,13 +266,19 @@ func (s Seen) Add(c *decision.Candidate, k *workers.Rank) {
 	if l.rank != k || l.Since.IsZero() {
 		return
 	}
+	held := 0
+	if limit > 0 {
+		routers := s.loads.live + 1
+		free := max(0, limit-l.Requests-l.past)
+		held = max(0, free-(free+routers-1)/routers)
+	}
 	c.ActiveRequests += l.Requests
 	c.PrefillTokens += l.PrefillTokens
 	c.DecodeBlocks += l.DecodeBlocks
 	c.FreshTokens += l.FreshTokens
 	c.Siblings = decision.Siblings{
 		SiblingRequests: int32(l.Requests), SiblingPrefillTokens: int32(l.PrefillTokens), SiblingDecodeBlocks: int32(l.DecodeBlocks), SiblingFreshTokens: int32(l.FreshTokens),
-		SiblingAgeMS: int32(max(1, math.Ceil(float64(s.now.Sub(l.Since))/float64(time.Millisecond)))),
+		SiblingAgeMS: int32(max(1, math.Ceil(float64(s.now.Sub(l.Since))/float64(time.Millisecond)))), SiblingHeld: int32(held),
 	}
 }
 
@@ -258,12 +289,12 @@ func (s Seen) Choice() selector.Siblings {
 		return selector.Siblings{}
 	}
 	// A router that is silent for less than a heartbeat had nothing to publish until then.
-	blind := max(0, s.now.Sub(l.heard))
-	if blind <= replicas.Heartbeat {
-		blind = min(blind, replicas.Pace)
+	silent := max(0, s.now.Sub(l.heard))
+	if silent <= replicas.Heartbeat {
+		silent = min(silent, replicas.Pace)
 	}
 	// The others are taken to decide as often as this router: behind a balancer they do.
-	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * blind.Seconds(), Tokens: l.tokens}
+	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * silent.Seconds(), Tokens: l.tokens}
 }
 
 // Name is this router's among them.

@@ -125,6 +125,14 @@ var options = &decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights
 // decide decides a cold prompt. The caller releases the run.
 func (r *router) decide(alone bool) *decide.Run {
 	r.s.t.Helper()
+	run := r.tryDecide(alone)
+	if run.Plan.Err != nil {
+		r.s.t.Fatal(run.Plan.Err)
+	}
+	return run
+}
+
+func (r *router) tryDecide(alone bool) *decide.Run {
 	q := decide.Criteria{Facts: api.Facts{Kind: api.Completion, ISL: 2000, Source: route.FromIDs, MaxTokens: 100}}
 	q.Chances[0].Turn = r.turn
 	r.turn++
@@ -134,9 +142,6 @@ func (r *router) decide(alone bool) *decide.Run {
 	var run decide.Run
 	run.Begin(q)
 	run.NextPlan(options, r.registry.Snapshot().Workers, 16, r)
-	if run.Plan.Err != nil {
-		r.s.t.Fatal(run.Plan.Err)
-	}
 	return &run
 }
 
@@ -391,7 +396,7 @@ func TestNoSiblingsCostNothing(t *testing.T) {
 	now := time.Now()
 	var c decision.Candidate
 	k := &workers.Rank{}
-	if n := testing.AllocsPerRun(100, func() { s := none.Look(now); s.Add(&c, k); _ = s.Choice() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { s := none.Look(now); s.Add(&c, k, 8); _ = s.Choice() }); n != 0 {
 		t.Errorf("%v allocations without siblings", n)
 	}
 	s := newStage(t, 4, 2)
@@ -399,8 +404,50 @@ func TestNoSiblingsCostNothing(t *testing.T) {
 	b := s.routers[1]
 	k, now = b.registry.Snapshot().Ranks[0], s.now()
 	b.siblings.Look(now)
-	if n := testing.AllocsPerRun(100, func() { s := b.siblings.Look(now); s.Add(&c, k); _ = s.Choice() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { s := b.siblings.Look(now); s.Add(&c, k, 8); _ = s.Choice() }); n != 0 {
 		t.Errorf("%v allocations with siblings", n)
+	}
+}
+
+// TestLimitOfRanks: four routers that all have more requests than the ranks may take exceed the
+// limit of a rank by three at most, and use all of it; one alone may use all of it, too.
+func TestLimitOfRanks(t *testing.T) {
+	was := options.Busy
+	options.Busy.Requests = 10
+	defer func() { options.Busy = was }()
+	for _, busy := range []int{4, 1} {
+		s := newStage(t, 2, 4)
+		s.run(2 * time.Second)
+		most := map[string]int{}
+		count := func() {
+			for _, k := range s.routers[0].registry.Snapshot().Ranks {
+				sum := 0
+				for _, r := range s.routers {
+					for _, own := range r.registry.Snapshot().Ranks {
+						if own.Label == k.Label {
+							sum += r.ledger.Load(own).Requests
+						}
+					}
+				}
+				most[k.Label] = max(most[k.Label], sum)
+			}
+		}
+		for range 3000 {
+			for _, r := range s.routers[:busy] {
+				if run := r.tryDecide(false); run.Plan.Err == nil {
+					claim, _ := run.Claims()
+					r.ledger.Reserve(run.In.DecodePeers[run.Plan.DecodeIndex].Rank, claim)
+				}
+			}
+			count()
+			s.run(time.Millisecond)
+		}
+		for label, n := range most {
+			if n < 10 || n > 10+busy-1 {
+				t.Errorf("%d routers: %d requests on %s, limit 10", busy, n, label)
+			}
+		}
+		t.Logf("%d routers: %v", busy, most)
 	}
 }
 
