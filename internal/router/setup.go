@@ -237,7 +237,7 @@ func newOthers(o *Options, b *base, in *entry) (*others, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn})
+	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
 	s.stored.Tap(s.siblings.Keeps)
 	return s, nil
 }

@@ -45,19 +45,20 @@ const (
 	keyRows     = "r" // [[rank, requests, answering, prefill, blocks, fresh], …]
 	keyOrders   = "d" // [[worker, at, drain], …]
 	keyStored   = "n" // [[id, tenant, worker], …]
+	keySpent    = "k" // [[key, requests, settled, tokens, settled tokens], …]
 	keyGone     = "g" // true
 )
 
 // rowFields is a row's members that this version knows; readers skip further ones.
 const rowFields = 6
 
-// The same of an order and of a stored response.
-const orderFields, storedFields = 3, 3
+// The same of an order, of a stored response and of an API key.
+const orderFields, storedFields, spentFields = 3, 3, 5
 
 // Append appends the encoded message to b. The caller keeps the limits of this package.
 func (m *Message) Append(b []byte) []byte {
 	n := uint32(4)
-	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0, len(m.Orders) > 0, len(m.Stored) > 0, m.Gone} {
+	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0, len(m.Orders) > 0, len(m.Stored) > 0, len(m.Spent) > 0, m.Gone} {
 		if has {
 			n++
 		}
@@ -103,6 +104,13 @@ func (m *Message) Append(b []byte) []byte {
 			b = msgp.AppendUint64(b, uint64(s.Worker))
 		}
 	}
+	if len(m.Spent) > 0 {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keySpent), uint32(len(m.Spent)))
+		for _, s := range m.Spent {
+			b = msgp.AppendUint64(msgp.AppendUint64(msgp.AppendArrayHeader(b, spentFields), s.Key), s.Requests)
+			b = msgp.AppendInt64(msgp.AppendInt64(msgp.AppendUint64(b, s.Settled), s.Tokens), s.SettledTokens)
+		}
+	}
 	if m.Gone {
 		b = msgp.AppendBool(msgp.AppendString(b, keyGone), true)
 	}
@@ -112,7 +120,7 @@ func (m *Message) Append(b []byte) []byte {
 // Decode reads a message from b, which it does not keep. It reuses the memory of m's lists. The
 // error describes what is wrong with the message; m must not be used then.
 func (m *Message) Decode(b []byte) error {
-	*m = Message{Rows: m.Rows[:0], Facts: Facts{Orders: m.Orders[:0], Stored: m.Stored[:0]}}
+	*m = Message{Rows: m.Rows[:0], Facts: Facts{Orders: m.Orders[:0], Stored: m.Stored[:0], Spent: m.Spent[:0]}}
 	if err := m.decode(b); err != nil {
 		return fmt.Errorf("message from another router refused: %w", err)
 	}
@@ -183,6 +191,8 @@ func (m *Message) member(key string, b []byte) (rest []byte, err error) {
 		return m.readOrders(b)
 	case keyStored:
 		return m.readStored(b)
+	case keySpent:
+		return m.readSpent(b)
 	case keyGone:
 		m.Gone, rest, err = msgp.ReadBoolBytes(b)
 	default:
@@ -321,6 +331,27 @@ func (m *Message) readStored(b []byte) ([]byte, error) {
 		worker, b, err := msgp.ReadUint64Bytes(b)
 		s.Worker = Rank(worker)
 		m.Stored = append(m.Stored, s)
+		return b, err
+	})
+}
+
+func (m *Message) readSpent(b []byte) ([]byte, error) {
+	m.Spent = m.Spent[:0]
+	return readList(b, MaxSpent, spentFields, "keys", func(b []byte) (_ []byte, err error) {
+		var s Spent
+		for _, v := range []*uint64{&s.Key, &s.Requests, &s.Settled} {
+			if *v, b, err = msgp.ReadUint64Bytes(b); err != nil {
+				return nil, err
+			}
+		}
+		if s.Tokens, b, err = msgp.ReadInt64Bytes(b); err != nil {
+			return nil, err
+		}
+		s.SettledTokens, b, err = msgp.ReadInt64Bytes(b)
+		if err == nil && s.Settled > s.Requests {
+			err = errors.New("a key with fewer requests than before")
+		}
+		m.Spent = append(m.Spent, s)
 		return b, err
 	})
 }

@@ -50,8 +50,9 @@ const (
 	MaxRows = 4096
 	// MaxText is the length in bytes of each text in a message.
 	MaxText = 256
-	// MaxOrders and MaxStored are the numbers of orders and of stored responses in a message.
-	MaxOrders, MaxStored = 1024, 128
+	// MaxOrders, MaxStored and MaxSpent are the numbers of orders, of stored responses and of
+	// API keys in a message.
+	MaxOrders, MaxStored, MaxSpent = 512, 128, 512
 	// MaxAmount is the largest figure of a [Load] in a message.
 	MaxAmount = 1<<31 - 1
 )
@@ -115,6 +116,8 @@ type Facts struct {
 	Orders []Order
 	// Stored are responses that workers keep.
 	Stored []Stored
+	// Spent is what API keys let through at the sender.
+	Spent []Spent
 	// Gone is the last message of a router that ends.
 	Gone bool
 }
@@ -149,6 +152,17 @@ type Stored struct {
 	ID, Tenant string
 	// Worker is the [WorkerOf] the one that has it.
 	Worker Rank
+}
+
+// Spent is what one API key let through at one router since its process began.
+type Spent struct {
+	// Key is a hash of the key's name.
+	Key uint64
+	// Requests that began, and how many of them began before the key was idle last: a receiver
+	// that hears of the key for the first time knows of the difference that it is recent.
+	Requests, Settled uint64
+	// Tokens that they used, and how many of them before the key was idle last.
+	Tokens, SettledTokens int64
 }
 
 // Identity is a router as it shows itself to others.

@@ -24,6 +24,14 @@ type facts struct {
 	byKey  map[replicas.Rank]*workers.Worker
 	orders map[replicas.Rank]replicas.Order
 	stored []kept // oldest first
+	// spent is what each process of another router published last of each key.
+	spent map[process]map[uint64]replicas.Spent
+}
+
+// process is a router from its start to its end.
+type process struct {
+	origin string
+	epoch  int64
 }
 
 // kept is a response that a worker keeps. sent reports whether it was published.
@@ -34,7 +42,7 @@ type kept struct {
 }
 
 func newFacts() facts {
-	return facts{byName: map[string]replicas.Rank{}, byKey: map[replicas.Rank]*workers.Worker{}, orders: map[replicas.Rank]replicas.Order{}}
+	return facts{byName: map[string]replicas.Rank{}, byKey: map[replicas.Rank]*workers.Worker{}, orders: map[replicas.Rank]replicas.Order{}, spent: map[process]map[uint64]replicas.Spent{}}
 }
 
 // Order shares an operator's word on a worker with the other routers. The caller has
@@ -81,6 +89,11 @@ func (s *Siblings) fill(full bool, f *replicas.Facts) {
 			f.Stored, k.sent = append(f.Stored, k.Stored), true
 		}
 	}
+	if s.o.Rates != nil {
+		for _, k := range s.o.Rates.Spent(full, replicas.MaxSpent, now) {
+			f.Spent = append(f.Spent, replicas.Spent(k))
+		}
+	}
 	if !full {
 		return
 	}
@@ -104,15 +117,16 @@ func (s *Siblings) fill(full bool, f *replicas.Facts) {
 }
 
 // heard takes the facts of another router.
-func (s *Siblings) heard(f *replicas.Facts) {
-	for _, e := range s.take(f) {
+func (s *Siblings) heard(from *replicas.Identity, f *replicas.Facts) {
+	for _, e := range s.take(from, f) {
 		s.o.Event(e)
 	}
 }
 
-func (s *Siblings) take(f *replicas.Facts) (events []eventlog.Event) {
+func (s *Siblings) take(from *replicas.Identity, f *replicas.Facts) (events []eventlog.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.debit(process{from.Origin, from.Epoch.UnixNano()}, f.Spent)
 	for _, k := range f.Stored {
 		if w := s.byKey[k.Worker]; w != nil && s.o.Learned != nil {
 			s.o.Learned(k.ID, w.Name, k.Tenant)
@@ -138,4 +152,49 @@ func (s *Siblings) take(f *replicas.Facts) (events []eventlog.Event) {
 		}
 	}
 	return events
+}
+
+// debit takes what keys let through at another router out of their rates here. A message that
+// is late brings less than is known, and nothing.
+func (s *Siblings) debit(p process, list []replicas.Spent) {
+	if s.o.Rates == nil || len(list) == 0 {
+		return
+	}
+	known := s.spent[p]
+	if known == nil {
+		known = map[uint64]replicas.Spent{}
+		s.spent[p] = known
+	}
+	now := s.o.Clock()
+	for _, k := range list {
+		was, ok := known[k.Key]
+		if !ok {
+			was = replicas.Spent{Requests: k.Settled, Tokens: k.SettledTokens}
+		}
+		if ok && k.Requests < was.Requests {
+			continue
+		}
+		if s.o.Rates.Debit(k.Key, k.Requests-was.Requests, k.Tokens-was.Tokens, now) {
+			known[k.Key] = k
+		}
+	}
+}
+
+// forget drops what is known of routers that are known no longer, or that started again. The
+// caller holds mu.
+func (s *Siblings) forget(origins []replicas.Origin) {
+	if s.o.Rates != nil {
+		live := 0
+		for i := range origins {
+			if origins[i].Live {
+				live++
+			}
+		}
+		s.o.Rates.SetRouters(live)
+	}
+	for p := range s.spent {
+		if !slices.ContainsFunc(origins, func(o replicas.Origin) bool { return o.Origin == p.origin && o.Epoch.UnixNano() == p.epoch }) {
+			delete(s.spent, p)
+		}
+	}
 }

@@ -22,11 +22,12 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/replicas"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Options make Siblings. All but Learned are needed.
+// Options make Siblings. All but Learned and Rates are needed.
 type Options struct {
 	Self   replicas.Identity
 	Fleet  func() *workers.Snapshot
@@ -34,6 +35,8 @@ type Options struct {
 	Event  func(eventlog.Event)
 	// Learned is called with responses that workers keep for other routers' clients.
 	Learned func(id, worker, tenant string)
+	// Rates are those of API keys; nil for none.
+	Rates *access.Store
 	// Clock is time.Now, or a virtual clock.
 	Clock func() time.Time
 }

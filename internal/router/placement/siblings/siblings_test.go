@@ -1,9 +1,12 @@
 package siblings_test
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -19,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/replicas"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -34,6 +38,7 @@ type stage struct {
 	net     *virtualnet.Net
 	ranks   int
 	routers []*router
+	rates   *access.Store // of the next router
 }
 
 // router is one of them. It is its own FleetView: all caches are empty.
@@ -76,7 +81,7 @@ func (s *stage) boot(self replicas.Identity) *router {
 	}
 	self.Epoch = s.now()
 	r.siblings = siblings.New(siblings.Options{
-		Self: self, Fleet: r.registry.Snapshot, Ledger: r.ledger, Clock: s.now, Event: func(e eventlog.Event) { r.events = append(r.events, e) },
+		Self: self, Fleet: r.registry.Snapshot, Ledger: r.ledger, Clock: s.now, Rates: s.rates, Event: func(e eventlog.Event) { r.events = append(r.events, e) },
 		Learned: func(id, worker, tenant string) {
 			if k := id + " " + worker + " " + tenant; !slices.Contains(r.learned, k) {
 				r.learned = append(r.learned, k)
@@ -540,6 +545,50 @@ func TestStored(t *testing.T) {
 	s.run(10 * time.Second)
 	if n := len(b.learned); n < 1000 || n > 1100 {
 		t.Errorf("%d learned of a flood, want those that are kept for siblings", n)
+	}
+}
+
+// TestRates: what a key lets through at one router is taken out of its rate at the others, once,
+// however often the message arrives, and not what it let through before this router started.
+func TestRates(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys.yaml")
+	secret := "dynctl_key-0123456789abcdef0123456789"
+	if err := os.WriteFile(path, fmt.Appendf(nil, "keys:\n  - {name: k, sha256: %x, rate: 600}\n", sha256.Sum256([]byte(secret))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t, 1, 0)
+	s.net.Double = 0.5
+	boot := func(name string) (*router, func() int) {
+		store, err := access.NewStore(access.Options{Path: path, Event: func(eventlog.Event) {}, Loaded: func(string) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.rates = store
+		r := s.boot(replicas.Identity{Fleet: "a", Origin: name})
+		return r, func() (n int) { // takes all that there is, in a second
+			for range 20 {
+				for store.Find(secret).Take(s.now()) == 0 {
+					n++
+				}
+				s.run(50 * time.Millisecond)
+			}
+			return n
+		}
+	}
+	_, takeA := boot("a")
+	_, takeB := boot("b")
+	s.run(2 * time.Second)
+	if got := takeA(); got < 100 || got > 112 {
+		t.Errorf("%d requests of a key that is used here only, want its burst of 100 and the rate of a second", got)
+	}
+	if got := takeB(); got > 12 {
+		t.Errorf("%d requests at the other router, want what the rate brings back in a second", got)
+	}
+	s.run(30 * time.Second)
+	_, takeC := boot("c")
+	s.run(2 * time.Second)
+	if got := takeC(); got < 100 {
+		t.Errorf("%d requests at a router that started later, want the burst", got)
 	}
 }
 

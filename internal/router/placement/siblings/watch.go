@@ -89,6 +89,7 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 		}
 	}
 	snap := v.Snapshot(now)
+	s.forget(snap.Origins)
 	seen := make(map[string]state, len(snap.Origins))
 	for i := range snap.Origins {
 		o := &snap.Origins[i]
