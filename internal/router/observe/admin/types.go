@@ -10,6 +10,7 @@ package admin
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -355,6 +356,12 @@ type Recorder struct {
 	Records uint64 `json:"records"`
 	Dropped uint64 `json:"dropped"`
 	Error   string `json:"error,omitempty"`
+}
+
+// LastUsable reports whether no worker but the named one is usable in its role.
+func LastUsable(ws []Worker, name string) bool {
+	i := slices.IndexFunc(ws, func(w Worker) bool { return w.Name == name })
+	return i >= 0 && !slices.ContainsFunc(ws, func(w Worker) bool { return w.Name != name && w.Usable && w.Role == ws[i].Role })
 }
 
 // Worker is one engine process (GET /admin/v1/workers).
