@@ -15,7 +15,7 @@ import (
 
 // dryRun runs the deciding stages for a request to an endpoint.
 func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
-	x := newExchange(r, nil, nil)
+	x := newExchange(r, nil, nil, time.Now())
 	defer x.release()
 	x.ctx, x.call.Endpoint, x.call.Routing.Dry = ctx, ep, true
 	x.call.Routing.Settings = r.settings.Load()

@@ -100,7 +100,7 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	c.Record, c.reserved = &lifecycle.Record{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
 	c.permits[0] = permit{legs: g}
 	c.decoding = decoding{
-		g: g, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil), resp: resp,
+		g: g, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil, time.Now()), resp: resp,
 		after: func(err error) {
 			if joined++; err == nil {
 				t.Error("the leg beside it hears of a good end")

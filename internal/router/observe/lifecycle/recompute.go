@@ -28,7 +28,8 @@ func Recompute(w *watch.Recompute) Subscriber {
 			}
 		},
 		Answered: func(e Event) {
-			r, now := e.Request, time.Now()
+			r := e.Request
+			now := r.Start.Add(r.Outcome.Took)
 			if r.Answer.Finish != "error" {
 				began(r, now)
 			}
