@@ -169,7 +169,7 @@ func TestPanicOfASubscriber(t *testing.T) {
 			c := New()
 			defer c.Release()
 			c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
-			c.Record = &lifecycle.Record{Routing: &c.Routing, To: lifecycle.NewStream(lifecycle.Subscriber{x.at: func(lifecycle.Event) { panic(x.name) }})}
+			c.Record = &lifecycle.Record{Routing: &c.Routing, To: lifecycle.NewStream(lifecycle.Subscriber{x.at: func(*lifecycle.Event) { panic(x.name) }})}
 			func() {
 				defer func() {
 					if p := recover(); p != x.name {

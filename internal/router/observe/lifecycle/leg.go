@@ -53,7 +53,11 @@ func (l *LegRecord) send(e Event) {
 
 // BeginLeg reports that a leg is about to be sent, now. A subscriber may add headers to the call.
 func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg, now time.Time) *LegRecord {
-	l := &LegRecord{of: r, Phase: phase, Peer: p, Start: now}
+	l := new(LegRecord)
+	if phase == route.Decode && r.first.of == nil { // no decode leg runs beside another one
+		l = &r.first
+	}
+	*l = LegRecord{of: r, Phase: phase, Peer: p, Start: now}
 	l.send(Event{Kind: LegSent, Call: call})
 	return l
 }

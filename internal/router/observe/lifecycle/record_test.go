@@ -74,7 +74,7 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	})
 	seen := Subscriber{}
 	for k := range numberOfKinds {
-		seen[Kind(k)] = func(e Event) { s.kinds = append(s.kinds, e.Kind) }
+		seen[Kind(k)] = func(e *Event) { s.kinds = append(s.kinds, e.Kind) }
 	}
 	s.Record = Record{
 		To: NewStream(append([]Subscriber{

@@ -109,11 +109,11 @@ func TestSubscribers(t *testing.T) {
 	hear := func(name string, kinds ...Kind) Subscriber {
 		s := Subscriber{}
 		for _, k := range kinds {
-			s[k] = func(e Event) { got = append(got, name+":"+e.Kind.String()+":"+e.Text) }
+			s[k] = func(e *Event) { got = append(got, name+":"+e.Kind.String()+":"+e.Text) }
 		}
 		return s
 	}
-	r := Record{To: NewStream(hear("a", Noted, Unkept), hear("b", Piece), hear("c", Piece, Noted), Subscriber{Noted: func(Event) { got = append(got, "d") }})}
+	r := Record{To: NewStream(hear("a", Noted, Unkept), hear("b", Piece), hear("c", Piece, Noted), Subscriber{Noted: func(*Event) { got = append(got, "d") }})}
 	l := &LegRecord{of: &r}
 	r.Answer.Of(l)
 	r.Answer.Piece(time.Now(), 1)
