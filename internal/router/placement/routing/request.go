@@ -23,6 +23,25 @@ import (
 type hashes struct {
 	blockSize   int
 	locals, seq []uint64
+	// extra are the digests of the blocks that media stand in; empty without any.
+	extra []uint64
+	// whole are the chunks that have another number of tokens than blockSize.
+	whole []whole
+}
+
+// whole is a chunk that stands for an image or the like: the number of chunks up to it, and its
+// tokens.
+type whole struct{ chunks, tokens int }
+
+// tokens is how many tokens the first n blocks have.
+func (h *hashes) tokens(n int) int {
+	sum := n * h.blockSize
+	for _, w := range h.whole {
+		if w.chunks <= n {
+			sum += w.tokens - h.blockSize
+		}
+	}
+	return sum
 }
 
 // overlaps is who holds the blocks of a prompt at one block size.
@@ -98,7 +117,7 @@ func (q *Request) view(blockSize int) *hashes {
 	}
 	h := &q.views[q.used]
 	q.used++
-	h.blockSize, h.locals, h.seq = blockSize, h.locals[:0], h.seq[:0]
+	h.blockSize, h.locals, h.seq, h.extra, h.whole = blockSize, h.locals[:0], h.seq[:0], h.extra[:0], h.whole[:0]
 	return h
 }
 
@@ -158,7 +177,7 @@ func (q *Request) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tier
 		if q.used == 0 {
 			return 0
 		}
-		return q.holders.views[0].predicted.Depth(slot) * q.views[0].blockSize
+		return q.views[0].tokens(q.holders.views[0].predicted.Depth(slot))
 	}
 	size := q.Settings.BlockOf(w)
 	for i := range q.views[:q.used] {
