@@ -192,6 +192,14 @@ func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *r
 	return n
 }
 
+// Ahead is for routing.Sources.
+func (f feeds) Ahead(id kvindex.Rank) int {
+	if at := f.of(uint32(id)); at != nil {
+		return at.feed.stream.Shape().Ahead
+	}
+	return 0
+}
+
 // tokens are those of prompts and texts, by the simulator's tokenizer.
 type tokens struct{ s *stage }
 

@@ -377,6 +377,16 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond
 	return kvstream.Usable(s, g, t, overlap, p, beyond)
 }
 
+// Ahead returns how many tokens after a block the names of rank id's blocks cover (see
+// [kvstream.Shape]); 0 for a rank that is not fed.
+func (m *Manager) Ahead(id kvindex.Rank) int {
+	at := m.readerState(id)
+	if at == nil {
+		return 0
+	}
+	return int(uint8(at.word.Load() >> wordAhead))
+}
+
 // Untrusted reports whether rank id is fed and its entries may not be used now, so
 // that 0 from Usable says nothing about it.
 func (m *Manager) Untrusted(id kvindex.Rank) bool {

@@ -31,8 +31,10 @@ type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
 	// Feeds say how much of what the index has of a rank can be used, as kvfeed.Manager
-	// does, and Fleet which ranks are fed, as follower.Follower does.
+	// does, and by how many tokens after a block its names are made; Fleet says which ranks are
+	// fed, as follower.Follower does.
 	Feeds interface {
+		Ahead(id kvindex.Rank) int
 		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
@@ -87,12 +89,14 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 		q.hashChunks(v, key)
 	default:
 		for _, w := range q.List {
-			size := q.Settings.BlockOf(w)
-			if h := q.view(size); len(h.locals) == 0 {
-				if len(q.Prompt.Media) > 0 {
-					h.extra = blockhash.Extras(h.extra, q.Prompt.IDs, q.Prompt.Media, size, 0)
+			size, ahead := q.Settings.BlockOf(w), d.ahead(w)
+			if h := q.view(size, ahead); len(h.locals) == 0 {
+				ids := q.Prompt.IDs
+				if len(q.Prompt.Media) > 0 || ahead > 0 {
+					h.extra = blockhash.Extras(h.extra, ids, q.Prompt.Media, size, ahead)
+					ids = ids[:max(0, len(ids)-ahead)] // a block without that many behind it has no name
 				}
-				h.locals = blockhash.LocalsAt(h.locals, q.Prompt.IDs, size, 0, h.extra, key)
+				h.locals = blockhash.LocalsAt(h.locals, ids, size, 0, h.extra, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
 			}
 		}
@@ -100,11 +104,19 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 	q.Took.Hash = time.Since(start)
 }
 
+// ahead is how many tokens after a block the names of a worker's blocks cover.
+func (d *Decider) ahead(w *workers.Worker) int {
+	if len(w.Ranks) == 0 {
+		return 0
+	}
+	return d.from.Feeds.Ahead(kvindex.Rank(w.Ranks[0].Slot))
+}
+
 // hashChunks names chunks of the prompt's text, each of which stands for the tokens that it is
 // estimated to have, and each of its media as one that has theirs.
 func (q *Request) hashChunks(v *api.View, key blockhash.Key) {
 	bytes := q.Settings.Tokens.ChunkBytes
-	h := q.view(max(1, bytes/4))
+	h := q.view(max(1, bytes/4), 0)
 	c := blockhash.NewChunker(bytes, key)
 	h.locals = c.Text(h.locals, v.Tools())
 	text := v.PromptValue

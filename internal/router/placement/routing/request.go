@@ -22,6 +22,7 @@ import (
 // them.
 type hashes struct {
 	blockSize   int
+	ahead       int // tokens after a block that its name covers
 	locals, seq []uint64
 	// extra are the digests of the blocks that media stand in; empty without any.
 	extra []uint64
@@ -105,10 +106,10 @@ type StageTimes struct {
 	Why   string
 }
 
-// view finds or makes the hashes of a block size.
-func (q *Request) view(blockSize int) *hashes {
+// view finds or makes the hashes of a block size, with names that cover so many tokens more.
+func (q *Request) view(blockSize, ahead int) *hashes {
 	for i := range q.views[:q.used] {
-		if q.views[i].blockSize == blockSize {
+		if q.views[i].blockSize == blockSize && q.views[i].ahead == ahead {
 			return &q.views[i]
 		}
 	}
@@ -117,7 +118,7 @@ func (q *Request) view(blockSize int) *hashes {
 	}
 	h := &q.views[q.used]
 	q.used++
-	h.blockSize, h.locals, h.seq, h.extra, h.whole = blockSize, h.locals[:0], h.seq[:0], h.extra[:0], h.whole[:0]
+	h.blockSize, h.ahead, h.locals, h.seq, h.extra, h.whole = blockSize, ahead, h.locals[:0], h.seq[:0], h.extra[:0], h.whole[:0]
 	return h
 }
 
@@ -179,9 +180,9 @@ func (q *Request) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tier
 		}
 		return q.views[0].tokens(q.holders.views[0].predicted.Depth(slot))
 	}
-	size := q.Settings.BlockOf(w)
+	size, ahead := q.Settings.BlockOf(w), q.decider.ahead(w)
 	for i := range q.views[:q.used] {
-		if q.views[i].blockSize != size {
+		if q.views[i].blockSize != size || q.views[i].ahead != ahead {
 			continue
 		}
 		o := &q.holders.views[i]
