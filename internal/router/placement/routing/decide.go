@@ -106,7 +106,7 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 
 // ahead is how many tokens after a block the names of a worker's blocks cover.
 func (d *Decider) ahead(w *workers.Worker) int {
-	if len(w.Ranks) == 0 {
+	if len(w.Ranks) == 0 || d.from.Feeds == nil {
 		return 0
 	}
 	return d.from.Feeds.Ahead(kvindex.Rank(w.Ranks[0].Slot))

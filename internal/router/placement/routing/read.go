@@ -45,7 +45,7 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 	*f = api.Facts{
 		Kind: kind, Splittable: ep.Splittable && ep.Body == api.JSONBody,
 		ISL: q.Prompt.ISL, Source: q.Prompt.Source,
-		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal, MediaTokens: q.Prompt.MediaTokens(),
+		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal, Opaque: v.Opaque, MediaTokens: q.Prompt.MediaTokens(),
 		PromptLogprobs: v.PromptLogprobs || v.Echo && (v.Logprobs || v.Kind == api.Chat), RoutedExperts: v.RoutedExperts,
 		MaxTokens: v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
 		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: q.Prompt.IDs,
