@@ -670,7 +670,8 @@ func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error)
 	return nil, ctx.Err()
 }
 
-func (e *exam) prompt() []uint32 {
+// tokens is how many tokens the prompts of the probes have.
+func (e *exam) tokens() int {
 	n := e.o.Tokens
 	if n <= 0 {
 		n = 40 * max(e.facts.Block, 1)
@@ -679,6 +680,11 @@ func (e *exam) prompt() []uint32 {
 		}
 		n = n/max(e.facts.Block, 1)*max(e.facts.Block, 1) + 1
 	}
+	return n
+}
+
+// prompt is n tokens that no engine has seen.
+func (e *exam) prompt(n int) []uint32 {
 	e.number++
 	return e.pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed(e.salt, "prompt"), uint64(e.number))), n)
 }

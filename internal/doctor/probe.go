@@ -52,7 +52,7 @@ func (e *exam) cacheProbe(ctx context.Context) {
 // steer chooses in its place, unless that is probed already. It reports whether
 // it was the rank that was meant.
 func (e *exam) probeRank(ctx context.Context, label, header string, probed map[string]bool) bool {
-	prompt := e.prompt()
+	prompt := e.prompt(e.tokens())
 	block := max(e.facts.Block, 1)
 	full := (len(prompt) - 1) / block * block
 	first, rec, err := e.one(ctx, header, prompt)

@@ -31,6 +31,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/media"
@@ -223,6 +224,22 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	return l
 }
 
+// others is how the router shares load with the other routers of its fleet.
+type others struct {
+	siblings *siblings.Siblings // nil unless it does
+}
+
+func newOthers(o *Options, b *base, in *entry) (*others, error) {
+	if !o.Config.Replicas.On() {
+		return &others{}, nil
+	}
+	self, err := identity(o, b.started)
+	if err != nil {
+		return nil, err
+	}
+	return &others{siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now})}, nil
+}
+
 // deciding is what reads prompts and decides.
 type deciding struct {
 	tokens  *prompt.Stage
@@ -232,7 +249,7 @@ type deciding struct {
 	lists   models.Lists
 }
 
-func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*deciding, error) {
+func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing, s *others) (*deciding, error) {
 	tokens, err := prompt.New(prompt.Options{
 		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
@@ -243,7 +260,7 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	}
 	a := &deciding{tokens: tokens, stored: stored.New(1 << 16), finder: stored.NewFinder()}
 	a.decider = routing.New(routing.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Media: l.media, Prompts: tokens, Readmit: e.outliers.Last,
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Media: l.media, Prompts: tokens, Readmit: e.outliers.Last, Siblings: s.siblings,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{
@@ -308,7 +325,7 @@ func newApplied(r *Router) *applied {
 		state: &control.State{
 			Stages: &control.Facts{
 				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
-				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
+				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Siblings: r.siblings, Recording: r.opts.Recording,
 			},
 			Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
 			Feeds: r.feeds, Ledger: r.ledger, Limiter: r.limiter, RankQueue: r.rankQueue, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,

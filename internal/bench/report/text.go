@@ -294,7 +294,11 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 		}
 		rows = append(rows, []string{mark, g.Name, g.Text})
 		if g.Passed != nil && !*g.Passed && len(g.Cells) > 0 {
-			rows = append(rows, []string{"", "", "in " + strings.Join(g.Cells, " ")})
+			in := "in " + strings.Join(g.Cells[:min(len(g.Cells), 3)], " ")
+			if len(g.Cells) > 3 {
+				in += " and more" // result.json has ten
+			}
+			rows = append(rows, []string{"", "", in})
 		}
 		if g.Next != "" {
 			rows = append(rows, []string{"", "", "what to do: " + g.Next})

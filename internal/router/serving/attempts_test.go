@@ -76,12 +76,8 @@ func TestAllEnginesFail(t *testing.T) {
 					r := fakeengine.New(t, c.fleet, func(s *settings.Config) {
 						s.Retry.Attempts, s.Routing.PrefillFallback = 8, "error"
 					})
-					failed := map[string]bool{}
-					all(r, c.fails, func(q *fakeengine.Request) fakeengine.Answer {
-						failed[q.Worker] = true
-						return c.answer
-					})
-					r.Alive = func(w *workers.Worker) bool { return !c.dead || !failed[w.Name] }
+					all(r, c.fails, always(c.answer))
+					r.Alive = func(w *workers.Worker) bool { return !c.dead || !slices.Contains(names(r.Requests(c.fails)), w.Name) }
 					got := r.Send(t.Context(), ask(stream, ""))
 					asked := names(r.Requests(c.fails))
 					if len(asked) != c.asked || got.Status != c.status || !strings.Contains(notes(got), c.why) {

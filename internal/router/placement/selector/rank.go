@@ -44,6 +44,7 @@ func Pick(in *Input, out *Ranking) {
 		return
 	}
 	rankBy(in, out)
+	spread(in, out)
 	if in.Limit > 0 && len(out.Order) > in.Limit {
 		out.Order = out.Order[:in.Limit]
 	}

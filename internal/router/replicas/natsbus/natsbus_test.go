@@ -235,7 +235,7 @@ func TestExternal(t *testing.T) {
 	l.Close()
 	var routers [2]*router
 	for n := range routers {
-		b, err := Dial(fmt.Sprintf("nats://127.0.0.1:%d", port), nats.UserInfo("me", "secret"))
+		b, err := Dial(Server{URL: fmt.Sprintf("nats://me:secret@127.0.0.1:%d", port)})
 		if err != nil {
 			t.Fatal(err)
 		}
