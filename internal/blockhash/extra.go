@@ -52,7 +52,8 @@ func fold(digest, v, seed uint64) uint64 {
 // and returns it. media are in the order of their offsets and do not overlap. ahead is how
 // many tokens after a block its name covers; a block without that many after it has no
 // name, and no digest here.
-func Extras(dst []uint64, tokens []uint32, media []Media, size, ahead int) []uint64 {
+// Each is appended parts times, for blocks that are parts of the engine's.
+func Extras(dst []uint64, tokens []uint32, media []Media, size, ahead, parts int) []uint64 {
 	if size < 1 || ahead < 0 {
 		return dst
 	}
@@ -71,7 +72,9 @@ func Extras(dst []uint64, tokens []uint32, media []Media, size, ahead int) []uin
 		for _, t := range tokens[to : to+ahead] {
 			x = ExtraAhead(x, t)
 		}
-		dst = append(dst, x)
+		for range parts {
+			dst = append(dst, x)
+		}
 	}
 	return dst
 }

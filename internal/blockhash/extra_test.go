@@ -28,9 +28,12 @@ func TestExtras(t *testing.T) {
 		{nil, 0, 0, nil},
 		{[]Media{a}, 20, 0, nil},
 	} {
-		if got := Extras(nil, tokens, c.media, c.size, c.ahead); !slices.Equal(got, c.want) {
+		if got := Extras(nil, tokens, c.media, c.size, c.ahead, 1); !slices.Equal(got, c.want) {
 			t.Errorf("%+v: %x, want %x", c, got, c.want)
 		}
+	}
+	if got := Extras(nil, tokens, []Media{b}, 7, 0, 2); !slices.Equal(got, []uint64{0, 0, one("b", 0), one("b", 0)}) {
+		t.Errorf("of blocks with two parts: %x", got)
 	}
 	seen := map[uint64]bool{0: true}
 	for _, x := range []uint64{one("a", 1), one("a", -1), one("b", 1), ExtraMedia(one("a", 1), "b", 1), ExtraWide(0, 1, 1<<40), ExtraWide(0, 2, 1<<40), ExtraAhead(0, 1), ExtraAhead(0, 2)} {

@@ -80,7 +80,7 @@ func TestLookahead(t *testing.T) {
 		}
 		return &b
 	}
-	if b := decode("92" + "920304" + "920506"); len(b.Events) != 1 || b.Events[0].Ahead != 2 || !slices.Equal(b.Events[0].ExtraKeys, blockhash.Extras(nil, []uint32{1, 2, 3, 4, 5, 6}, nil, 2, 2)) {
+	if b := decode("92" + "920304" + "920506"); len(b.Events) != 1 || b.Events[0].Ahead != 2 || !slices.Equal(b.Events[0].ExtraKeys, blockhash.Extras(nil, []uint32{1, 2, 3, 4, 5, 6}, nil, 2, 2, 1)) {
 		t.Errorf("%+v", b)
 	}
 	if b := decode("c0"); len(b.Events) != 1 || b.Events[0].Ahead != 0 || b.Events[0].ExtraKeys != nil {

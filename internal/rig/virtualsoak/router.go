@@ -192,12 +192,12 @@ func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *r
 	return n
 }
 
-// Ahead is for routing.Sources.
-func (f feeds) Ahead(id kvindex.Rank) int {
+// Naming is for routing.Sources.
+func (f feeds) Naming(id kvindex.Rank) (ahead, parts int) {
 	if at := f.of(uint32(id)); at != nil {
-		return at.feed.stream.Shape().Ahead
+		ahead = at.feed.stream.Shape().Ahead
 	}
-	return 0
+	return ahead, 0 // its prompts are text
 }
 
 // tokens are those of prompts and texts, by the simulator's tokenizer.

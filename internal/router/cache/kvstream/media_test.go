@@ -21,11 +21,10 @@ type mediaLine struct {
 }
 
 // predictMedia plays a recording of prompts with images and compares every request with what the
-// router would count for it. name makes an image's name for the router of the engine's.
-func predictMedia(t *testing.T, lines []mediaLine, name func(string) string) (n tally) {
+// router would count for it, in blocks of size tokens. name makes an image's name for the router of the engine's.
+func predictMedia(t *testing.T, lines []mediaLine, size int, name func(string) string) (n tally) {
 	t.Helper()
 	x := kvmodel.NewIndex(t)
-	size := lines[0].Unit
 	s := New(x, 0, size)
 	var q kvindex.Query
 	var text kvgroup.Text
@@ -39,13 +38,16 @@ func predictMedia(t *testing.T, lines []mediaLine, name func(string) string) (n 
 		for i := range l.Media {
 			l.Media[i].ID = name(l.Media[i].ID)
 		}
-		ahead := s.Shape().Ahead
-		extra := blockhash.Extras(nil, l.Tokens, l.Media, size, ahead)
+		ahead, parts := s.Shape().Ahead, 1
+		if s.app.groups == nil {
+			parts = max(1, s.Shape().Parts)
+		}
+		extra := blockhash.Extras(nil, l.Tokens, l.Media, size*parts, ahead, parts)
 		locals := blockhash.LocalsAt(nil, l.Tokens[:max(0, len(l.Tokens)-ahead)], size, 0, extra, blockhash.Key{Salt: l.Salt})
 		x.Overlap(locals, &q)
 		text.Set(nil, "")
 		usable, _ := s.Usable(q.Depth(0), kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(l.Tokens), Text: &text})
-		got := min(usable, (len(l.Tokens)-1)/size) * size
+		got := min(usable, (len(l.Tokens)-1)/(size*parts)*parts) * size
 		if s.Mismatch() != "" {
 			got = 0
 		}
@@ -93,13 +95,18 @@ func TestMediaOfVLLM(t *testing.T) {
 			for _, g := range lines[0].Groups {
 				even = even && g.Size == lines[0].Unit
 			}
-			n := predictMedia(t, lines, func(id string) string { return id })
+			same := func(id string) string { return id }
+			n := predictMedia(t, lines, lines[0].Unit, same)
 			t.Logf("%+v", n)
 			if n.more > 0 || even && n.less > 0 || n.warm < 40 || n.found == 0 {
 				t.Errorf("%+v", n)
 			}
-			if n := predictMedia(t, read(), func(id string) string { return id + "x" }); n.more > 0 || n.less < 20 {
+			if n := predictMedia(t, read(), lines[0].Unit, func(id string) string { return id + "x" }); n.more > 0 || n.less < 20 {
 				t.Errorf("with other names of the images: %+v", n)
+			}
+			// In parts of the engine's blocks the same is seen.
+			if n := predictMedia(t, read(), lines[0].Unit/2, same); n.more > 0 || len(lines[0].Groups) == 1 && n.less > 0 {
+				t.Errorf("in blocks of half the size: %+v", n)
 			}
 		})
 	}

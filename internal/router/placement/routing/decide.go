@@ -32,10 +32,10 @@ type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
 	// Feeds say how much of what the index has of a rank can be used, as kvfeed.Manager
-	// does, and by how many tokens after a block its names are made; Fleet says which ranks are
-	// fed, as follower.Follower does.
+	// does, and how its engine names blocks; Fleet says which ranks are fed, as
+	// follower.Follower does.
 	Feeds interface {
-		Ahead(id kvindex.Rank) int
+		Naming(id kvindex.Rank) (ahead, parts int)
 		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
@@ -92,12 +92,12 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 		q.hashChunks(v, key)
 	default:
 		for _, w := range q.List {
-			size, ahead := q.Settings.BlockOf(w), d.ahead(w)
-			if h := q.view(size, ahead); len(h.locals) == 0 {
+			size, named := q.Settings.BlockOf(w), d.naming(q, w)
+			if h := q.view(size, named); len(h.locals) == 0 {
 				ids := q.Prompt.IDs
-				if len(q.Prompt.Media) > 0 || ahead > 0 {
-					h.extra = blockhash.Extras(h.extra, ids, q.Prompt.Media, size, ahead)
-					ids = ids[:max(0, len(ids)-ahead)] // a block without that many behind it has no name
+				if named != (naming{parts: 1}) || len(q.Prompt.Media) > 0 {
+					h.extra = blockhash.Extras(h.extra, ids, q.Prompt.Media, size*named.parts, named.ahead, named.parts)
+					ids = ids[:max(0, len(ids)-named.ahead)] // a block without that many behind it has no name
 				}
 				h.locals = blockhash.LocalsAt(h.locals, ids, size, 0, h.extra, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
@@ -107,19 +107,23 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 	q.Took.Hash = time.Since(start)
 }
 
-// ahead is how many tokens after a block the names of a worker's blocks cover.
-func (d *Decider) ahead(w *workers.Worker) int {
-	if len(w.Ranks) == 0 || d.from.Feeds == nil {
-		return 0
+// naming is how a worker's engine names the blocks of the prompt, as far as it matters.
+func (d *Decider) naming(q *Request, w *workers.Worker) naming {
+	n := naming{parts: 1}
+	if len(w.Ranks) > 0 && d.from.Feeds != nil {
+		var parts int
+		if n.ahead, parts = d.from.Feeds.Naming(kvindex.Rank(w.Ranks[0].Slot)); n.ahead > 0 || len(q.Prompt.Media) > 0 {
+			n.parts = max(parts, 1)
+		}
 	}
-	return d.from.Feeds.Ahead(kvindex.Rank(w.Ranks[0].Slot))
+	return n
 }
 
 // hashChunks names chunks of the prompt's text, each of which stands for the tokens that it is
 // estimated to have, and each of its media as one that has theirs.
 func (q *Request) hashChunks(v *api.View, key blockhash.Key) {
 	bytes := q.Settings.Tokens.ChunkBytes
-	h := q.view(max(1, bytes/4), 0)
+	h := q.view(max(1, bytes/4), naming{parts: 1})
 	c := blockhash.NewChunker(bytes, key)
 	h.locals = c.Text(h.locals, v.Tools())
 	text := v.PromptValue

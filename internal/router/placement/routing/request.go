@@ -22,13 +22,17 @@ import (
 // them.
 type hashes struct {
 	blockSize   int
-	ahead       int // tokens after a block that its name covers
+	naming      naming
 	locals, seq []uint64
 	// extra are the digests of the blocks that media stand in; empty without any.
 	extra []uint64
 	// whole are the chunks that have another number of tokens than blockSize.
 	whole []whole
 }
+
+// naming is how an engine names blocks: how many tokens after a block its name covers, and of how
+// many router blocks one of its blocks is, where that matters.
+type naming struct{ ahead, parts int }
 
 // whole is a chunk that stands for an image or the like: the number of chunks up to it, and its
 // tokens.
@@ -106,10 +110,10 @@ type StageTimes struct {
 	Why   string
 }
 
-// view finds or makes the hashes of a block size, with names that cover so many tokens more.
-func (q *Request) view(blockSize, ahead int) *hashes {
+// view finds or makes the hashes of a block size, named in one way.
+func (q *Request) view(blockSize int, named naming) *hashes {
 	for i := range q.views[:q.used] {
-		if q.views[i].blockSize == blockSize && q.views[i].ahead == ahead {
+		if q.views[i].blockSize == blockSize && q.views[i].naming == named {
 			return &q.views[i]
 		}
 	}
@@ -118,7 +122,7 @@ func (q *Request) view(blockSize, ahead int) *hashes {
 	}
 	h := &q.views[q.used]
 	q.used++
-	h.blockSize, h.ahead, h.locals, h.seq, h.extra, h.whole = blockSize, ahead, h.locals[:0], h.seq[:0], h.extra[:0], h.whole[:0]
+	h.blockSize, h.naming, h.locals, h.seq, h.extra, h.whole = blockSize, named, h.locals[:0], h.seq[:0], h.extra[:0], h.whole[:0]
 	return h
 }
 
@@ -180,9 +184,9 @@ func (q *Request) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tier
 		}
 		return q.views[0].tokens(q.holders.views[0].predicted.Depth(slot))
 	}
-	size, ahead := q.Settings.BlockOf(w), q.decider.ahead(w)
+	size, named := q.Settings.BlockOf(w), q.decider.naming(q, w)
 	for i := range q.views[:q.used] {
-		if q.views[i].blockSize != size || q.views[i].ahead != ahead {
+		if q.views[i].blockSize != size || q.views[i].naming != named {
 			continue
 		}
 		o := &q.holders.views[i]

@@ -108,6 +108,10 @@ func (t *Stage) blinded(m *modelTokens, model, why string) {
 	}
 }
 
+// noPage are the statuses of an engine that renders no prompt: vLLM 0.32 without
+// --enable-scale-out answers 403.
+var noPage = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}
+
 // render asks the engines of the model one after the other for a rendered prompt. An engine
 // without the page, or one that failed repeatedly, is asked again after a pause.
 func (a anyWorker) render(req *http.Request) (*http.Response, error) {
@@ -132,7 +136,7 @@ func (a anyWorker) render(req *http.Request) (*http.Response, error) {
 			if !rests.failed(w.Name, last.Error(), now) && rests.at(w.Name) != "" {
 				rests.tried(w.Name, err, time.Now())
 			}
-		case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusMethodNotAllowed, resp.StatusCode == http.StatusNotImplemented:
+		case slices.Contains(noPage, resp.StatusCode):
 			_ = resp.Body.Close()
 			last = &trouble{fmt.Sprintf("%s answers %s with %d", w.Name, req.URL.Path, resp.StatusCode), tokenize.ErrUnavailable}
 			rests.absent(w.Name, last.Error(), now)

@@ -21,7 +21,7 @@ import (
 // prompt is estimated with what was learned, and the engine is left in peace for a while.
 func TestMedia(t *testing.T) {
 	var asked []string
-	status := http.StatusNotFound
+	status := http.StatusForbidden
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		asked = append(asked, r.URL.Path)
@@ -63,7 +63,7 @@ func TestMedia(t *testing.T) {
 	const data = "data:image/png;base64,aaaa"
 	for range 2 {
 		p := find(api.Chat, data, "")
-		if p.Source != route.FromEstimate || p.ISL != 3+2*media.FirstGuess || p.IDs != nil || p.MediaTokens() != 2*media.FirstGuess || p.Text != 3 || !strings.Contains(p.Note, "404") {
+		if p.Source != route.FromEstimate || p.ISL != 3+2*media.FirstGuess || p.IDs != nil || p.MediaTokens() != 2*media.FirstGuess || p.Text != 3 || !strings.Contains(p.Note, "403") {
 			t.Errorf("an engine without the page: %+v", p)
 		}
 	}
