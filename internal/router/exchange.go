@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -290,7 +291,7 @@ func (x *exchange) enter() error {
 	if err = x.ctx.Err(); err != nil || l.TryEnter() {
 		return err
 	}
-	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
+	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, prompt.Estimate(&c.View, x.r.media, c.View.Model, "").ISL)
 	if err != nil {
 		return x.refuse("request", err)
 	}

@@ -126,6 +126,10 @@ type View struct {
 	IDs int
 	// Multimodal is whether the prompt holds anything but text and ids.
 	Multimodal bool
+	// Media are the images, sounds and videos of the prompt in the order of its parts. Opaque is
+	// whether the prompt holds something else that is not text, such as embeddings.
+	Media  []Media
+	Opaque bool
 
 	limits Limits
 	scan   rawjson.Scanner
@@ -146,7 +150,8 @@ func (v *View) Forget() { v.Body, v.scan = nil, rawjson.Scanner{} }
 
 // reset forgets the last body but keeps the memory of the lists.
 func (v *View) reset() {
-	*v = View{Fields: v.Fields[:0], Texts: v.Texts[:0], Lists: v.Lists[:0]}
+	clear(v.Media) // names are strings
+	*v = View{Fields: v.Fields[:0], Texts: v.Texts[:0], Lists: v.Lists[:0], Media: v.Media[:0]}
 	v.MaxTokens, v.MinTokens, v.N = -1, -1, 1
 }
 
@@ -161,6 +166,9 @@ func (v *View) Release() {
 	}
 	if cap(v.Lists) > 4096 {
 		v.Lists = nil
+	}
+	if cap(v.Media) > 256 {
+		v.Media = nil
 	}
 	clear(v.Fields[:cap(v.Fields)]) // names are strings
 	v.reset()
@@ -466,7 +474,7 @@ func (v *View) note(id keyID, at Span) *Error {
 		}
 		v.hasNested = true
 	case keyPromptEmbeds, keyFeatures:
-		v.Multimodal = true
+		v.Multimodal, v.Opaque = true, true
 	case keyTools:
 		if v.hasTools() {
 			v.points += rawjson.CodePoints(raw)
