@@ -495,7 +495,7 @@ func (e *exam) contradictions(ws []admin.Worker) {
 		switch {
 		case r["prefill"] && !r["decode"] && !r["aggregated"]:
 			bad = true
-			e.add("roles", m, Fail, "the model has prefill workers and nobody to decode", "")
+			e.add("roles", m, Fail, "the model has prefill workers and no worker that decodes", "")
 		case r["decode"] && !r["prefill"] && !r["aggregated"]:
 			e.add("roles", m, Warn, "the model has decode workers and no prefill worker: every prompt is prefilled locally", "")
 		}
@@ -579,7 +579,7 @@ var texts = []string{
 // tokenizer compares the router's count of tokens with each engine's.
 func (e *exam) tokenizer(ctx context.Context, own bool) {
 	if !own {
-		e.add("tokenizer", "router", Skip, "nobody answers /tokenize", "")
+		e.add("tokenizer", "router", Skip, "no worker answers /tokenize", "")
 		return
 	}
 	agree, total, source := 0, 0, ""
@@ -670,7 +670,8 @@ func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error)
 	return nil, ctx.Err()
 }
 
-func (e *exam) prompt() []uint32 {
+// tokens is how many tokens the prompts of the probes have.
+func (e *exam) tokens() int {
 	n := e.o.Tokens
 	if n <= 0 {
 		n = 40 * max(e.facts.Block, 1)
@@ -679,6 +680,11 @@ func (e *exam) prompt() []uint32 {
 		}
 		n = n/max(e.facts.Block, 1)*max(e.facts.Block, 1) + 1
 	}
+	return n
+}
+
+// prompt is n tokens that no engine has seen.
+func (e *exam) prompt(n int) []uint32 {
 	e.number++
 	return e.pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed(e.salt, "prompt"), uint64(e.number))), n)
 }

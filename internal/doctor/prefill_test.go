@@ -32,30 +32,35 @@ func TestLegFailureIsTheLastLegs(t *testing.T) {
 	}
 }
 
-// TestMovedIsTheProbesAlone: counters prove something when nothing but the probe
-// moved them.
-func TestMovedIsTheProbesAlone(t *testing.T) {
-	sums := func(prompt, external, running float64) fleet.Sums {
-		return fleet.Sums{Prompt: prompt, ExternalHits: external, Running: running}
-	}
+// TestMoved: counters of an engine that runs nothing else are the probe's, and those of a
+// busy one prove what other requests cannot change.
+func TestMoved(t *testing.T) {
 	unknown := math.NaN()
+	// sums has an engine's prompt tokens, those of them that came from elsewhere and that it
+	// computed, and its requests in progress.
+	sums := func(prompt, external, computed, running float64) fleet.Sums {
+		return fleet.Sums{Prompt: prompt, External: external, Computed: computed, Running: running, ExternalHits: unknown}
+	}
 	for name, c := range map[string]struct {
 		before, after fleet.Sums
 		want          State
 		again         bool
 	}{
-		"moved":               {sums(100, 50, 0), sums(741, 690, 0), OK, false},
-		"not moved":           {sums(100, 50, 0), sums(741, 50, 0), Fail, false},
-		"others moved, too":   {sums(100, 50, 0), sums(5000, 4094, 0), Warn, true},
-		"others hide it":      {sums(100, 50, 0), sums(5000, 50, 0), Warn, true},
-		"others run before":   {sums(100, 50, 1), sums(741, 690, 0), Warn, true},
-		"others run after":    {sums(100, 50, 0), sums(741, 690, 1), Warn, true},
-		"no such counter":     {sums(100, unknown, 0), sums(741, unknown, 0), Warn, false},
-		"prompts uncounted":   {sums(unknown, 50, 0), sums(unknown, 690, 0), Warn, false},
-		"load not reported":   {sums(100, 50, unknown), sums(741, 690, unknown), OK, false},
-		"the engine restarts": {sums(900, 900, 0), sums(641, 640, 0), Warn, true},
+		"moved":                {sums(100, 50, 50, 0), sums(741, 690, 51, 0), OK, false},
+		"not moved":            {sums(100, 50, 50, 0), sums(741, 50, 691, 0), Fail, false},
+		"others moved, too":    {sums(100, 50, 50, 0), sums(5000, 4094, 90, 0), OK, false},
+		"others moved alone":   {sums(100, 50, 50, 0), sums(5000, 4094, 691, 0), Warn, true},
+		"all are computed":     {sums(100, 50, 50, 0), sums(5000, 50, 4950, 0), Fail, false},
+		"others run before":    {sums(100, 50, 50, 1), sums(741, 690, 51, 0), OK, false},
+		"others run after":     {sums(100, 50, 50, 0), sums(741, 690, 51, 1), OK, false},
+		"others compute":       {sums(100, 50, 50, 1), sums(2741, 690, 1051, 1), Warn, true},
+		"no such counter":      {sums(100, unknown, unknown, 0), sums(741, unknown, unknown, 0), Warn, false},
+		"prompts uncounted":    {sums(unknown, 50, unknown, 0), sums(unknown, 690, unknown, 0), Warn, false},
+		"load not reported":    {sums(100, 50, unknown, unknown), sums(741, 690, unknown, unknown), OK, false},
+		"no count of computed": {sums(100, 50, unknown, 1), sums(741, 690, unknown, 1), Warn, true},
+		"counted too late":     {sums(100, 50, 50, 1), sums(100, 50, 50, 1), Warn, true},
+		"the engine restarts":  {sums(900, 900, 0, 0), sums(641, 640, 1, 0), Warn, true},
 	} {
-		c.before.External, c.after.External = unknown, unknown
 		cell, again := moved(c.before, c.after, 641, 640, "decode-0")
 		if cell.State != c.want || again != c.again {
 			t.Errorf("%s: %+v, again %v", name, cell, again)

@@ -52,7 +52,7 @@ func (e *exam) cacheProbe(ctx context.Context) {
 // steer chooses in its place, unless that is probed already. It reports whether
 // it was the rank that was meant.
 func (e *exam) probeRank(ctx context.Context, label, header string, probed map[string]bool) bool {
-	prompt := e.prompt()
+	prompt := e.prompt(e.tokens())
 	block := max(e.facts.Block, 1)
 	full := (len(prompt) - 1) / block * block
 	first, rec, err := e.one(ctx, header, prompt)
@@ -73,7 +73,7 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 	}
 	probed[label] = true
 	if first.CachedTokens > 0 {
-		e.add("cache probe", label, Fail, fmt.Sprintf("a prompt that nobody has seen found %d of %d tokens cached", first.CachedTokens, len(prompt)), "")
+		e.add("cache probe", label, Fail, fmt.Sprintf("a prompt that no engine has seen found %d of %d tokens cached", first.CachedTokens, len(prompt)), "")
 		return label == meant
 	}
 	// Events of the first answer take a moment to reach the index.

@@ -339,8 +339,8 @@ func rolesOfTheAdminAPI(t *testing.T, r *watched) {
 		text += e.Text + "\n"
 	}
 	for _, want := range []string{
-		`the key "operator" asked from 127.0.0.1`, "POST /admin/v1/workers/" + worker + "/drain: answered 200",
-		`the key "root" asked from`, `the admin token asked from`, `the key "operator" may not POST /admin/v1/config: it lacks the role admin`,
+		"POST /admin/v1/workers/" + worker + `/drain by the key "operator" from 127.0.0.1`, ": status 200",
+		`by the key "root" from`, `by the admin token from`, `the key "operator" may not POST /admin/v1/config: it lacks the role admin`,
 		`the key "user" may not GET /admin/v1/status`,
 	} {
 		if !strings.Contains(text, want) {

@@ -192,6 +192,7 @@ func (c Counters) Restarted(before Counters) string {
 type Sums struct {
 	Queries, Hits, ExternalHits, Prompt, Preemptions float64
 	External                                         float64 // prompt tokens that came from elsewhere
+	Computed                                         float64 // prompt tokens that the engine computed
 	QueueSum, QueueCount                             float64 // seconds
 	TransferSum, TransferCount, TransferBytes        float64
 	Running, Waiting                                 float64
@@ -327,6 +328,7 @@ var figures = []struct {
 	{func(s *Sums) *float64 { return &s.ExternalHits }, false, [][]string{{"vllm:external_prefix_cache_hits_total"}, {"sglang:kv_transfer_total_tokens_total"}}},
 	{func(s *Sums) *float64 { return &s.Prompt }, false, [][]string{{"vllm:prompt_tokens_total"}, {"sglang:prompt_tokens_total"}}},
 	{func(s *Sums) *float64 { return &s.External }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`}, {"sglang:kv_transfer_total_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.Computed }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="local_compute"`}}},
 	{func(s *Sums) *float64 { return &s.Preemptions }, false, [][]string{{"vllm:num_preemptions_total"}, {"sglang:num_retracted_requests_total"}}},
 	{func(s *Sums) *float64 { return &s.QueueSum }, false, [][]string{{"vllm:request_queue_time_seconds_sum"}}},
 	{func(s *Sums) *float64 { return &s.QueueCount }, false, [][]string{{"vllm:request_queue_time_seconds_count"}}},

@@ -194,8 +194,8 @@ func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, cl
 			other = l.decode.Worker
 		}
 		f.Other = other.State
-		if f.Reason == attempt.TooLong && end.Waiting && !g.Answers(ctx, other) {
-			f.Reason = attempt.Timeout // it waits for a prefill engine that hangs
+		if f.Reason == attempt.TooLong && end.Waiting {
+			f.Reason = attempt.Timeout // it has no KV to work with yet
 		}
 		g.mayBeLost(ctx, c, f, other, end.Other)
 		if end.Waiting && f.Phase == route.Decode && f.Reason == attempt.Timeout {

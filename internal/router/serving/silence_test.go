@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -137,5 +138,43 @@ func TestHungEngine(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestPrefillHoldsTheAnswer: where a decode engine has no KV yet when its time is up, since the
+// prefill beside it computes nothing, it is not at work on a long answer. Other engines are
+// tried, although both show signs of life.
+func TestPrefillHoldsTheAnswer(t *testing.T) {
+	const long = 5 * time.Minute
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprint(stream), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := fakeengine.New(t, "2p2d sglang", func(s *settings.Config) {
+					s.Timeouts.Prefill, s.Timeouts.Response, s.Timeouts.Idle = 2*long, long, long
+				})
+				r.Legs.Silence = 4 * time.Second
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go live(ctx, r, "")
+				for _, phase := range []string{"prefill", "decode"} {
+					var begun atomic.Bool
+					all(r, phase, func(q *fakeengine.Request) fakeengine.Answer {
+						if begun.CompareAndSwap(false, true) {
+							return fakeengine.Hangs()
+						}
+						return r.Model.Answer(q)
+					})
+				}
+				got := r.Send(ctx, ask(stream, ""))
+				if !whole(got, stream) {
+					t.Errorf("%s: %q", got, got.Receipt.Notes)
+				}
+				for _, phase := range []string{"prefill", "decode"} {
+					if asked := names(r.Requests(phase)); len(asked) != 2 || asked[0] == asked[1] {
+						t.Errorf("%s legs went to %q, want both engines once", phase, asked)
+					}
+				}
+			})
+		})
 	}
 }

@@ -53,7 +53,7 @@ func (s *server) identify(q *http.Request) *user {
 		if q.TLS != nil && len(q.TLS.PeerCertificates) > 0 {
 			return &user{name: fmt.Sprintf("the certificate of %q", q.TLS.PeerCertificates[0].Subject.CommonName)}
 		}
-		return &user{name: "somebody"}
+		return &user{name: "an unauthenticated client"}
 	}
 	shown := access.Shown(q.Header)
 	if shown == "" {
@@ -118,7 +118,7 @@ func (s *server) guard(h http.Handler, role access.Role) http.Handler {
 		sw := &statusWriter{ResponseWriter: w, status: http.StatusOK}
 		h.ServeHTTP(sw, q)
 		s.audit(q, u, sw.status, eventlog.Event{
-			Kind: "admin_change", Text: fmt.Sprintf("%s asked from %s for %s %s: answered %d", u.name, q.RemoteAddr, q.Method, api.Clip(q.URL.Path), sw.status),
+			Kind: "admin_change", Text: fmt.Sprintf("%s %s by %s from %s: status %d", q.Method, api.Clip(q.URL.Path), u.name, q.RemoteAddr, sw.status),
 		})
 	})
 }
