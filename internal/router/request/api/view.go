@@ -337,7 +337,7 @@ func (v *View) TruncateTo() (tokens int, cut bool) {
 		if !ok || b[0] == 'n' {
 			return 0, false
 		}
-		n, err := strconv.Atoi(laxNumber(b))
+		n, err := strconv.Atoi(string(laxNumber(b)))
 		if err != nil || n < 0 {
 			n = -1
 		}
@@ -545,17 +545,17 @@ func laxBool(raw []byte) (on, ok bool) {
 
 // laxNumber is the text of a JSON number that engines read here: a number, or a string of one.
 // It is empty for anything else.
-func laxNumber(raw []byte) string {
-	text := string(raw)
+func laxNumber(raw []byte) []byte {
+	text := raw
 	if raw[0] == '"' {
 		if len(raw) > maxNumberBytes {
-			return ""
+			return nil
 		}
-		text = strings.TrimPrefix(strings.TrimSpace(unquote(raw)), "+")
+		text = []byte(strings.TrimPrefix(strings.TrimSpace(unquote(raw)), "+"))
 	}
-	for i := range len(text) {
-		if c := text[i]; c-'0' > 9 && (i == 0 || c != '.' && c != 'e' && c != 'E' && c != '+') && c != '-' {
-			return ""
+	for i, c := range text {
+		if c-'0' > 9 && (i == 0 || c != '.' && c != 'e' && c != 'E' && c != '+') && c != '-' {
+			return nil
 		}
 	}
 	return text
@@ -565,12 +565,12 @@ func laxNumber(raw []byte) string {
 // engines accept.
 func (v *View) integer(param string, raw []byte, at Span, low, high int64) (int64, *Error) {
 	text := laxNumber(raw)
-	if text == "" {
+	if len(text) == 0 {
 		return 0, v.wrong(param, "a whole number", raw, at)
 	}
-	n, err := strconv.ParseInt(text, 10, 64)
+	n, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil {
-		f, ferr := strconv.ParseFloat(text, 64)
+		f, ferr := strconv.ParseFloat(string(text), 64)
 		switch {
 		case errors.Is(ferr, strconv.ErrSyntax), ferr == nil && f != math.Trunc(f):
 			return 0, v.wrong(param, "a whole number", raw, at)
