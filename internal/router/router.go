@@ -38,6 +38,8 @@ type Options struct {
 	Config settings.Config
 	// Origin says where each key of the config came from; may be nil.
 	Origin map[string]string
+	// ReplicaName is this router's name among others; empty makes one ([ReplicaName]).
+	ReplicaName string
 	// Sim are the simulated engines that run in this process; may be nil.
 	Sim []workers.Spec
 	// EngineTLS is how https engines are spoken to instead of as the config says; nil

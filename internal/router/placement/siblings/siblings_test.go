@@ -137,8 +137,11 @@ func (r *router) decide(alone bool) *decide.Run {
 	return run
 }
 
-func (r *router) tryDecide(alone bool) *decide.Run {
-	q := decide.Criteria{Facts: api.Facts{Kind: api.Completion, ISL: 2000, Source: route.FromIDs, MaxTokens: 100}}
+func (r *router) tryDecide(alone bool) *decide.Run { return r.tryPrompt(2000, alone) }
+
+// tryPrompt decides a cold prompt of some tokens.
+func (r *router) tryPrompt(tokens int, alone bool) *decide.Run {
+	q := decide.Criteria{Facts: api.Facts{Kind: api.Completion, ISL: tokens, Source: route.FromIDs, MaxTokens: 100}}
 	q.Chances[0].Turn = r.turn
 	r.turn++
 	if !alone {
