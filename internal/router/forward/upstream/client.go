@@ -88,6 +88,9 @@ type Leg struct {
 	AliveBy time.Time
 	// Watch, when set, ends the wait for an engine that shows no sign of life.
 	Watch Watch
+	// Written, when set, is called once the request was written completely; fresh says that
+	// its connection was made for it.
+	Written func(fresh bool)
 	// Life takes a sign of life for all bytes of the answer; nil for nothing.
 	Life *workers.Life
 }
@@ -345,7 +348,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 			}
 			began = time.Now()
 		}
-		r, f := c.exchange(ctx, p, cn, leg, head)
+		r, f := c.exchange(ctx, p, cn, leg, head, !reused)
 		if f == nil {
 			if !r.Streams() {
 				r.patience = leg.HeadTimeout
@@ -366,7 +369,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 const opWait = "wait for the answer"
 
 // exchange sends the request and reads the head of the answer.
-func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
+func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte, fresh bool) (*Response, *Failure) {
 	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, life: leg.Life, idle: leg.IdleTimeout}
 	r.stop = context.AfterFunc(ctx, cn.close)
 	e := r.listen(leg)
@@ -375,6 +378,9 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
 	switch {
 	case err == nil:
+		if leg.Written != nil && whole {
+			leg.Written(fresh)
+		}
 		life := leg.watch(cn)
 		err = r.awaitHead(e, leg, leg.HeadTimeout)
 		if !life.ended() { // the connection was closed for it
