@@ -36,7 +36,7 @@ const maxFile = 4 << 20
 
 // Options say which certificate it is and who hears of it.
 type Options struct {
-	// Name says whose the certificate is: "data", "admin" or "engines".
+	// Name says whose the certificate is: "data", "admin", "engines" or "replicas".
 	Name string
 	// Cert and Key are PEM files with the certificate, followed by its chain, and
 	// with its key. A client may have neither.
@@ -201,6 +201,21 @@ func (s *Store) Listen(ln net.Listener) net.Listener {
 // Client is how a client speaks TLS now: with the certificate in force when a server
 // asks for one, and trusting the authorities in force.
 func (s *Store) Client() *tls.Config { return s.current.Load().conf }
+
+// Peer is TLS between equals: a server's certificate in force is shown in both directions,
+// and with a CA both sides require one of its certificates. As a client it trusts the
+// authorities of the time of this call.
+func (s *Store) Peer() *tls.Config {
+	now := s.current.Load().conf
+	return &tls.Config{
+		MinVersion: now.MinVersion, CipherSuites: now.CipherSuites, ClientAuth: now.ClientAuth, ClientCAs: now.ClientCAs, RootCAs: now.ClientCAs,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.Client(), nil },
+		GetCertificate:     func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.current.Load().pair, nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return s.current.Load().pair, nil
+		},
+	}
+}
 
 // Name is that of the options.
 func (s *Store) Name() string { return s.o.Name }

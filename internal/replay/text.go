@@ -110,6 +110,10 @@ func (r *Report) Text(out io.Writer) error {
 
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
+	if v.Decisions == 0 {
+		printable.Fprintf(out, "\nRESULT  nothing to verify: the recording%s has no decisions\n", upToTheCut[v.Cut])
+		return nil
+	}
 	verdict := ""
 	trusted := v.OnTrust > 0 && v.Divergent() == 0 && v.Unverifiable == 0
 	if trusted {

@@ -78,6 +78,7 @@ type Router struct {
 	*entry
 	*engines
 	*observing
+	*others
 	*deciding
 	*served
 	*sources
@@ -105,10 +106,13 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.observing = newObserving(&o, r.base, r.entry, r.engines)
-	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing); err != nil {
+	if r.others, err = newOthers(&o, r.base, r.entry); err != nil {
 		return nil, err
 	}
-	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.deciding, r.panicked)
+	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing, r.others); err != nil {
+		return nil, err
+	}
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.others, r.deciding, r.panicked)
 	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}
@@ -143,6 +147,9 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.secure.Run(ctx) })
 	if r.kube != nil {
 		g.Go(func() error { return r.kube.Run(ctx) })
+	}
+	if r.siblings != nil {
+		g.Go(func() error { return r.share(ctx) })
 	}
 	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.Run(ctx) })

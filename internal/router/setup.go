@@ -31,6 +31,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
@@ -221,16 +222,35 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 	return l
 }
 
+// others is how the router shares load with the other routers of its fleet.
+type others struct {
+	siblings *siblings.Siblings // nil unless it does
+	stored   *stored.Responses
+}
+
+func newOthers(o *Options, b *base, in *entry) (*others, error) {
+	s := &others{stored: stored.New(1 << 16)}
+	if !o.Config.Replicas.On() {
+		return s, nil
+	}
+	self, err := identity(o, b.started)
+	if err != nil {
+		return nil, err
+	}
+	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
+	s.stored.Tap(s.siblings.Keeps)
+	return s, nil
+}
+
 // deciding is what reads prompts and decides.
 type deciding struct {
 	tokens  *prompt.Stage
 	decider *routing.Decider
-	stored  *stored.Responses
 	finder  *stored.Finder
 	lists   models.Lists
 }
 
-func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing) (*deciding, error) {
+func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing, s *others) (*deciding, error) {
 	tokens, err := prompt.New(prompt.Options{
 		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
@@ -239,9 +259,9 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	if err != nil {
 		return nil, err
 	}
-	a := &deciding{tokens: tokens, stored: stored.New(1 << 16), finder: stored.NewFinder()}
+	a := &deciding{tokens: tokens, finder: stored.NewFinder()}
 	a.decider = routing.New(routing.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Prompts: tokens, Readmit: e.outliers.Last,
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Prompts: tokens, Readmit: e.outliers.Last, Siblings: s.siblings,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{
@@ -261,14 +281,14 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 // served is what answers calls.
 type served struct{ answers serving.Engine }
 
-func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panicked func(*serving.Call, any)) *served {
+func newServed(b *base, in *entry, e *engines, l *observing, s *others, a *deciding, panicked func(*serving.Call, any)) *served {
 	return &served{resumed.New(resumed.Parts{
 		Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(),
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 			Reread:  func(ctx context.Context) { e.rereadModels(ctx, b.registry.Snapshot()) },
 			Silence: 2 * b.settings.Load().Health.Timeout, Budget: &in.budget,
-			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
+			Repeats: &e.repeats, Stored: s.stored, Panicked: panicked,
 		},
 		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,
 	})}
@@ -306,7 +326,7 @@ func newApplied(r *Router) *applied {
 		state: &control.State{
 			Stages: &control.Facts{
 				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
-				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: r.opts.Recording,
+				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Siblings: r.siblings, Recording: r.opts.Recording,
 			},
 			Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
 			Feeds: r.feeds, Ledger: r.ledger, Limiter: r.limiter, RankQueue: r.rankQueue, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
@@ -323,6 +343,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Kept: r.receipts, Log: r.events,
 		Secure: r.secure, Ending: r.drain,
 		Engines: control.NewEngines(control.EnginesOptions{Client: r.client, Forget: r.fleet.Distrust, Models: r.monitor.Models, Event: r.event}),
+		Ordered: r.siblings.Order,
 		DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 			return dryRun(ctx, r, ep, in)
 		}, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
@@ -58,6 +59,9 @@ type Config struct {
 	Sim string
 
 	Kubernetes workers.Kubernetes
+
+	// Replicas are the other routers of the fleet.
+	Replicas Replicas
 
 	Routing  Routing
 	Tokens   Tokens
@@ -110,6 +114,64 @@ type APIKeys struct {
 	Salt bool
 	// Admin says that the admin API asks for a key with a role, too.
 	Admin bool
+}
+
+// Replicas joins this router to the others of its fleet.
+type Replicas struct {
+	// Routers are the cluster ports of other routers, HOST:PORT, or one URL of a NATS
+	// server. Empty is a router by itself.
+	Routers []string
+	// Listen is this router's cluster port; a NATS server needs none.
+	Listen string
+	// Name is unique among the routers; empty takes the host's name and a random part.
+	Name string
+	// Fleet is the same on all routers of a fleet.
+	Fleet string
+	// CertFile, KeyFile and CAFile secure the connections of routers, in both directions,
+	// or those to a NATS server. With CAFile other routers must show a certificate.
+	CertFile, KeyFile, CAFile string
+	// PasswordFile has the password that all routers of the fleet share.
+	PasswordFile string
+	// CredentialsFile are the credentials for a NATS server.
+	CredentialsFile string
+}
+
+// On reports whether there may be other routers.
+func (r *Replicas) On() bool { return len(r.Routers) > 0 }
+
+// Server is the URL of the NATS server; empty where routers connect to each other.
+func (r *Replicas) Server() string {
+	if len(r.Routers) == 1 && strings.Contains(r.Routers[0], "://") {
+		return r.Routers[0]
+	}
+	return ""
+}
+
+// problem is the first contradiction among the settings of replicas, with its key.
+func (r *Replicas) problem() *Problem {
+	bad := func(key, format string, a ...any) *Problem {
+		return &Problem{"replicas." + key, fmt.Errorf(format, a...)}
+	}
+	external := r.Server() != ""
+	switch {
+	case !r.On():
+		return nil
+	case (r.CertFile == "") != (r.KeyFile == ""):
+		return bad("cert_file", "a certificate needs its key: set both replicas.cert_file and replicas.key_file, or neither")
+	case external && r.PasswordFile != "":
+		return bad("password_file", "it is for the cluster ports of routers; for a NATS server set replicas.credentials_file, or a user in its URL")
+	case external:
+		return nil
+	case r.CredentialsFile != "":
+		return bad("credentials_file", "it is for a NATS server (replicas.routers: nats://HOST:PORT); routers that connect to each other share replicas.password_file")
+	case r.CAFile != "" && r.CertFile == "":
+		return bad("ca_file", "routers show certificates over TLS only: set replicas.cert_file and replicas.key_file, too")
+	case !Loopback(r.Listen) && r.CertFile == "":
+		return bad("listen", "%s is not a loopback address: set replicas.cert_file and replicas.key_file, and replicas.password_file or replicas.ca_file, so that no one else can join", r.Listen)
+	case !Loopback(r.Listen) && r.PasswordFile == "" && r.CAFile == "":
+		return bad("listen", "%s is not a loopback address: set replicas.password_file, or replicas.ca_file for the certificates of other routers, so that no one else can join", r.Listen)
+	}
+	return nil
 }
 
 // Alias lets clients ask for Model under the name Name, which may be a pattern
@@ -386,6 +448,9 @@ func (c *Config) Problems() []*Problem {
 	}
 	if c.Limits.BodyMemory < c.Limits.BodyBytes {
 		bad("limits.body_memory", "%d is less than limits.body_bytes (%d): not even one request of that size could be read", c.Limits.BodyMemory, c.Limits.BodyBytes)
+	}
+	if p := c.Replicas.problem(); p != nil {
+		list = append(list, p)
 	}
 	names, seen := c.Names(), map[string]bool{}
 	for i, a := range c.Aliases {

@@ -12,9 +12,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/replicas"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -262,6 +264,45 @@ func withoutUser(v any) any {
 	}
 	u.User = url.User("redacted")
 	return u.String()
+}
+
+// routers are addresses, or one URL. Errors do not quote a URL, which may hold a password.
+func routers(v any) error {
+	list := v.([]string)
+	for _, text := range list {
+		if scheme, _, isURL := strings.Cut(text, "://"); isURL {
+			if u, err := url.Parse(text); err != nil || u.Host == "" || scheme != "nats" && scheme != "tls" {
+				return errors.New("a URL is not one of a NATS server, such as nats://HOST:4222 or tls://HOST:4222")
+			}
+			if len(list) > 1 {
+				return errors.New("the URL of a NATS server stands alone: all routers use that server")
+			}
+			continue
+		}
+		if _, port, err := net.SplitHostPort(text); err != nil || port == "" || port == "0" {
+			return fmt.Errorf("%q is neither HOST:PORT of another router nor the URL of a NATS server", text)
+		}
+	}
+	return nil
+}
+
+// withoutUsers is withoutUser for each of a list of addresses and URLs.
+func withoutUsers(v any) any {
+	list := slices.Clone(v.([]string))
+	for i, text := range list {
+		if strings.Contains(text, "://") {
+			list[i] = withoutUser(text).(string)
+		}
+	}
+	return list
+}
+
+// short is a name that fits a message between routers.
+func short(v any) error {
+	if s := v.(string); len(s) > replicas.MaxText || !utf8.ValidString(s) {
+		return fmt.Errorf("%.40q is not UTF-8 of at most %d bytes", s, replicas.MaxText)
+	}
+	return nil
 }
 
 func proxies(v any) error {

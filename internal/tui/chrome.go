@@ -50,7 +50,7 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 		name = fmt.Sprintf("%s (%d of %d, R next)", name, a.sel+1, n)
 	}
 	room := a.w - widget.Width(right) - widget.Width(link) - 2
-	put := func(st theme.Style, s string) {
+	put := func(st theme.Style, s string) { // what has no room stands above all that needs attention
 		if p.X()+widget.Width(s) <= room {
 			p.Put(st, s)
 		}
@@ -123,7 +123,10 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 	alert, style := "", theme.Good
 	switch {
 	case errors > 0:
-		alert, style = fmt.Sprintf("%d ERR %d warn", errors, warnings), theme.Bad
+		alert, style = fmt.Sprintf("%d ERR", errors), theme.Bad
+		if a.w >= 100 {
+			alert += fmt.Sprintf(" %d warn", warnings)
+		}
 	case warnings > 0:
 		alert, style = fmt.Sprintf("%d warn", warnings), theme.Warn
 	case infos > 0:
@@ -132,7 +135,7 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 		alert = "all well"
 	}
 	state := a.pages[a.tab].Order(c)
-	if a.w >= 100 {
+	if a.w >= 100 && a.tab < 3 {
 		state = "sort " + state
 	}
 	if f := a.pages[a.tab].Filter(); f != "" {
@@ -191,7 +194,7 @@ func (a *app) drawFooter(p *widget.Painter) {
 		} else if a.recording() != nil {
 			list = append([]string{"space pause", "left/right 10s", "+/- speed", ":seek TIME"}, list...)
 		} else if a.frozen != nil {
-			list = append([]string{"p go on", "[ ] history"}, list...)
+			list = append([]string{"p live", "[ ] history"}, list...)
 		}
 		const last = "? help q quit" // always in sight
 		list = slices.DeleteFunc(slices.Clone(list), func(k string) bool { return strings.Contains(last, k) })
@@ -308,15 +311,31 @@ func (a *app) inColumns(cells []string) (out []string) {
 	return out
 }
 
-// warningLines is the whole list of what needs attention.
+// routerLine is all that the header shows of a router where there is room.
+func routerLine(r *feed.Router) string {
+	words := []string{strings.TrimSpace(r.Name + " " + r.URL), r.Condition()}
+	if w := r.Workers; w.Total > 0 {
+		words = append(words, fmt.Sprintf("%d workers, %d ranks", w.Total, w.Ranks))
+	}
+	if v := page.Imbalance(r); !math.IsNaN(v) {
+		words = append(words, "imbalance "+widget.Rate(v))
+	}
+	if r.Version != "" {
+		words = append(words, "version "+r.Version)
+	}
+	if r.UptimeSeconds.Known() {
+		words = append(words, "up "+widget.Seconds(r.UptimeSeconds.F()))
+	}
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), ", ")
+}
+
+// warningLines is the whole list of what needs attention, below each router's own line.
 func (a *app) warningLines() []string {
 	v := a.shown()
 	var out []string
 	for i := range v.Routers {
 		r := &v.Routers[i]
-		if len(v.Routers) > 1 {
-			out = append(out, r.Name+" "+r.URL)
-		}
+		out = append(out, routerLine(r), "")
 		for _, x := range r.Attention {
 			out = append(out, fmt.Sprintf("%-5s %s %s: %s", strings.ToUpper(x.Severity.String()), x.Since.Local().Format(time.TimeOnly), x.Subject, x.Text), "")
 		}

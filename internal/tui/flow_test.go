@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -197,19 +199,19 @@ func TestDecisionKeys(t *testing.T) {
 	mustContain(t, screen(a), "[4 Decisions]", "filter worker:")
 	press(a, "esc")
 	loadList(a, fleet, "")
-	mustContain(t, screen(a), "follow on", "30 shown of 5000 taken", "loading the receipt")
+	mustContain(t, screen(a), "   follow ", "30 shown of 5000 taken", "loading the receipt")
 	loadReceipt(a, fleet)
 	mustContain(t, screen(a), "chosen", "runner-up, +3.90", "excluded: KV usage 91% > 90%", "5 instead    local", "8 verdict")
 	// Moving stops following; the cursor stays with its decision.
 	press(a, "j", "j")
 	row := cursorLine(a)
-	mustContain(t, screen(a), "follow off")
+	mustContain(t, screen(a), "no follow")
 	loadList(a, fleet, "")
 	if got := cursorLine(a); got != row {
 		t.Errorf("the cursor moved from %q to %q", row, got)
 	}
 	press(a, "f")
-	mustContain(t, screen(a), "follow on")
+	mustContain(t, screen(a), "   follow ")
 	press(a, "enter", "n")
 	mustContain(t, screen(a), "esc list")
 	press(a, "esc", "/")
@@ -481,19 +483,61 @@ func TestHeatOfAThousand(t *testing.T) {
 	mustContain(t, screen(small), "more ranks")
 }
 
-// TestSmallScreenIsNotEmpty: what a small fleet leaves free on the smallest screen is for the
-// newest decisions.
+// TestSmallScreenIsNotEmpty: on the smallest screen no line of a view is empty while it hides
+// something: ranks, attention or the newest decisions.
 func TestSmallScreenIsNotEmpty(t *testing.T) {
-	small := stage{prefill: 1, decode: 2, dp: 1}
-	a := newStage(t, small, 80, 24, 20, plainOptions)
-	mustContain(t, screen(a), "Last decisions", "OUTCOME")
-	empty := 0
-	for line := range strings.Lines(screen(a)) {
-		if strings.TrimSpace(line) == "" {
-			empty++
+	for name, g := range map[string]stage{
+		"small fleet": {prefill: 1, decode: 2, dp: 1},
+		"healthy":     {prefill: 2, decode: 4, dp: 2},
+		"trouble":     {prefill: 2, decode: 4, dp: 2, troubles: true},
+		"large fleet": {prefill: 8, decode: 32, dp: 2, troubles: true},
+	} {
+		for _, keys := range [][]string{{}, {"x"}, {"2"}} {
+			a := newStage(t, g, 80, 24, 20, plainOptions)
+			press(a, keys...)
+			got := screen(a)
+			empty := 0
+			for line := range strings.Lines(got) {
+				if strings.TrimSpace(line) == "" {
+					empty++
+				}
+			}
+			hidden := regexp.MustCompile(`\d more|press !`).MatchString(got) || !strings.Contains(got, "Last decision") && len(keys) == 0
+			if empty > 1 && hidden || empty > 0 && name == "small fleet" && len(keys) == 0 {
+				t.Errorf("%s %v: %d lines are empty:\n%s", name, keys, empty, got)
+			}
 		}
 	}
-	if empty > 0 {
-		t.Errorf("%d lines are empty:\n%s", empty, screen(a))
+	mustContain(t, screen(newStage(t, stage{prefill: 1, decode: 2, dp: 1}, 80, 24, 20, plainOptions)), "Last decisions", "OUTCOME")
+}
+
+// TestCutLinesAreShownWhole: each view has a key that shows all of what its cursor is on.
+func TestCutLinesAreShownWhole(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+	for name, c := range map[string]struct{ cut, key, whole string }{
+		"overview":  {"its 2 ...", "!", "connect: connection refused; its 2 ranks get no requests"},
+		"workers":   {"KV over …", "d", "connector nixl, models Qwen/Qwen3-32B"},
+		"events":    {"every batch since the …", "enter", "every batch since the publisher's start was seen"},
+		"decisions": {"running…", "enter", "eff_isl 3208 >= 2048 (0 of 3208 tokens cached on the decode rank)"},
+		"radix":     {"held by 3: decode-0/dp0", "enter", "runs below 2 longest copy 36 of 36 blocks"},
+		"help":      {"more lines (j scrolls)", "pgdown", "half a page down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newStage(t, g, 80, 24, 20, plainOptions)
+			views[slices.IndexFunc(views, func(v view) bool { return v.name == name })].show(a, g)
+			mustContain(t, screen(a), c.cut)
+			press(a, c.key)
+			if name == "radix" {
+				loadTree(a, g, "11")
+			}
+			mustContain(t, strings.Join(strings.Fields(screen(a)), " "), c.whole)
+		})
 	}
+	// What the header leaves out stands above all that needs attention.
+	a := newStage(t, g, 80, 24, 20, plainOptions)
+	if strings.Contains(screen(a), "imbalance") {
+		t.Errorf("the header has room for all:\n%s", screen(a))
+	}
+	press(a, "!")
+	mustContain(t, strings.Join(strings.Fields(screen(a)), " "), "degraded, 6 workers, 12 ranks, imbalance")
 }

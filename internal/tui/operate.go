@@ -33,7 +33,7 @@ func (a *app) operate(verb, name string) {
 		a.say("a recording cannot be changed", true)
 		return
 	case a.frozen != nil:
-		a.say("the data stands still: go on with p before you change something", true)
+		a.say("the data stands still: press p for live data before you change something", true)
 		return
 	}
 	client := a.replicas[a.sel].poller.Client
@@ -46,7 +46,7 @@ func (a *app) operate(verb, name string) {
 		on = " on this router alone"
 	}
 	text := fmt.Sprintf("%s %s%s? y does it, any other key does not", verb, name, on)
-	if verb == "drain" && a.lastOf(c.R, i) {
+	if verb == "drain" && admin.LastUsable(c.R.WorkerList, name) {
 		text = fmt.Sprintf("%s is the last usable %s worker: drain it%s? y does it, any other key does not", name, c.R.WorkerList[i].Role, on)
 	}
 	a.guard = func() tea.Msg {
@@ -58,16 +58,6 @@ func (a *app) operate(verb, name string) {
 		return saidMsg{text: w.Name + " " + after}
 	}
 	a.say(text, true)
-}
-
-// lastOf reports whether no other worker of the same role can be used.
-func (a *app) lastOf(r *feed.Router, i int) bool {
-	for j := range r.WorkerList {
-		if w := &r.WorkerList[j]; j != i && w.Usable && w.Role == r.WorkerList[i].Role {
-			return false
-		}
-	}
-	return true
 }
 
 // workerHere is the worker of the rank under the cursor, "" where there is none.

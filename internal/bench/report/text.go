@@ -71,7 +71,7 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	}
 	gates(b, r, o.Width)
 	if r.Partial != "" {
-		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), cmp.Or(o.Folder, "FOLDER"))
+		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s continues\n", r.Partial, len(r.Cells), cmp.Or(o.Folder, "FOLDER"))
 	}
 	if o.Folder != "" {
 		list(b, o.Width, "  FILES    ", o.Folder+"/ report.html result.json cells.csv requests.jsonl.zst plot.svg plan.yaml")
@@ -294,7 +294,11 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 		}
 		rows = append(rows, []string{mark, g.Name, g.Text})
 		if g.Passed != nil && !*g.Passed && len(g.Cells) > 0 {
-			rows = append(rows, []string{"", "", "in " + strings.Join(g.Cells, " ")})
+			in := "in " + strings.Join(g.Cells[:min(len(g.Cells), 3)], " ")
+			if len(g.Cells) > 3 {
+				in += " and more" // result.json has ten
+			}
+			rows = append(rows, []string{"", "", in})
 		}
 		if g.Next != "" {
 			rows = append(rows, []string{"", "", "what to do: " + g.Next})

@@ -17,7 +17,7 @@ func TestOutputFormats(t *testing.T) {
 	data := []string{"json", "jsonl", "yaml"}
 	want := map[string][]string{
 		"dynctl explain": data, "dynctl version": data,
-		"dynctl workers list": cli.ListFormats(), "dynctl workers call": cli.ListFormats(), "dynctl config view": cli.ListFormats(), "dynctl sim": cli.ListFormats(), "dynctl doctor": cli.ListFormats(), "dynctl keys check": cli.ListFormats(),
+		"dynctl workers list": cli.ListFormats(), "dynctl replicas": cli.ListFormats(), "dynctl workers call": cli.ListFormats(), "dynctl config view": cli.ListFormats(), "dynctl sim": cli.ListFormats(), "dynctl doctor": cli.ListFormats(), "dynctl keys check": cli.ListFormats(),
 		"dynctl replay": cli.ListFormats(), "dynctl replay stat": cli.ListFormats(),
 		// The screen's figures are a tree of tables: YAML is of no use to jq,
 		// and rows of one kind are what workers list is for.

@@ -22,7 +22,7 @@ type Group struct {
 func Groups() []Group {
 	return []Group{
 		{"run", "Run:", []string{"serve", "sim"}},
-		{"observe", "Observe:", []string{"top", "explain", "workers", "doctor"}},
+		{"observe", "Observe:", []string{"top", "explain", "workers", "replicas", "doctor"}},
 		{"measure", "Measure:", []string{"record", "replay", "bench"}},
 		{"config", "Configure:", []string{"config", "keys", "completion", "version"}},
 	}
@@ -34,6 +34,7 @@ func Root() *cobra.Command {
 		newServeCmd(),
 		newExplainCmd(),
 		newWorkersCmd(),
+		newReplicasCmd(),
 		newDoctorCmd(),
 		topcmd.New(),
 		newRecordCmd(),

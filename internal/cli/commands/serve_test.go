@@ -239,6 +239,9 @@ func TestServeFromSignalToSignal(t *testing.T) {
 		{[]string{"workers", "remove", "spare"}, cli.ExitOK, ""},
 	} {
 		got, stdout, errs := typed(append(c.args, "--router", s.admin)...)
+		if !strings.Contains(errs, "warning: no other prefill worker is usable") && c.args[1] == "drain" && got == cli.ExitOK {
+			t.Errorf("the drain of the last prefill worker has no warning: %s", errs)
+		}
 		if got != c.code || !strings.Contains(stdout, c.says) || got != cli.ExitOK && errs == "" {
 			t.Errorf("dynctl %s: exit %d\n%s%s", strings.Join(c.args, " "), got, stdout, errs)
 		}

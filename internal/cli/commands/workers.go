@@ -171,6 +171,9 @@ func newWorkersDrainCmd(router *cli.RouterFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if l, err := c.Workers(cmd.Context()); err == nil && admin.LastUsable(l.Workers, w.Name) {
+				printable.Fprintf(cmd.ErrOrStderr(), "warning: no other %s worker is usable; dynctl workers resume %s ends the drain\n", w.Role, w.Name)
+			}
 			if wait <= 0 {
 				printable.Fprintf(cmd.ErrOrStderr(), "%s drains, %s in progress\n", w.Name, cli.Plural(active(w), "request"))
 				return nil

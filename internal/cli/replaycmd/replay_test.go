@@ -302,6 +302,28 @@ func TestTrustIsNoFailure(t *testing.T) {
 	}
 }
 
+// TestNothingToVerify: a recording without decisions has no share of them that is proven.
+func TestNothingToVerify(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "events.jsonl")
+	if code, _, stderr := typed("replay", "convert", realRecording, "-w", file); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := slices.DeleteFunc(strings.SplitAfter(string(raw), "\n"), func(line string) bool {
+		return strings.HasPrefix(line, `{"kind":"decision"`)
+	})
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := typed("replay", file, "--verify")
+	if code != cli.ExitOK || !strings.Contains(stdout, "RESULT  nothing to verify: the recording has no decisions") || strings.Contains(stdout, "100.00%") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+}
+
 // TestFleetsOfRecordings: ranks as --fleet takes them, or why they cannot be.
 func TestFleetsOfRecordings(t *testing.T) {
 	worker := func(name string, role workers.Role, block, blocks int) *workers.Worker {

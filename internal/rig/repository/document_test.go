@@ -125,7 +125,7 @@ func TestDocumentNames(t *testing.T) {
 		find(source(t, "observe/adminserver")+source(t, "control"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "request/access", "control", "../settings/effective", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "observe/lifecycle", "observe/watch", "observe/outcome", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
+	for _, dir := range []string{".", "request/access", "control", "../settings/effective", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "placement/siblings", "observe/lifecycle", "observe/watch", "observe/outcome", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_.]+)"`)...)

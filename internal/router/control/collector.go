@@ -77,6 +77,31 @@ var kubernetesMetrics = []metric[*admin.Kubernetes]{
 	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and of which no worker is made; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
 }
 
+var replicasMetrics = []metric[*admin.Replicas]{
+	{desc("replicas_live", "Other routers that share their load with this one."), gauge, func(r *admin.Replicas) float64 { return float64(r.Live) }},
+	{desc("replicas_disbelieved_ranks", "Ranks that only other routers call busy while their engines report no request: that work does not count."), gauge, func(r *admin.Replicas) float64 { return float64(len(r.Disbelieved)) }},
+	{desc("replicas_send_failures_total", "Messages to other routers that the transport did not take."), counter, func(r *admin.Replicas) float64 { return float64(r.Failed) }},
+}
+
+var replicaMetrics = []metric[*admin.Replica]{
+	{desc("replica_up", "Whether the other router's load counts: it was heard in the last second.", "replica"), gauge, func(r *admin.Replica) float64 { return flag(r.State == "live") }},
+	{desc("replica_silent_seconds", "Time since the newest message of the other router.", "replica"), gauge, func(r *admin.Replica) float64 { return r.SilentMS / 1000 }},
+	{desc("replica_settings_differ", "Whether the other router has other settings.", "replica"), gauge, func(r *admin.Replica) float64 { return flag(r.Differs != "") }},
+	{desc("replica_gaps_total", "Gaps in the other router's messages since its start.", "replica"), counter, func(r *admin.Replica) float64 { return float64(r.Gaps) }},
+}
+
+// strayMetrics are those of messages that brought no load, by the value of their label.
+var strayMetrics = map[string][]metric[*admin.Replicas]{
+	"other_fleet":      {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.OtherFleet) }}},
+	"same_name":        {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.SameName) }}},
+	"refused":          {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.Refused) }}},
+	"repeated":         {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.Repeated) }}},
+	"earlier_process":  {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.Earlier) }}},
+	"too_many_routers": {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.TooMany) }}},
+}
+
+var stray = desc("replicas_stray_messages_total", "Messages of other routers that brought no load.", "reason")
+
 var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
 	{desc("feed_listener_bound", "Whether publishers can dial into the listener.", "endpoint"), gauge, func(l *kvfeed.ListenerStatus) float64 { return flag(l.Bound != "") }},
 	{desc("feed_listener_unrouted_messages_total", "Messages at the listener that belong to no rank, or to several, and were dropped.", "endpoint"), counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Unrouted) }},
@@ -221,6 +246,15 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	}
 	if k := s.Kubernetes(); k != nil {
 		collect(ch, kubernetesMetrics, k)
+	}
+	if r := s.Replicas(); r != nil {
+		collect(ch, replicasMetrics, r)
+		for reason, list := range strayMetrics {
+			collect(ch, list, r, reason)
+		}
+		for i := range r.Routers {
+			collect(ch, replicaMetrics, &r.Routers[i], r.Routers[i].Name)
+		}
 	}
 	for _, l := range s.Feeds.Listeners() {
 		collect(ch, listenerMetrics, &l, l.Endpoint)

@@ -7,6 +7,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/settings/effective"
@@ -28,7 +29,8 @@ type Facts struct {
 	Legs     *admission.Memory
 	Secure   *Secure
 	Ending   *Drain
-	Pods     *kube.Source // nil unless they are looked for
+	Pods     *kube.Source       // nil unless they are looked for
+	Siblings *siblings.Siblings // nil unless the router shares its load
 	// Recording is the recording of this process, nil without one.
 	Recording watch.Recording
 }
@@ -54,6 +56,35 @@ func (f *Facts) Counts(k *workers.Rank) (requests, failures uint64) { return f.F
 func (f *Facts) Moves(k *workers.Rank) admin.Moves {
 	away, onto := f.Fleet.Moved(k)
 	return admin.Moves{Away: away, Onto: onto, Waiting: new(f.Rests.Waiting(k.Slot))}
+}
+
+// Replicas is for Stages.
+func (f *Facts) Replicas() *admin.Replicas {
+	if f.Siblings == nil {
+		return nil
+	}
+	st := f.Siblings.Status()
+	r := &admin.Replicas{
+		Name: st.Self.Origin, Fleet: st.Self.Fleet, Live: st.Live(), Joined: st.Joined, Routers: []admin.Replica{}, Disbelieved: st.Disbelieved,
+		OtherFleet: st.Foreign, SameName: st.SameOrigin, Refused: st.Refused, Repeated: st.Repeated, Earlier: st.Earlier, TooMany: st.Crowded, Failed: st.Failed,
+		LastRefused: st.LastRefused, LastFailure: st.Failure,
+	}
+	for i := range st.Origins {
+		o := &st.Origins[i]
+		state := "live"
+		switch {
+		case o.Left:
+			state = "left"
+		case !o.Live:
+			state = "silent"
+		}
+		r.Routers = append(r.Routers, admin.Replica{
+			Name: o.Origin, State: state, SilentMS: milliseconds(o.Silent), Version: o.Version, Started: o.Epoch, Differs: st.Differs[i], Complete: o.Complete,
+			Requests: o.Load.Requests, PrefillTokens: int64(o.Load.PrefillTokens), DecodeBlocks: int64(o.Load.DecodeBlocks),
+			Messages: o.Messages, Gaps: o.Gaps, UnknownRanks: o.Strange,
+		})
+	}
+	return r
 }
 
 // Speed is for Stages.

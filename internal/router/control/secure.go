@@ -38,9 +38,9 @@ type Secure struct {
 	addresses *admission.Addresses
 	metrics   *telemetry.Metrics
 	// Nil where they are not configured.
-	data, admin, engines *certs.Store
-	keys                 *access.Store
-	engineTLS            func() *tls.Config
+	data, admin, engines, replicas *certs.Store
+	keys                           *access.Store
+	engineTLS                      func() *tls.Config
 }
 
 // NewSecure reads the files that the config names, which must be good.
@@ -78,6 +78,15 @@ func (s *Secure) readCerts(o *SecureOptions) (err error) {
 		return err
 	}
 	if s.admin, err = server("admin", "admin_tls", o.Config.AdminTLS); err != nil {
+		return err
+	}
+	if r := &o.Config.Replicas; r.Server() != "" && (r.CertFile != "" || r.CAFile != "") {
+		s.replicas, err = certs.NewClient(options("replicas", r.CertFile, r.KeyFile, r.CAFile))
+		err = inSection("replicas", err)
+	} else if r.Server() == "" {
+		s.replicas, err = server("replicas", "replicas", settings.ServerTLS{CertFile: r.CertFile, KeyFile: r.KeyFile, ClientCAFile: r.CAFile})
+	}
+	if err != nil {
 		return err
 	}
 	if sim := o.SimTLS; sim != nil {
@@ -127,9 +136,21 @@ func (s *Secure) Keys() *access.Store { return s.keys }
 // EngineTLS is how https engines are spoken to, nil for the system's roots.
 func (s *Secure) EngineTLS() func() *tls.Config { return s.engineTLS }
 
+// ReplicasTLS is TLS to other routers, or to the NATS server between them; nil for none.
+func (s *Secure) ReplicasTLS(server bool) *tls.Config {
+	switch {
+	case s.replicas == nil:
+		return nil
+	case server:
+		return s.replicas.Client()
+	default:
+		return s.replicas.Peer()
+	}
+}
+
 // certs are the configured ones.
 func (s *Secure) certs() (list []*certs.Store) {
-	for _, c := range []*certs.Store{s.data, s.admin, s.engines} {
+	for _, c := range []*certs.Store{s.data, s.admin, s.engines, s.replicas} {
 		if c != nil {
 			list = append(list, c)
 		}

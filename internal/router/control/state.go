@@ -65,13 +65,15 @@ type Stages interface {
 	Keys() int
 	// Kubernetes is what is made of a cluster's pods, nil unless they are looked for.
 	Kubernetes() *admin.Kubernetes
+	// Replicas are the other routers, nil unless the router shares its load.
+	Replicas() *admin.Replicas
 	// Drain is nil unless the router drains and takes no more requests.
 	Drain() *admin.DrainState
 }
 
 // Certificate is one that the router shows.
 type Certificate struct {
-	// Of is whose it is: "data", "admin" or "engines".
+	// Of is whose it is: "data", "admin", "engines" or "replicas".
 	Of      string
 	Expires time.Time
 }
@@ -110,7 +112,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		Policy: c.Policy, PrefillPolicy: c.Prefill, DecodePolicy: c.Decode,
 		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback, ThresholdAuto: c.Auto, Costs: s.Costs(),
 		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(), Recorder: s.Recorder(),
-		Kubernetes: s.Kubernetes(),
+		Kubernetes: s.Kubernetes(), Replicas: s.Replicas(),
 	}
 	untrusted, verifying := 0, 0
 	for _, w := range snap.Workers {

@@ -118,7 +118,7 @@ func (m *member) boot(epoch time.Time) {
 	m.remember()
 	m.heard = map[string]*heard{}
 	m.port = s.net.Port()
-	ex, err := NewExchange(m.self, tap{m.port, m}, s.now, m.rows)
+	ex, err := NewExchange(m.self, tap{m.port, m}, s.now, m.rows, More{})
 	if err != nil {
 		panic(err)
 	}
@@ -289,8 +289,8 @@ func (m *member) check() {
 		other := s.routers[slices.IndexFunc(s.routers, func(m *member) bool { return m.self.Origin == o.id })]
 		for i, c := range o.cells {
 			if c.known && o.live(now) {
-				if since := now.Add(-o.age(now, &c)); !other.had(v.ranks[i], c.Load, since.Add(-s.slowest-s.longest), since) {
-					s.problem("%s shows %+v of %s as true %v ago, when it was not", m.self.Origin, c.Load, o.id, o.age(now, &c))
+				if since := o.since(&c); !other.had(v.ranks[i], c.Load, since.Add(-s.slowest-s.longest), since) {
+					s.problem("%s shows %+v of %s as true %v ago, when it was not", m.self.Origin, c.Load, o.id, now.Sub(o.since(&c)))
 				}
 			}
 		}

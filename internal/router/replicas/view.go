@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -11,6 +12,7 @@ import (
 type View struct {
 	fleet, self string
 	epoch       time.Time // of self
+	revision    atomic.Uint64
 
 	mu      sync.RWMutex
 	ranks   []Rank       // sorted
@@ -53,11 +55,16 @@ func NewView(self Identity) *View {
 	return &View{fleet: self.Fleet, self: self.Origin, epoch: self.Epoch}
 }
 
+// Revision grows when what [View.Sums] returns may have changed for another reason than the
+// time.
+func (v *View) Revision() uint64 { return v.revision.Load() }
+
 // SetRanks replaces the ranks of which the view keeps load. Others are ignored. The load of
 // new ranks is known from the next full state of each router on.
 func (v *View) SetRanks(ranks []Rank) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	defer v.revision.Add(1)
 	ranks = slices.Clone(ranks)
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks)
@@ -86,23 +93,29 @@ func (v *View) SetRanks(ranks []Rank) {
 // Apply takes a state of another router that arrived now. It reports whether the router's
 // full state should be requested, because states are missing.
 func (v *View) Apply(now time.Time, m *Message) (ask bool) {
+	_, ask = v.take(now, m)
+	return ask
+}
+
+// take is Apply, and reports whether the state was new.
+func (v *View) take(now time.Time, m *Message) (taken, ask bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
 	case m.Fleet != v.fleet:
 		v.counts.Foreign++
-		return false
+		return false, false
 	case m.Origin == v.self:
 		if !m.Epoch.Equal(v.epoch) {
 			v.counts.SameOrigin++
 		}
-		return false
+		return false, false
 	}
 	i, known := v.find(m.Origin)
 	if !known {
 		if i, known = v.admit(now, m.Origin); !known {
 			v.counts.Crowded++
-			return false
+			return false, false
 		}
 		v.origins[i] = newOrigin(m, len(v.ranks))
 	}
@@ -111,7 +124,7 @@ func (v *View) Apply(now time.Time, m *Message) (ask bool) {
 	case m.Epoch.Equal(o.epoch):
 	case m.Epoch.Before(o.epoch) && o.live(now):
 		v.counts.Earlier++
-		return false
+		return false, false
 	default:
 		// A restart. It may have an earlier epoch if the host's clock was set back; then it
 		// counts when the process before it no longer does.
@@ -120,17 +133,19 @@ func (v *View) Apply(now time.Time, m *Message) (ask bool) {
 	}
 	if !o.arrive(now, m.Seq) {
 		v.counts.Repeated++
-		return false
+		return false, false
 	}
 	o.apply(now, m, v.ranks)
+	v.revision.Add(1)
 	if o.sound == o.newest {
 		o.soundAt = o.at
 	}
-	if o.complete() || !o.asked.IsZero() && now.Sub(o.asked) < Heartbeat {
-		return false
+	o.left = o.left || m.Gone && m.Seq == o.newest
+	if o.left || o.complete() || !o.asked.IsZero() && now.Sub(o.asked) < Heartbeat {
+		return true, false
 	}
 	o.asked = now
-	return true
+	return true, true
 }
 
 // find is where the origin with an id is in v.origins, or belongs.
@@ -245,6 +260,7 @@ func (v *View) Departed(origin string) {
 	defer v.mu.Unlock()
 	if i, ok := v.find(origin); ok {
 		v.origins[i].left = true
+		v.revision.Add(1)
 	}
 }
 
@@ -254,27 +270,65 @@ func (v *View) Departed(origin string) {
 func (v *View) Load(now time.Time, rank Rank) (sum Load, age time.Duration, ok bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	i, ok := v.index[rank]
-	if !ok {
+	s := v.sum(now, rank)
+	if s.Since.IsZero() {
 		return Load{}, 0, false
 	}
-	ok = false
-	for _, o := range v.origins {
-		if c := &o.cells[i]; c.known && o.live(now) {
-			sum.add(&c.Load)
-			age = max(age, o.age(now, c))
-			ok = true
-		}
-	}
-	return sum, age, ok
+	return s.Load, now.Sub(s.Since), true
 }
 
-// age is the time since a cell was known to be true.
-func (o *origin) age(now time.Time, c *cell) time.Duration {
-	if o.soundAt.After(c.at) {
-		return now.Sub(o.soundAt)
+// Sum is the load of the other live routers on one rank, together.
+type Sum struct {
+	Load
+	// Since is when the oldest part of it was known to be true, by the time of its arrival;
+	// zero if no live router has published its load on the rank.
+	Since time.Time
+}
+
+func (v *View) sum(now time.Time, rank Rank) (s Sum) {
+	i, ok := v.index[rank]
+	if !ok {
+		return s
 	}
-	return now.Sub(c.at)
+	for _, o := range v.origins {
+		if c := &o.cells[i]; c.known && o.live(now) {
+			s.add(&c.Load)
+			if since := o.since(c); s.Since.IsZero() || since.Before(s.Since) {
+				s.Since = since
+			}
+		}
+	}
+	return s
+}
+
+// Sums writes the sums of ranks, with figures of at most [MaxAmount], into a slice of the
+// same length. live is the number of live
+// routers. heard is when the newest state of the one arrived that has been silent longest.
+// The sums hold until the time until, unless [View.Revision] grows.
+func (v *View) Sums(now time.Time, ranks []Rank, into []Sum) (live int, heard, until time.Time) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	for i, r := range ranks {
+		into[i] = v.sum(now, r)
+		into[i].limit()
+	}
+	for _, o := range v.origins {
+		if !o.live(now) {
+			continue
+		}
+		if live++; live == 1 || o.at.Before(heard) {
+			heard = o.at
+		}
+	}
+	return live, heard, heard.Add(Lifetime)
+}
+
+// since is when a cell was known to be true.
+func (o *origin) since(c *cell) time.Time {
+	if o.soundAt.After(c.at) {
+		return o.soundAt
+	}
+	return c.at
 }
 
 // Counts are messages that brought no load, since the start.

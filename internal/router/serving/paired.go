@@ -39,6 +39,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	g, prefill, decode := p.Legs, l.prefill, l.decode
 	_, claim := q.Run.Claims()
 	now := time.Now()
+	sent := now // the decode leg
 	transfer := l.handedOver(c)
 	if transfer == nil {
 		err := g.mustPermit(c, route.Prefill, prefill.Worker)
@@ -60,7 +61,8 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			return nil, err
 		}
 		q.Run.History.Answered(prefill.Worker.State)
-		c.aliveBy = time.Now().Add(q.Settings.Timeouts.KVLease * 4 / 5)
+		sent = time.Now()
+		c.aliveBy = sent.Add(q.Settings.Timeouts.KVLease * 4 / 5)
 	} else {
 		c.sends()
 		p.Decider.Sent(q, decode.Worker, decode.Rank, now)
@@ -69,7 +71,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	if err != nil {
 		return nil, attempt.NewError(route.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
-	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer)
+	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer, sent)
 	if err != nil && ctx.Err() == nil {
 		transfer.Failed()
 	}
@@ -180,7 +182,7 @@ func (b *both) Decode(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	b.answer, err = g.decode(ctx, c, b.decode, b.body, b.t)
+	b.answer, err = g.decode(ctx, c, b.decode, b.body, b.t, time.Now())
 	return err
 }
 

@@ -24,7 +24,7 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p worke
 	defer held.Release()
 	leg := g.leg(c, route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
 	leg.Written = written
-	record := c.Record.BeginLeg(route.Prefill, p, leg)
+	record := c.Record.BeginLeg(route.Prefill, p, leg, time.Now())
 	err = errPanic // until it returns
 	defer func() { record.End(err, time.Now()) }()
 	return g.prefilled(ctx, c, t, p, leg, record)

@@ -141,7 +141,8 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 	valid := map[string]string{
 		"kubernetes.discovery": "service-name",
 		"kubernetes.scheme":    "https",
-		"listen":               "127.0.0.1:1", "admin_listen": "127.0.0.1:2", "worker": "http://a:1 http://b:1", "prefill": "http://c:1 http://d:1",
+		"replicas.routers":     "a:1 b:1", "replicas.listen": "127.0.0.1:3",
+		"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:2", "worker": "http://a:1 http://b:1", "prefill": "http://c:1 http://d:1",
 		"decode": "http://e:1,dp=2 http://f:1", "sim": "1p1d", "routing.policy": "random", "routing.prefill_policy": "random",
 		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.objective": "e2e", "routing.slo": "ttft=1s,itl=9ms", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
 		"routing.connector": "nixl", "routing.decoder_registry": `{}`, "retry.attempts": "5",

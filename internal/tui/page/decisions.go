@@ -197,9 +197,9 @@ func (d *decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 
 func (d *decisions) Order(*Ctx) string {
 	if d.follow {
-		return "follow on"
+		return "follow"
 	}
-	return "follow off"
+	return "no follow"
 }
 
 func (d *decisions) SetOrder(string) bool { return false }
@@ -265,10 +265,10 @@ func (d *decisions) Draw(c *Ctx, p *widget.Painter) {
 	d.explain(c, p, row)
 }
 
-// drawDecisions writes a header and rows into h lines.
+// drawDecisions writes titles and rows into h lines; one line is a row without titles.
 func drawDecisions(p *widget.Painter, rows []*feed.Decision, h, selected int) {
 	wide := p.W >= 110
-	rows = rows[:min(len(rows), h-1)]
+	rows = rows[:min(len(rows), max(h-1, 1))]
 	// The names of ranks get what they need, within reason.
 	rank := 8
 	for _, d := range rows {
@@ -282,23 +282,29 @@ func drawDecisions(p *widget.Painter, rows []*feed.Decision, h, selected int) {
 	if p.W >= 150 {
 		request = 20
 	}
-	p.Put(theme.Title, "  ")
-	p.Cell(theme.Title, "TIME", clock)
-	p.Cell(theme.Title, "REQUEST"[:min(7, request)], request)
-	p.Right(theme.Title, "ISL", 6)
-	p.Right(theme.Title, "CACHED", 7)
-	p.Right(theme.Title, "EFF", 6)
-	p.Put(theme.Title, "  ")
-	p.Cell(theme.Title, "PATH", 7)
-	p.Cell(theme.Title, "DECODE", rank)
-	p.Cell(theme.Title, "PREFILL", rank)
-	if wide {
-		p.Right(theme.Title, "MARGIN", 6)
-		p.Right(theme.Title, "TTFT", 6)
+	if h > 1 {
+		p.Put(theme.Title, "  ")
+		p.Cell(theme.Title, "TIME", clock)
+		p.Cell(theme.Title, "REQUEST"[:min(7, request)], request)
+		p.Right(theme.Title, "ISL", 6)
+		p.Right(theme.Title, "CACHED", 7)
+		p.Right(theme.Title, "EFF", 6)
+		p.Put(theme.Title, "  ")
+		p.Cell(theme.Title, "PATH", 7)
+		p.Cell(theme.Title, "DECODE", rank)
+		p.Cell(theme.Title, "PREFILL", rank)
+		if wide {
+			p.Right(theme.Title, "MARGIN", 6)
+			p.Right(theme.Title, "TTFT", 6)
+		}
+		p.Put(theme.Title, " ")
+		title := "OUTCOME / WHY"
+		if p.W-p.X() < len(title) {
+			title = "OUTCOME"
+		}
+		p.Put(theme.Title, title)
+		p.End()
 	}
-	p.Put(theme.Title, " ")
-	p.Put(theme.Title, "OUTCOME / WHY")
-	p.End()
 	for i, d := range rows {
 		st, word := outcome(d)
 		sev := map[theme.Style]feed.Severity{theme.Bad: feed.Error, theme.Warn: feed.Warn}[st]

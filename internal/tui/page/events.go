@@ -98,9 +98,9 @@ func (e *events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
 }
 
 func (e *events) Order(*Ctx) string {
-	s := "follow off"
+	s := "no follow"
 	if e.cursor.Key == "" {
-		s = "follow on"
+		s = "follow"
 	}
 	if e.faults {
 		s += ", faults"
@@ -144,7 +144,9 @@ func (e *events) Draw(c *Ctx, p *widget.Painter) {
 	var detail []string
 	if e.cursor.At < len(rows) && c.H >= 12 {
 		detail = Wrap(rows[e.cursor.At].Text, c.W-4, "")
-		detail = detail[:min(len(detail), 4)]
+		if most := max(4, c.H/2); len(detail) > most {
+			detail = append(detail[:most-1], fmt.Sprintf("%s %d more lines: o saves the events", c.Th.Ellipsis, len(detail)-most+1))
+		}
 	}
 	h := c.H - 2
 	if len(detail) > 0 {
@@ -162,7 +164,7 @@ func (e *events) Draw(c *Ctx, p *widget.Painter) {
 		name = cmp.Or(name, "router")
 		p.Cell(theme.Plain, p.Cut(name, who-1), who)
 		p.Cell(theme.Plain, p.Cut(x.Kind, kind-1), kind)
-		p.Put(theme.Plain, p.Cut(strings.TrimPrefix(x.Text, name+": "), p.W-p.X()))
+		p.Words(theme.Plain, strings.TrimPrefix(x.Text, name+": "))
 		p.End()
 	}
 	if len(rows) == 0 {

@@ -37,17 +37,11 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 	end := p.Len() + h
 	roles := byRole(rows)
 	apart := heatLines(roles, p.W) <= h // blanks between workers, where there is room
-	for _, role := range []string{"prefill", "decode", "aggregated"} {
+	for _, role := range []string{"prefill", "decode", "aggregated", "either"} {
 		list := roles[role]
 		if len(list) == 0 || p.Len() >= end {
 			continue
 		}
-		slices.SortFunc(list, func(a, b *feed.Rank) int {
-			if a.Worker != b.Worker {
-				return natural(a.Worker, b.Worker)
-			}
-			return a.DP - b.DP
-		})
 		mean, most := spread(list, hot.at)
 		p.Line(theme.Title, fmt.Sprintf("  %s: %s of %d ranks, mean %s, most %s, imbalance %s", role, hot.name, len(list), hot.show(mean), hot.show(most), widget.Rate(most/mean)))
 		top := hot.full
@@ -75,11 +69,19 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 	}
 }
 
-// byRole are ranks by their role.
+// byRole are ranks by their role, by worker and rank.
 func byRole(ranks []*feed.Rank) map[string][]*feed.Rank {
 	roles := map[string][]*feed.Rank{}
 	for _, k := range ranks {
 		roles[k.Role] = append(roles[k.Role], k)
+	}
+	for _, list := range roles {
+		slices.SortFunc(list, func(a, b *feed.Rank) int {
+			if a.Worker != b.Worker {
+				return natural(a.Worker, b.Worker)
+			}
+			return a.DP - b.DP
+		})
 	}
 	return roles
 }
@@ -156,7 +158,11 @@ func (t *rankTable) Height(r *feed.Router, w int) int {
 	if t.heat == 0 {
 		return len(rows) + 2
 	}
-	return heatLines(byRole(rows), w) + 1
+	n := heatLines(byRole(rows), w)
+	if n >= 5 {
+		n++ // the summary below it
+	}
+	return n
 }
 
 // heatLines is how many lines the strip has with blanks between workers, or one more.

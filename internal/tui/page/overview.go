@@ -62,12 +62,12 @@ func (o *overview) Draw(c *Ctx, p *widget.Painter) {
 	attention := attentionLines(c.R, c.W, most)
 	ask := 1 + len(attention)
 	decisions := 0
-	free := left - ask - max(table, 4) - 1
+	free := left - ask - max(table, 4)
 	switch {
 	case len(c.R.Decisions) == 0:
 	case left >= 21:
 		decisions = 2 + max(3, min(left-ask-table-2, min(len(c.R.Decisions), 12)))
-	case free >= 3: // its rule, its titles and a row
+	case free >= 2: // its rule and a row, with titles where there is room
 		decisions = min(free, 2+min(len(c.R.Decisions), 12))
 	}
 	space := left - ask - decisions
@@ -93,7 +93,11 @@ func (o *overview) Draw(c *Ctx, p *widget.Painter) {
 		}
 	}
 	if decisions > 0 {
-		p.Rule("Last decisions")
+		title := "Last decisions"
+		if decisions == 2 {
+			title = "Last decision"
+		}
+		p.Rule(title)
 		newest := make([]*feed.Decision, len(c.R.Decisions))
 		for i := range newest {
 			newest[i] = &c.R.Decisions[i]
@@ -241,10 +245,10 @@ func queued(r *feed.Router) float64 { return feed.Reported(r, r.Traffic.Queued).
 func trafficLines(c *Ctx, p *widget.Painter) {
 	t := &c.R.Derived
 	p.Put(theme.Bold, " req/s "+widget.Rate(t.RequestRate.F()))
-	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.Quantiles(c.R.Traffic.TTFT).P99), widget.Millis(feed.Quantiles(c.R.Traffic.ITL).P99), widget.Rate(t.FailedRate.F())))
+	p.Words(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(feed.Quantiles(c.R.Traffic.TTFT).P99), widget.Millis(feed.Quantiles(c.R.Traffic.ITL).P99), widget.Rate(t.FailedRate.F())))
 	p.End()
 	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
-	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(t.RecentGaps.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
+	p.Words(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(t.RecentGaps.F()), widget.Count(inflight(c.R)), widget.Count(queued(c.R))))
 	p.End()
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
-	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
 // radix is the view of the radix index: a path-compressed tree that loads what is opened.
@@ -272,8 +271,8 @@ func (x *radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 func (x *radix) showHolders(c *Ctx, k *node) tea.Cmd {
 	x.holders = ""
 	n := &k.n
-	end := n.DepthBlocks + n.LengthBlocks
-	lines := []string{fmt.Sprintf("%s tokens from the start, held by %d of %d ranks", widget.Count(float64(end*max(c.R.BlockSizeTokens, 1))), n.Ranks, len(c.R.Ranks)), ""}
+	place, figures := x.about(k, max(c.R.BlockSizeTokens, 1))
+	lines := []string{place, figures, fmt.Sprintf("held by %d of %d ranks", n.Ranks, len(c.R.Ranks)), ""}
 	labels := slices.Clone(n.RankLabels)
 	slices.SortFunc(labels, func(a, b string) int {
 		w, i, _ := strings.Cut(a, "/")

@@ -16,9 +16,15 @@ func (x *radix) Draw(c *Ctx, p *widget.Painter) {
 	r, ix := c.R, &c.R.Index
 	block := max(r.BlockSizeTokens, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
-	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(feed.Reported(r, ix.Blocks).F()), widget.Count(feed.Reported(r, ix.Nodes).F()), widget.Bytes(feed.Reported(r, ix.Bytes).F()),
-		widget.Rate(r.LookupRate.F()), widget.Rate(r.StoredRate.F()), widget.Rate(r.RemovedRate.F())))
-	p.End()
+	whole := fmt.Sprintf("index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(feed.Reported(r, ix.Blocks).F()), widget.Count(feed.Reported(r, ix.Nodes).F()), widget.Bytes(feed.Reported(r, ix.Bytes).F()),
+		widget.Rate(r.LookupRate.F()), widget.Rate(r.StoredRate.F()), widget.Rate(r.RemovedRate.F()))
+	if p.X()+3+widget.Width(whole) > c.W { // a line of its own
+		p.End()
+		whole = "  " + whole
+	} else {
+		whole = "   " + whole
+	}
+	p.Line(theme.Dim, whole)
 	name := min(46, max(24, c.W-84-len(c.R.Ranks)))
 	columns := x.columns(c, c.W-2-name)
 	p.Put(theme.Title, "  ")
@@ -266,27 +272,31 @@ func (x *radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	}
 	n := &r.k.n
 	p.Rule("run " + n.Local)
-	var path []string
-	for _, k := range r.k.path() {
-		path = append(path, k.label())
-	}
-	end := n.DepthBlocks + n.LengthBlocks
-	way := ""
-	if !x.flat {
-		way = "path " + strings.Join(path, " > ") + "   "
-	}
-	p.Line(theme.Plain, fmt.Sprintf("  %sblocks %d to %d, %s tokens from the start", way, n.DepthBlocks, end, widget.Count(float64(end*block))))
-	about := fmt.Sprintf("  hits %s   runs below %s   longest copy %d of %d blocks   seen for %s", atLeast(strconv.FormatUint(n.Hits, 10), n.HitsExact), atLeast(strconv.Itoa(n.Children), n.Exact), n.Longest, n.LengthBlocks, r.k.age())
-	if id := "   id " + n.ID; widget.Width(about+id) < c.W {
-		about += id
-	}
-	p.Line(theme.Plain, about)
+	place, figures := x.about(r.k, block)
+	p.Line(theme.Plain, "  "+place)
+	p.Line(theme.Plain, "  "+figures)
 	held := fmt.Sprintf("  held by %d: %s", n.Ranks, strings.Join(n.RankLabels, " "))
 	if n.Ranks > len(n.RankLabels) {
 		held += fmt.Sprintf(" and %d more", n.Ranks-len(n.RankLabels))
 	}
 	if n.Ranks == 1 {
-		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64(end*block)))
+		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64((n.DepthBlocks+n.LengthBlocks)*block)))
 	}
-	p.Line(theme.Plain, p.Cut(held, c.W))
+	p.Line(theme.Plain, held)
+}
+
+// about is where a run stands, and its figures.
+func (x *radix) about(k *node, block int) (place, figures string) {
+	n := &k.n
+	if !x.flat {
+		var path []string
+		for _, k := range k.path() {
+			path = append(path, k.label())
+		}
+		place = "path " + strings.Join(path, " > ") + "   "
+	}
+	end := n.DepthBlocks + n.LengthBlocks
+	place += fmt.Sprintf("blocks %d to %d, %s tokens from the start", n.DepthBlocks, end, widget.Count(float64(end*block)))
+	return place, fmt.Sprintf("hits %s   runs below %s   longest copy %d of %d blocks   seen for %s   id %s",
+		atLeast(strconv.FormatUint(n.Hits, 10), n.HitsExact), atLeast(strconv.Itoa(n.Children), n.Exact), n.Longest, n.LengthBlocks, k.age(), n.ID)
 }

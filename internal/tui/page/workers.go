@@ -71,7 +71,7 @@ func (w *workers) Draw(c *Ctx, p *widget.Painter) {
 			detail++
 		}
 	}
-	h := max(5, min(rows, c.H-detail))
+	h := max(min(rows, 5), min(rows, c.H-detail))
 	w.table.Draw(c.R, p, h)
 	p.Fill(h)
 	k := w.table.Current(c.R)
@@ -117,8 +117,8 @@ func (w *workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 		if o.Connector != "" {
 			connector = "  KV over " + o.Connector
 		}
-		p.Line(theme.Plain, p.Cut(fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSizeTokens,
-			widget.Known(o.KVBlocks), connector, strings.Join(o.Models, ","), o.Source), c.W))
+		p.Line(theme.Plain, fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSizeTokens,
+			widget.Known(o.KVBlocks), connector, strings.Join(o.Models, ","), o.Source))
 	}
 	p.Put(theme.Plain, "  ")
 	p.Put(severityStyle(k.Severity), k.Status)
@@ -130,12 +130,12 @@ func (w *workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	if k.Feed.LastSeq != nil {
 		seq = strconv.FormatUint(*k.Feed.LastSeq, 10)
 	}
-	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", cmp.Or(k.Feed.State, "-"), widget.Seconds(k.FeedFor.F()),
+	p.Words(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", cmp.Or(k.Feed.State, "-"), widget.Seconds(k.FeedFor.F()),
 		widget.Rate(k.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
 	for _, line := range []string{k.Caches(), Moved(k)} {
 		if line != "" {
-			p.Line(theme.Plain, p.Cut("  "+line, c.W))
+			p.Line(theme.Plain, "  "+line)
 		}
 	}
 }

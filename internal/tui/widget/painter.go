@@ -3,6 +3,7 @@
 package widget
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -12,7 +13,8 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/theme"
 )
 
-// Painter builds lines from left to right. Text beyond the width is cut.
+// Painter builds lines from left to right. Text beyond the width is cut, and a sign stands
+// in the last column then.
 type Painter struct {
 	Th *theme.Theme
 	W  int // columns
@@ -22,6 +24,8 @@ type Painter struct {
 	b      []byte
 	x      int
 	marked bool
+	// last is where in b the newest character of text begins, and end where it ends.
+	last, end int
 }
 
 // NewPainter paints lines of at most w columns.
@@ -52,7 +56,11 @@ func (p *Painter) Select(on bool) {
 
 // Put writes text in a style.
 func (p *Painter) Put(st theme.Style, s string) {
-	if s == "" || p.x >= p.W {
+	if s == "" {
+		return
+	}
+	if p.x >= p.W {
+		p.cut(s)
 		return
 	}
 	pre := ""
@@ -71,8 +79,10 @@ func (p *Painter) text(s string, room int) {
 	for i := 0; i < len(s); {
 		if c := s[i]; c < utf8.RuneSelf {
 			if room < 1 {
+				p.cut(s[i:])
 				return
 			}
+			p.last, p.end = len(p.b), len(p.b)+1
 			p.b = append(p.b, c)
 			p.x++
 			room--
@@ -86,8 +96,10 @@ func (p *Painter) text(s string, room int) {
 			continue
 		}
 		if w > room {
+			p.cut(s[i:])
 			return
 		}
+		p.last = len(p.b)
 		if p.Th.ASCII {
 			for range w {
 				p.b = append(p.b, '?')
@@ -95,10 +107,26 @@ func (p *Painter) text(s string, room int) {
 		} else {
 			p.b = append(p.b, s[i:i+n]...)
 		}
+		p.end = len(p.b)
 		p.x += w
 		room -= w
 		i += n
 	}
+}
+
+// cut puts a sign for text without room into the last column, unless that is blank or
+// nothing stands there that can give way.
+func (p *Painter) cut(rest string) {
+	sign := p.Th.Ellipsis
+	if p.x < p.W || p.end == 0 || strings.TrimSpace(rest) == "" || string(p.b[p.last:p.end]) == sign {
+		return
+	}
+	last, _ := utf8.DecodeRune(p.b[p.last:p.end])
+	if columns(last) != 1 {
+		return
+	}
+	p.b = slices.Replace(p.b, p.last, p.end, []byte(sign)...)
+	p.end = p.last + len(sign)
 }
 
 // runeWidth does not depend on the locale: signs whose width is ambiguous are
@@ -222,12 +250,12 @@ func (p *Painter) End() {
 	}
 	p.lines = append(p.lines, string(p.b))
 	p.widths = append(p.widths, p.x)
-	p.b, p.x = p.b[:0], 0
+	p.b, p.x, p.last, p.end = p.b[:0], 0, 0, 0
 }
 
-// Line writes one whole line.
+// Line writes one line, of whole words.
 func (p *Painter) Line(st theme.Style, s string) {
-	p.Put(st, s)
+	p.Words(st, s)
 	p.End()
 }
 

@@ -77,6 +77,35 @@ func TestLinesNeverOverflow(t *testing.T) {
 	})
 }
 
+// TestCutsAreMarked: a line that lacks something has a sign at its end, whatever wrote it.
+func TestCutsAreMarked(t *testing.T) {
+	for name, write := range map[string]func(p *Painter){
+		"one text":     func(p *Painter) { p.Put(theme.Plain, "all of it is too long") },
+		"two":          func(p *Painter) { p.Put(theme.Bold, "0123456789"); p.Put(theme.Plain, "more") },
+		"a line":       func(p *Painter) { p.Words(theme.Plain, "all of it is too long") },
+		"a cell":       func(p *Painter) { p.Cell(theme.Plain, "a name", 12); p.Right(theme.Plain, "12", 6) },
+		"marked":       func(p *Painter) { p.Select(true); p.Put(theme.Plain, "all of it is too long") },
+		"of two signs": func(p *Painter) { p.Put(theme.Plain, "012345678…"); p.Put(theme.Plain, "x") },
+	} {
+		for _, ascii := range []bool{false, true} {
+			p := painter(10, ascii)
+			write(p)
+			p.End()
+			line := strings.TrimRight(strip(p.Lines()[0]), " ")
+			if want := map[bool]string{false: "…", true: "~"}[ascii]; !strings.HasSuffix(line, want) && name != "of two signs" {
+				t.Errorf("%s: %q does not end with %s", name, line, want)
+			}
+		}
+	}
+	p := painter(10, false)
+	p.Put(theme.Plain, "0123456789")
+	p.Put(theme.Plain, "   ")
+	p.End()
+	if p.Lines()[0] != "0123456789" {
+		t.Errorf("blanks are not missed: %q", p.Lines()[0])
+	}
+}
+
 func TestNumbers(t *testing.T) {
 	nan := math.NaN()
 	for _, c := range []struct{ got, want string }{

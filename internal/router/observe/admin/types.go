@@ -10,6 +10,7 @@ package admin
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,8 +81,58 @@ type Status struct {
 	Access ListenerAccesses `json:"access,omitzero"`
 	// Kubernetes is there when pods are looked for.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
+	// Replicas is there when the router shares its load with others.
+	Replicas *Replicas `json:"replicas,omitempty"`
 	// Replay is of a recording that is shown; a running router has none.
 	Replay *Replay `json:"replay,omitempty"`
+}
+
+// Replicas is what a router knows of the other routers of its fleet.
+type Replicas struct {
+	// Name and Fleet are this router's. Joined says that it shares its load.
+	Name   string `json:"name"`
+	Fleet  string `json:"fleet"`
+	Joined bool   `json:"joined"`
+	// Live is how many other routers share theirs.
+	Live    int       `json:"live"`
+	Routers []Replica `json:"routers"`
+	// Disbelieved are ranks that only others call busy while their engines report none.
+	Disbelieved []string `json:"disbelieved_ranks,omitempty"`
+	// Messages that brought no load: of another fleet, of another router with this one's name,
+	// that could not be read, that were known, of an earlier process, of too many routers.
+	OtherFleet  uint64 `json:"other_fleet_total"`
+	SameName    uint64 `json:"same_name_total"`
+	Refused     uint64 `json:"refused_total"`
+	Repeated    uint64 `json:"repeated_total"`
+	Earlier     uint64 `json:"earlier_process_total"`
+	TooMany     uint64 `json:"too_many_routers_total"`
+	LastRefused string `json:"last_refused,omitempty"`
+	// Failed is how many messages of this router could not be sent.
+	Failed      uint64 `json:"send_failures_total"`
+	LastFailure string `json:"last_send_failure,omitempty"`
+}
+
+// Replica is another router as this one knows it.
+type Replica struct {
+	Name string `json:"name"`
+	// State is "live", "silent" (its load no longer counts) or "left".
+	State string `json:"state"`
+	// SilentMS is the time since its newest message.
+	SilentMS float64   `json:"silent_ms"`
+	Version  string    `json:"version"`
+	Started  time.Time `json:"started"`
+	// Differs names the settings that are not the same as here.
+	Differs string `json:"settings_differ,omitempty"`
+	// Complete says that none of its messages is missing.
+	Complete bool `json:"complete"`
+	// Requests, PrefillTokens and DecodeBlocks are its work on all ranks.
+	Requests      int    `json:"requests"`
+	PrefillTokens int64  `json:"prefill_tokens"`
+	DecodeBlocks  int64  `json:"decode_blocks"`
+	Messages      uint64 `json:"messages_total"`
+	Gaps          uint64 `json:"gaps_total"`
+	// UnknownRanks have work of its requests and are not known here.
+	UnknownRanks int `json:"unknown_ranks"`
 }
 
 // Replay is where a recording that is shown stands.
@@ -144,7 +195,7 @@ func (a *ListenerAccess) Exposed() string {
 	case a.Loopback || a.Listen == "":
 		return ""
 	case !a.ClientCertificates && !a.Token && !a.Keys:
-		return "other machines reach it, and it asks nobody who they are"
+		return "other machines reach it, and it does not authenticate them"
 	case !a.TLS:
 		return "other machines reach it without TLS: tokens, keys, prompts and answers cross the network in the clear"
 	}
@@ -305,6 +356,12 @@ type Recorder struct {
 	Records uint64 `json:"records"`
 	Dropped uint64 `json:"dropped"`
 	Error   string `json:"error,omitempty"`
+}
+
+// LastUsable reports whether no worker but the named one is usable in its role.
+func LastUsable(ws []Worker, name string) bool {
+	i := slices.IndexFunc(ws, func(w Worker) bool { return w.Name == name })
+	return i >= 0 && !slices.ContainsFunc(ws, func(w Worker) bool { return w.Name != name && w.Usable && w.Role == ws[i].Role })
 }
 
 // Worker is one engine process (GET /admin/v1/workers).

@@ -35,7 +35,7 @@ func (r *Record) Tokens() Tokens {
 
 // AnswerLengths learns how many tokens good answers have.
 func AnswerLengths(l *outputs.Lengths) Subscriber {
-	return Subscriber{Answered: func(e Event) {
+	return Subscriber{Answered: func(e *Event) {
 		r, f := e.Request, &e.Request.Routing.Run.Criteria.Facts
 		if n := r.Tokens().Completion / (max(1, f.N) * max(1, f.Prompts)); n > 0 {
 			l.Learn(r.Model, r.Tenant, n)
@@ -51,7 +51,7 @@ func TokensByTenant(m *telemetry.Metrics) Subscriber {
 		}
 		return "engine"
 	}
-	return Subscriber{Ended: func(e Event) {
+	return Subscriber{Ended: func(e *Event) {
 		r := e.Request
 		t := r.Tokens()
 		m.Tokens(r.Model, r.Tenant, "prompt", source(t.PromptCounted), t.Prompt)

@@ -39,7 +39,7 @@ func TestTokensByTenant(t *testing.T) {
 		s.To = NewStream(TokensByTenant(s.metrics))
 		s.Tenant = "web"
 		s.Routing.Prompt.ISL, s.Routing.Prompt.Source = 32, c.source
-		leg := s.BeginLeg(route.Decode, s.peer, nil)
+		leg := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 		s.Answer.Of(leg)
 		s.Answer.Unknown()
 		if c.streamed {
@@ -86,7 +86,7 @@ func TestAnswerLengths(t *testing.T) {
 		lengths := outputs.New()
 		s.To, s.Tenant = NewStream(AnswerLengths(lengths)), "web"
 		s.Routing.Run.Criteria.Facts.N, s.Routing.Run.Criteria.Facts.Prompts = c.n, c.prompts
-		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil))
+		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil, time.Now()))
 		s.Answer.Learn(sse.Summary{Usage: sse.Usage{CompletionTokens: int64(c.used)}})
 		s.Ended(Outcome{Status: 200, Err: c.err})
 		if got := lengths.Expect("m", "web"); got != c.want {

@@ -112,6 +112,10 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 	for i := range terms {
 		head = append(head, terms[i].Title)
 	}
+	siblings := slices.ContainsFunc(p.Candidates, func(c decision.Candidate) bool { return c.SiblingAgeMS > 0 })
+	if siblings {
+		head = append(head, "SIBLINGS")
+	}
 	head = append(head, "COST", "STATE")
 	var rows [][]string
 	unknown := 0
@@ -133,23 +137,39 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		}
 		row := []string{pick(c.Rank == p.Chosen, ">", ""), c.Rank, overlap}
 		row = append(row, tiers.Cells(c.Tiers)...)
+		cost := "-"
 		if c.Excluded != "" {
-			row = append(row, slices.Repeat([]string{"-"}, len(terms)+1)...)
+			row = append(row, slices.Repeat([]string{"-"}, len(terms))...)
 		} else {
 			for i := range terms {
 				row = append(row, strconv.FormatFloat(*terms[i].At(&c.Terms), 'f', 1, 64))
 			}
-			row = append(row, strconv.FormatFloat(c.Cost, 'f', 2, 64))
+			cost = strconv.FormatFloat(c.Cost, 'f', 2, 64)
 		}
+		if siblings {
+			row = append(row, ofSiblings(&c.Siblings))
+		}
+		row = append(row, cost)
 		rows = append(rows, append(row, state))
 	}
 	_ = table.Figures(b, head, rows, len(head)-1) // a strings.Builder takes everything
 	if unknown > 0 {
 		b.WriteString("             ? = what it holds is not known: its KV events were not trusted, and it counted as holding nothing\n")
 	}
+	if siblings {
+		b.WriteString("             SIBLINGS = requests of other routers there, which the cost includes, and their age\n")
+	}
 	if p.Omitted > 0 {
 		printable.Fprintf(b, "             and %d more ranks\n", p.Omitted)
 	}
+}
+
+// ofSiblings is what other routers have on a rank, and how old that is.
+func ofSiblings(s *decision.Siblings) string {
+	if s.SiblingAgeMS == 0 {
+		return "?"
+	}
+	return fmt.Sprintf("%d (%d ms)", s.SiblingRequests, s.SiblingAgeMS)
 }
 
 // why says what spoke for the chosen rank.
@@ -191,7 +211,10 @@ func why(p *decision.Phase) string {
 	if second == nil {
 		return s + tie(p)
 	}
-	if p.Tied > 1 {
+	switch {
+	case p.TieBreak == string(selector.TieRouter):
+		return s + tie(p)
+	case p.Tied > 1:
 		return s + ", as " + second.Rank + tie(p)
 	}
 	s += fmt.Sprintf(", %.2f less than %s", p.MarginBlocks, second.Rank)
@@ -212,7 +235,7 @@ func tie(p *decision.Phase) string {
 	}
 	words := map[string]string{
 		"overlap": "more of the prompt in its cache", "requests": "fewer active requests", "decode": "fewer blocks decoding", "session": "first by the session's hash",
-		"resident": "fewer blocks in its cache", "turn": "least recently used", "label": "first by name", "draw": "drawn",
+		"router": "drawn by this router, since others choose among them too", "resident": "fewer blocks in its cache", "turn": "least recently used", "label": "first by name", "draw": "drawn",
 	}
 	return fmt.Sprintf("; tie of %d ranks, %s", p.Tied, words[p.TieBreak])
 }

@@ -143,8 +143,16 @@ type phaseLine struct {
 	Draw       uint64          `json:"draw,string"`
 	Turn       uint64          `json:"turn"`
 	Home       string          `json:"session_home"`
+	Siblings   siblingsLine    `json:"siblings"`
 	Chosen     string          `json:"chosen"`
 	Candidates []candidateLine `json:"candidates"`
+}
+
+// siblingsLine is a selector.Siblings.
+type siblingsLine struct {
+	Router uint64  `json:"router,string"`
+	Unseen float64 `json:"unseen_decisions"`
+	Tokens float64 `json:"unseen_tokens"`
 }
 
 // candidateLine is a candidate by the names of receipts, with the number of its
@@ -303,6 +311,14 @@ func (o *object) phase(name string, in *selector.Input, peers []workers.Peer, ch
 	}
 	o.someUint("turn", in.Turn)
 	o.str("session_home", in.Home)
+	if s := &in.Siblings; *s != (selector.Siblings{}) {
+		o.key("siblings")
+		o.open()
+		o.quoted("router", s.Router)
+		o.num("unseen_decisions", s.Unseen)
+		o.num("unseen_tokens", s.Tokens)
+		o.close()
+	}
 	o.str("chosen", chosen)
 	if len(in.Candidates) > 0 {
 		o.key("candidates")
@@ -332,6 +348,12 @@ func (o *object) candidate(c *decision.Candidate, w *workers.Worker, unit int, n
 	o.some("active_decode_blocks", c.DecodeBlocks)
 	o.some("fresh_tokens", c.FreshTokens)
 	o.someUint("last_turn", c.LastTurn)
+	o.some("sibling_requests", int(c.SiblingRequests))
+	o.some("sibling_prefill_tokens", int(c.SiblingPrefillTokens))
+	o.some("sibling_decode_blocks", int(c.SiblingDecodeBlocks))
+	o.some("sibling_fresh_tokens", int(c.SiblingFreshTokens))
+	o.some("sibling_age_ms", int(c.SiblingAgeMS))
+	o.some("held_for_siblings", int(c.SiblingHeld))
 	o.some("resident_blocks", c.ResidentBlocks)
 	if c.KVBlocks != decide.Capacity(w, unit) {
 		o.int("kv_blocks", c.KVBlocks)
@@ -599,7 +621,7 @@ var errNoRank = errors.New(`a candidate without "rank"`)
 func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]workers.Peer) error {
 	*in = selector.Input{
 		Weights: d.Settings.Weights, Busy: d.Settings.Busy, ISL: l.Facts.ISL, BlockSize: l.BlockSize,
-		SessionKey: l.Session, Home: p.Home, Draw: p.Draw, Turn: p.Turn, Candidates: make([]decision.Candidate, len(p.Candidates)),
+		SessionKey: l.Session, Home: p.Home, Draw: p.Draw, Turn: p.Turn, Siblings: selector.Siblings(p.Siblings), Candidates: make([]decision.Candidate, len(p.Candidates)),
 	}
 	*peers = make([]workers.Peer, len(p.Candidates))
 	for i := range p.Candidates {

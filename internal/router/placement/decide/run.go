@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -56,6 +57,8 @@ type Criteria struct {
 	// caller's, once for all attempts: a retry goes on from where the request
 	// began, and shifts nobody else's turn.
 	Chances [2]Chance
+	// Siblings is what is known of other routers, for this decision.
+	Siblings siblings.Seen
 	// Waited says that the request has waited for a place: its limits are nearer than
 	// its costs say.
 	Waited bool
@@ -194,7 +197,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 		*p.in = selector.Input{
 			Phase: p.phase, Policy: p.policy, Weights: s.Weights, Busy: s.Busy, ISL: q.Facts.ISL, BlockSize: unit,
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
-			Limit: decision.Kept,
+			Siblings: q.Siblings.Choice(), Limit: decision.Kept,
 		}
 		r.held[index(p.phase)] = r.holds(list, p.phase)
 		if q.Session != 0 && p.policy == selector.Session {
@@ -331,6 +334,7 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			// What only some ranks could take says nothing of how evenly the rest is spread.
 			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
+			r.Criteria.Siblings.Add(c, k, in.Busy.Requests)
 			if stay.Computed && stay.Worker == w.State {
 				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
 			}
@@ -342,7 +346,8 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 	}
 	if r.long[index(in.Phase)] {
 		for i := range in.Candidates {
-			in.Candidates[i].FreshTokens = given.Load((*peers)[i].Rank).Fresh
+			c := &in.Candidates[i]
+			c.FreshTokens = given.Load((*peers)[i].Rank).Fresh + int(c.SiblingFreshTokens)
 		}
 	}
 	return any

@@ -77,6 +77,8 @@ type Phase struct {
 	// MarginBlocks is by how much the runner-up costs more.
 	MarginBlocks float64 `json:"margin_blocks"`
 	Eligible     int     `json:"eligible_ranks"`
+	// Unseen is how many decisions of other routers were expected that this one did not see.
+	Unseen float64 `json:"unseen_decisions,omitempty"`
 	// Tied ranks shared the best cost; TieBreak is what chose among them.
 	Tied     int    `json:"tied_ranks,omitempty"`
 	TieBreak string `json:"tie_break,omitempty"`
@@ -108,7 +110,7 @@ type Candidate struct {
 	Terms
 
 	// ActiveRequests, PrefillTokens and DecodeBlocks are the router's own
-	// account of work in flight on the rank (see package ledger).
+	// account of work in flight on the rank (see package ledger), and that of its Siblings.
 	ActiveRequests int `json:"active_requests"`
 	PrefillTokens  int `json:"active_prefill_tokens"`
 	DecodeBlocks   int `json:"active_decode_blocks"`
@@ -116,6 +118,7 @@ type Candidate struct {
 	// late, fading as the fleet gets more (ledger.Load): how fast its cache
 	// turns over. 0 when not known.
 	FreshTokens int `json:"fresh_tokens"`
+	Siblings
 	// LastTurn is the ledger's number of the newest reservation on the rank,
 	// 0 for none: the last tie-break but one.
 	LastTurn uint64 `json:"last_turn"`
@@ -149,6 +152,20 @@ type Candidate struct {
 	// KeptOut, when not empty, is why the caller keeps the rank out, whatever it
 	// would cost ("draining").
 	KeptOut string `json:"-"`
+}
+
+// Siblings is the part of a candidate's work that other routers gave the rank, as they
+// publish it. It is zero where no other router has published its work there.
+type Siblings struct {
+	SiblingRequests      int32 `json:"sibling_requests,omitempty"`
+	SiblingPrefillTokens int32 `json:"sibling_prefill_tokens,omitempty"`
+	SiblingDecodeBlocks  int32 `json:"sibling_decode_blocks,omitempty"`
+	SiblingFreshTokens   int32 `json:"sibling_fresh_tokens,omitempty"`
+	// SiblingAgeMS is the age of the oldest part of it in milliseconds, at least 1.
+	SiblingAgeMS int32 `json:"sibling_age_ms,omitempty"`
+	// SiblingHeld is how many of the rank's free places, by the limit of its requests, are left
+	// to others, which may take them unseen.
+	SiblingHeld int32 `json:"held_for_siblings,omitempty"`
 }
 
 // Tiers are the greatest figures of any candidate: a tier of which nobody has a block

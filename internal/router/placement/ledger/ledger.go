@@ -283,6 +283,9 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 	now.LastTurn = a.lastTurn.Load()
 }
 
+// Given counts the reservations so far, and the uncached prompt tokens of their claims.
+func (l *Ledger) Given() (reservations, tokens uint64) { return l.turn.Load(), l.clock.Load() }
+
 // Forget drops the load of a rank that left the fleet. Work still in flight
 // on it stays in the ledger until it is released.
 func (l *Ledger) Forget(r *workers.Rank) {

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -44,6 +45,8 @@ type Sources struct {
 	}
 	// Now are the settings and the fleet as they are.
 	Now func() (*effective.Settings, *workers.Snapshot)
+	// Siblings are the other routers; nil for none.
+	Siblings *siblings.Siblings
 	// Readmit is called with ejected workers that are used because no other is left.
 	Readmit func(*workers.Worker)
 }
@@ -105,6 +108,9 @@ func (d *Decider) findHolders(q *Request) (now time.Time) {
 		}
 		d.from.Predicted.Overlap(locals, &o.predicted)
 	}
+	if q.used == 0 {
+		return q.At
+	}
 	now = time.Now()
 	q.Took.Overlap += now.Sub(q.At)
 	return now
@@ -128,6 +134,7 @@ func (d *Decider) Propose(q *Request) decide.Effects {
 		unit = effective.DefaultBlock
 	}
 	d.drawChances(q)
+	q.Run.Criteria.Siblings = d.from.Siblings.Look(q.At)
 	if q.Settings.Decisions.Rule.Auto {
 		c := &q.Run.Criteria
 		c.Costs, c.Waited = d.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0

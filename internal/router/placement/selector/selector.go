@@ -119,6 +119,7 @@ type Input struct {
 	// Draw is the request's random number in this phase, Turn its number in the
 	// phase's round-robin sequence. Retries have those of the first attempt.
 	Draw, Turn uint64
+	Siblings   Siblings
 	// Limit is how many ranks need to be ordered; 0 orders all of them.
 	Limit int
 }
@@ -157,7 +158,11 @@ func (in *Input) Why(i int) string {
 	case ExcludedKVUsage:
 		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*c.KVUsage, 100*b.KVUsage)
 	case ExcludedRequests:
-		return fmt.Sprintf("busy: %d requests in progress, limit %d", c.ActiveRequests, b.Requests)
+		held := ""
+		if c.SiblingHeld > 0 {
+			held = fmt.Sprintf(" and %d places left to other routers", c.SiblingHeld)
+		}
+		return fmt.Sprintf("busy: %d requests in progress%s, limit %d", c.ActiveRequests, held, b.Requests)
 	}
 	return c.Excluded
 }
@@ -199,6 +204,7 @@ const (
 	TieTurn     TieBreak = "turn"     // least recently given work
 	TieLabel    TieBreak = "label"    // first by name
 	TieDraw     TieBreak = "draw"     // drawn among equals (kv_dynamo)
+	TieRouter   TieBreak = "router"   // drawn by this router, beside others
 )
 
 // Ranking is the answer. Reuse one to avoid allocation.
@@ -215,8 +221,8 @@ type Ranking struct {
 	// Margin is by how many blocks the runner-up costs more than the chosen rank;
 	// 0 without a runner-up.
 	Margin float64
-	// Tied is how many ranks shared the best cost; TieBreak is what put the chosen one
-	// before the runner-up.
+	// Tied is how many ranks shared the best cost, or were near it and drawn among
+	// (TieRouter); TieBreak is what put the chosen one before the runner-up.
 	Tied     int
 	TieBreak TieBreak
 	// Sampled says that the first rank was drawn by temperature and need not

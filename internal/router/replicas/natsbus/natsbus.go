@@ -144,10 +144,27 @@ func (c *Cluster) check() (host string, port int, err error) {
 	return host, port, err
 }
 
-// Dial uses the NATS server at a URL. It does not wait for it: messages are lost until the
-// server is reached.
-func Dial(url string, options ...nats.Option) (*Bus, error) {
-	conn, err := connect(url, append(options, nats.RetryOnFailedConnect(true))...)
+// Server is how to use a NATS server that is there already.
+type Server struct {
+	// URL may have a user and a password.
+	URL string
+	// TLS secures the connection; nil for what the URL requires.
+	TLS *tls.Config
+	// Credentials is a file of credentials; empty for none.
+	Credentials string
+}
+
+// Dial uses a NATS server. It does not wait for it: messages are lost until the server is
+// reached.
+func Dial(s Server) (*Bus, error) {
+	options := []nats.Option{nats.RetryOnFailedConnect(true)}
+	if s.TLS != nil {
+		options = append(options, nats.Secure(s.TLS))
+	}
+	if s.Credentials != "" {
+		options = append(options, nats.UserCredentials(s.Credentials))
+	}
+	conn, err := connect(s.URL, options...)
 	if err != nil {
 		return nil, err
 	}
