@@ -495,7 +495,7 @@ func (e *exam) contradictions(ws []admin.Worker) {
 		switch {
 		case r["prefill"] && !r["decode"] && !r["aggregated"]:
 			bad = true
-			e.add("roles", m, Fail, "the model has prefill workers and nobody to decode", "")
+			e.add("roles", m, Fail, "the model has prefill workers and no worker that decodes", "")
 		case r["decode"] && !r["prefill"] && !r["aggregated"]:
 			e.add("roles", m, Warn, "the model has decode workers and no prefill worker: every prompt is prefilled locally", "")
 		}
@@ -579,7 +579,7 @@ var texts = []string{
 // tokenizer compares the router's count of tokens with each engine's.
 func (e *exam) tokenizer(ctx context.Context, own bool) {
 	if !own {
-		e.add("tokenizer", "router", Skip, "nobody answers /tokenize", "")
+		e.add("tokenizer", "router", Skip, "no worker answers /tokenize", "")
 		return
 	}
 	agree, total, source := 0, 0, ""

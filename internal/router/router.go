@@ -112,7 +112,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing, r.others); err != nil {
 		return nil, err
 	}
-	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.deciding, r.panicked)
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.others, r.deciding, r.panicked)
 	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}

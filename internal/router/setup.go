@@ -227,24 +227,27 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 // others is how the router shares load with the other routers of its fleet.
 type others struct {
 	siblings *siblings.Siblings // nil unless it does
+	stored   *stored.Responses
 }
 
 func newOthers(o *Options, b *base, in *entry) (*others, error) {
+	s := &others{stored: stored.New(1 << 16)}
 	if !o.Config.Replicas.On() {
-		return &others{}, nil
+		return s, nil
 	}
 	self, err := identity(o, b.started)
 	if err != nil {
 		return nil, err
 	}
-	return &others{siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now})}, nil
+	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
+	s.stored.Tap(s.siblings.Keeps)
+	return s, nil
 }
 
 // deciding is what reads prompts and decides.
 type deciding struct {
 	tokens  *prompt.Stage
 	decider *routing.Decider
-	stored  *stored.Responses
 	finder  *stored.Finder
 	lists   models.Lists
 }
@@ -258,7 +261,7 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	if err != nil {
 		return nil, err
 	}
-	a := &deciding{tokens: tokens, stored: stored.New(1 << 16), finder: stored.NewFinder()}
+	a := &deciding{tokens: tokens, finder: stored.NewFinder()}
 	a.decider = routing.New(routing.Sources{
 		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Media: l.media, Prompts: tokens, Readmit: e.outliers.Last, Siblings: s.siblings,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
@@ -280,14 +283,14 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 // served is what answers calls.
 type served struct{ answers serving.Engine }
 
-func newServed(b *base, in *entry, e *engines, l *observing, a *deciding, panicked func(*serving.Call, any)) *served {
+func newServed(b *base, in *entry, e *engines, l *observing, s *others, a *deciding, panicked func(*serving.Call, any)) *served {
 	return &served{resumed.New(resumed.Parts{
 		Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(),
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
 			Reread:  func(ctx context.Context) { e.rereadModels(ctx, b.registry.Snapshot()) },
 			Silence: 2 * b.settings.Load().Health.Timeout, Budget: &in.budget,
-			Repeats: &e.repeats, Stored: a.stored, Panicked: panicked,
+			Repeats: &e.repeats, Stored: s.stored, Panicked: panicked,
 		},
 		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,
 	})}
@@ -342,6 +345,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		State: r.state, InForce: r.reload, Registry: r.registry, Index: r.index, Kept: r.receipts, Log: r.events,
 		Secure: r.secure, Ending: r.drain,
 		Engines: control.NewEngines(control.EnginesOptions{Client: r.client, Forget: r.fleet.Distrust, Models: r.monitor.Models, Event: r.event}),
+		Ordered: r.siblings.Order,
 		DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
 			return dryRun(ctx, r, ep, in)
 		}, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),

@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -184,4 +185,63 @@ func TestReplicasStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReplicasOrders: a drain at one router is obeyed by the other, and so is its end.
+func TestReplicasOrders(t *testing.T) {
+	t.Parallel()
+	routers := startReplicas(t, "2a:profile=instant", 2)
+	a, b := routers[0], routers[1]
+	name := a.Sim.Specs("")[0].Name
+	for _, on := range []bool{true, false} {
+		order := a.Admin.DrainWorker
+		if !on {
+			order = a.Admin.ResumeWorker
+		}
+		if _, err := order(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		b.eventually("the order", func() error {
+			l, err := b.Admin.Workers(t.Context())
+			if err != nil {
+				return err
+			}
+			for i := range l.Workers {
+				if w := &l.Workers[i]; w.Draining != (on && w.Name == name) {
+					return fmt.Errorf("%s drains: %v", w.Name, w.Draining)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// TestReplicasStored: with API keys, a response that one router stored is found by its tenant at
+// the other, and by no other tenant.
+func TestReplicasStored(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "keys.yaml")
+	entry := func(tenant, key string) string {
+		return fmt.Sprintf("- name: %s\n  tenant: %s\n  sha256: %x\n", tenant, tenant, sha256.Sum256([]byte(key)))
+	}
+	if err := os.WriteFile(file, []byte("keys:\n"+entry("mine", "key-of-mine-0123456789")+entry("other", "key-of-other-0123456789")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	routers := startReplicas(t, "2a:profile=instant", 2, func(c *settings.Config) { c.Keys.File = file })
+	a, b := routers[0], routers[1]
+	mine, other := "Bearer key-of-mine-0123456789", "Bearer key-of-other-0123456789"
+	first := a.post("/v1/responses", object{"model": "sim", "input": "hello", "store": true, "max_output_tokens": 3}, "Authorization", mine)
+	id := decode[struct{ ID string }](t, first.body).ID
+	next := encode(t, object{"model": "sim", "input": "again", "previous_response_id": id, "max_output_tokens": 3})
+	b.eventually("the response", func() error {
+		got := b.send(http.MethodPost, "/v1/responses", next, "Authorization", mine)
+		if got.status == http.StatusNotFound {
+			return fmt.Errorf("%s", got)
+		}
+		if w := got.header.Get("X-Dynctl-Worker"); w != first.header.Get("X-Dynctl-Worker") {
+			t.Errorf("it went to %s, and the response is at %s", w, first.header.Get("X-Dynctl-Worker"))
+		}
+		return nil
+	})
+	b.send(http.MethodPost, "/v1/responses", next, "Authorization", other).refused(t, http.StatusNotFound, "invalid_request")
 }

@@ -146,7 +146,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringVar(&f.arm, "path", "auto", "sweep: force the path, auto|local|remote")
 
 	fl.StringVar(&f.out, "out", "", "`FOLDER` of the run (default run-DATE-TIME)")
-	fl.StringVar(&f.resume, "resume", "", "go on with the run in `FOLDER`, with its plan and its target")
+	fl.StringVar(&f.resume, "resume", "", "continue the run in `FOLDER`, with its plan and its target")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "check the target, show the plan with its cost, and stop")
 	fl.StringVar(&f.progress, "progress", "auto", "auto|lines|jsonl|none")
 	fl.StringVar(&f.note, "hardware", "", "`TEXT` that names the hardware in the report")
@@ -177,7 +177,7 @@ func (f *benchFlags) run(cmd *cobra.Command, output string) error {
 	}
 	if f.sweeps(cmd) {
 		if f.resume != "" {
-			return cli.WithCode(cli.ExitUsage, errors.New("--resume goes on with a run that compares paths; a sweep is not resumed: start it again, without --resume"))
+			return cli.WithCode(cli.ExitUsage, errors.New("--resume continues a run that compares paths; a sweep is not resumed: start it again, without --resume"))
 		}
 		if f.threshold {
 			return cli.WithCode(cli.ExitUsage, errors.New("--threshold compares paths and does not go with --sweep, --trace, --thresholds, --turns or --prefix-groups"))

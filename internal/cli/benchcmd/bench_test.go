@@ -67,7 +67,7 @@ func TestBenchUsage(t *testing.T) {
 func TestOutMustBeNew(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct{ args, say string }{
-		{"bench", "name another folder, or go on with the run in it: dynctl bench --resume " + dir},
+		{"bench", "name another folder, or continue the run in it: dynctl bench --resume " + dir},
 		{"bench --sweep", "name another folder, or move that one away"},
 	} {
 		args := append(strings.Fields(c.args), "--router", "http://127.0.0.1:1", "--out", dir)

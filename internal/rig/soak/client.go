@@ -267,7 +267,8 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 
 // full reports whether a prefill rank had no room for the prompt of a receipt's attempt:
 // KV whose decode was hit by a fault waits there until its lease ends, and the prompt
-// behind it, longer than the router waits.
+// behind it, longer than the router waits. So does one behind prompts that wait where none
+// is computed.
 func full(receipt rawjson.Value, attempt, rank string) bool {
 	for _, d := range append(slices.Collect(receipt.Get("earlier_decisions").Elements()), receipt) {
 		if d.Get("attempt").String() != attempt {
@@ -281,6 +282,11 @@ func full(receipt rawjson.Value, attempt, rank string) bool {
 			}
 			cached, _ := c.Get("overlap_blocks").Int()
 			blocks, _ := c.Get("kv_blocks").Int()
+			if n, ok := c.Get("running_requests").Int(); ok && n == 0 {
+				if n, _ := c.Get("waiting_requests").Int(); n > 0 {
+					return true
+				}
+			}
 			used, err := strconv.ParseFloat(c.Get("kv_usage_ratio").String(), 64)
 			return err == nil && used*float64(blocks)+float64(tokens/size-cached) > float64(blocks)
 		}

@@ -122,7 +122,7 @@ func (s *stage) openRouter() {
 		Slow: watch.NewSlow(watch.SlowOptions{}), Untrusted: func(uint32) bool { return false }, Ranks: counts{s}, Traffic: &r.traffic, Metrics: metrics(),
 		Recompute: watch.NewRecompute(watch.RecomputeOptions{}), Failures: &r.failures, Event: event, Costs: costs, Lengths: lengths,
 		Outcome: func(*receipt.Receipt) { s.running.q.outcomes++ },
-	}).Stream(lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
+	}).Stream(lifecycle.Subscriber{lifecycle.Chosen: func(*lifecycle.Event) {
 		q := s.running.q
 		q.hold(q.call)
 		q.sent, q.ready = true, 0

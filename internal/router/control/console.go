@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/replicas"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/effective"
@@ -54,6 +55,9 @@ type Router struct {
 	Secure   *Secure
 	Ending   *Drain
 	Engines  *Engines
+	// Ordered is called when an operator has drained a worker, or let it take requests again
+	// ([replicas.Order] has the values).
+	Ordered func(w *workers.Worker, drain int)
 	// DryRun decides about a request to an endpoint, with its body, and does nothing.
 	DryRun func(context.Context, *api.Endpoint, admin.RouteRequest) (*receipt.Receipt, error)
 	// Metrics answers with the page of metrics, Probe whether requests can be served.
@@ -203,6 +207,7 @@ func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
 	}
 	if w.State.Draining() != on {
 		w.State.SetDraining(on)
+		c.Ordered(w, map[bool]int{true: replicas.Drained, false: replicas.Resumed}[on])
 		e := eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, running ones finish", name)}
 		if !on {
 			e.Kind, e.Text = "worker_resumed", fmt.Sprintf("worker %s takes requests again", name)
@@ -223,6 +228,7 @@ func (c *console) MoveStreams(name string) (admin.Worker, error) {
 	}
 	if !w.State.Moving() {
 		w.State.SetMoving()
+		c.Ordered(w, replicas.Moved)
 		c.Log.Add(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
 	}
 	return c.worker(name)

@@ -27,6 +27,7 @@ type Exchange struct {
 	clock     func() time.Time
 	own       func(into []Row) []Row
 	view      *View
+	more      More
 	received  Message // reused; the transport makes one call at a time
 
 	mu        sync.Mutex // guards the fields below
@@ -36,14 +37,23 @@ type Exchange struct {
 	failure   error
 }
 
+// More is what an exchange carries beside load. The zero value carries nothing.
+type More struct {
+	// Fill adds facts to a message; all of them to a full state.
+	Fill func(full bool, f *Facts)
+	// Heard gets the facts of another router's message that is new, and keeps none of it.
+	Heard func(from *Identity, f *Facts)
+}
+
 // NewExchange subscribes a router to a transport, which the caller closes. own appends the
-// load of the router's own requests to a slice; it must not call the exchange. An identity
+// load of the router's own requests to a slice. Neither it nor more may call the exchange. An identity
 // beyond the limits of messages is an error.
-func NewExchange(self Identity, t Transport, clock func() time.Time, own func(into []Row) []Row) (*Exchange, error) {
+func NewExchange(self Identity, t Transport, clock func() time.Time, own func(into []Row) []Row, more More) (*Exchange, error) {
 	if err := self.check(); err != nil {
 		return nil, err
 	}
-	e := &Exchange{self: self, transport: t, clock: clock, own: own, view: NewView(self), publisher: NewPublisher(self)}
+	e := &Exchange{self: self, transport: t, clock: clock, own: own, view: NewView(self), publisher: NewPublisher(self), more: more}
+	e.publisher.facts = more.Fill
 	if err := t.Subscribe(e.receive, e.view.Departed); err != nil {
 		return nil, err
 	}
@@ -65,6 +75,20 @@ func (e *Exchange) SetSettings(digest string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.publisher.SetSettings(digest)
+}
+
+// RequestFull has the next steps publish a full state, at most one each [Pace].
+func (e *Exchange) RequestFull() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.publisher.RequestFull()
+}
+
+// Leave publishes that this router ends. It is called after the last step.
+func (e *Exchange) Leave() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.send(e.publisher.leave())
 }
 
 // Step publishes what is due, and returns when it must be called again at the latest. An
@@ -108,7 +132,11 @@ func (e *Exchange) receive(message []byte) {
 		return
 	}
 	if m.Ask == "" {
-		if e.view.Apply(e.clock(), m) {
+		taken, ask := e.view.take(e.clock(), m)
+		if taken && e.more.Heard != nil {
+			e.more.Heard(&m.Identity, &m.Facts)
+		}
+		if ask {
 			ask := Message{Identity: Identity{Fleet: e.self.Fleet, Origin: e.self.Origin, Epoch: e.self.Epoch}, Ask: m.Origin}
 			e.mu.Lock()
 			e.send(ask.Append(nil))

@@ -27,7 +27,7 @@ func TestLostChange(t *testing.T) {
 		var err error
 		ex[i], err = NewExchange(Identity{Fleet: "a", Origin: fmt.Sprint(i), Epoch: start}, net.Port(), clock, func(into []Row) []Row {
 			return append(into, busy(7, own[i]))
-		})
+		}, More{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func TestRun(t *testing.T) {
 		var stop [2]func()
 		for i, s := range seats {
 			var err error
-			ex[i], err = NewExchange(Identity{Fleet: "a", Origin: fmt.Sprint(i), Epoch: time.Now(), Settings: "old"}, s, time.Now, func(into []Row) []Row { return append(into, busy(7, i+1)) })
+			ex[i], err = NewExchange(Identity{Fleet: "a", Origin: fmt.Sprint(i), Epoch: time.Now(), Settings: "old"}, s, time.Now, func(into []Row) []Row { return append(into, busy(7, i+1)) }, More{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -147,7 +147,7 @@ func TestRun(t *testing.T) {
 		if n, err := ex[0].Failed(); n != 1 || !errors.Is(err, seats[0].err) {
 			t.Errorf("%d messages failed, %v", n, err)
 		}
-		if _, err := NewExchange(self, seats[0], time.Now, nil); !errors.Is(err, seats[0].err) {
+		if _, err := NewExchange(self, seats[0], time.Now, nil, More{}); !errors.Is(err, seats[0].err) {
 			t.Errorf("got %v", err)
 		}
 		for _, s := range seats {
@@ -159,7 +159,7 @@ func TestRun(t *testing.T) {
 // TestIdentity: what other routers would refuse is an error at the start.
 func TestIdentity(t *testing.T) {
 	for _, id := range []Identity{{}, {Origin: "x"}, {Epoch: start}, {Origin: "\xff", Epoch: start}, {Origin: "x", Epoch: start, Settings: strings.Repeat("x", MaxText+1)}} {
-		if _, err := NewExchange(id, &seat{}, time.Now, nil); err == nil {
+		if _, err := NewExchange(id, &seat{}, time.Now, nil, More{}); err == nil {
 			t.Errorf("%+v is taken", id)
 		}
 	}

@@ -27,6 +27,8 @@ type Message struct {
 	From, To Rank
 	// Rows grow by rank.
 	Rows []Row
+	// Facts are in states only.
+	Facts
 }
 
 // The keys of a message's map. Only "v" has a place: it comes first.
@@ -41,15 +43,22 @@ const (
 	keySettings = "s"
 	keyFull     = "c" // [from, to]
 	keyRows     = "r" // [[rank, requests, answering, prefill, blocks, fresh], …]
+	keyOrders   = "d" // [[worker, at, drain], …]
+	keyStored   = "n" // [[id, tenant, worker], …]
+	keySpent    = "k" // [[key, requests, settled, tokens, settled tokens], …]
+	keyGone     = "g" // true
 )
 
 // rowFields is a row's members that this version knows; readers skip further ones.
 const rowFields = 6
 
+// The same of an order, of a stored response and of an API key.
+const orderFields, storedFields, spentFields = 3, 3, 5
+
 // Append appends the encoded message to b. The caller keeps the limits of this package.
 func (m *Message) Append(b []byte) []byte {
 	n := uint32(4)
-	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0} {
+	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0, len(m.Orders) > 0, len(m.Stored) > 0, len(m.Spent) > 0, m.Gone} {
 		if has {
 			n++
 		}
@@ -81,13 +90,37 @@ func (m *Message) Append(b []byte) []byte {
 			}
 		}
 	}
+	if len(m.Orders) > 0 {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keyOrders), uint32(len(m.Orders)))
+		for _, o := range m.Orders {
+			b = msgp.AppendUint64(msgp.AppendArrayHeader(b, orderFields), uint64(o.Worker))
+			b = msgp.AppendInt(msgp.AppendInt64(b, o.At), o.Drain)
+		}
+	}
+	if len(m.Stored) > 0 {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keyStored), uint32(len(m.Stored)))
+		for _, s := range m.Stored {
+			b = msgp.AppendString(msgp.AppendString(msgp.AppendArrayHeader(b, storedFields), s.ID), s.Tenant)
+			b = msgp.AppendUint64(b, uint64(s.Worker))
+		}
+	}
+	if len(m.Spent) > 0 {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keySpent), uint32(len(m.Spent)))
+		for _, s := range m.Spent {
+			b = msgp.AppendUint64(msgp.AppendUint64(msgp.AppendArrayHeader(b, spentFields), s.Key), s.Requests)
+			b = msgp.AppendInt64(msgp.AppendInt64(msgp.AppendUint64(b, s.Settled), s.Tokens), s.SettledTokens)
+		}
+	}
+	if m.Gone {
+		b = msgp.AppendBool(msgp.AppendString(b, keyGone), true)
+	}
 	return b
 }
 
-// Decode reads a message from b, which it does not keep. It reuses the memory of m.Rows. The
+// Decode reads a message from b, which it does not keep. It reuses the memory of m's lists. The
 // error describes what is wrong with the message; m must not be used then.
 func (m *Message) Decode(b []byte) error {
-	*m = Message{Rows: m.Rows[:0]}
+	*m = Message{Rows: m.Rows[:0], Facts: Facts{Orders: m.Orders[:0], Stored: m.Stored[:0], Spent: m.Spent[:0]}}
 	if err := m.decode(b); err != nil {
 		return fmt.Errorf("message from another router refused: %w", err)
 	}
@@ -154,6 +187,14 @@ func (m *Message) member(key string, b []byte) (rest []byte, err error) {
 		return m.readFull(b)
 	case keyRows:
 		return m.readRows(b)
+	case keyOrders:
+		return m.readOrders(b)
+	case keyStored:
+		return m.readStored(b)
+	case keySpent:
+		return m.readSpent(b)
+	case keyGone:
+		m.Gone, rest, err = msgp.ReadBoolBytes(b)
 	default:
 		return msgp.Skip(b)
 	}
@@ -202,28 +243,14 @@ func (m *Message) readFull(b []byte) ([]byte, error) {
 }
 
 func (m *Message) readRows(b []byte) ([]byte, error) {
-	n, b, err := msgp.ReadArrayHeaderBytes(b)
-	if err != nil {
-		return nil, err
-	}
-	if n > MaxRows {
-		return nil, fmt.Errorf("%d ranks, at most %d are read", n, MaxRows)
-	}
 	m.Rows = m.Rows[:0]
-	for range n {
-		var fields uint32
-		if fields, b, err = msgp.ReadArrayHeaderBytes(b); err != nil {
+	return readList(b, MaxRows, rowFields, "ranks", func(b []byte) ([]byte, error) {
+		rank, b, err := msgp.ReadUint64Bytes(b)
+		if err != nil {
 			return nil, err
 		}
-		if fields < rowFields {
-			return nil, fmt.Errorf("a row of %d members, want at least %d", fields, rowFields)
-		}
-		var r Row
-		var rank uint64
-		if rank, b, err = msgp.ReadUint64Bytes(b); err != nil {
-			return nil, err
-		}
-		if r.Rank = Rank(rank); len(m.Rows) > 0 && r.Rank <= m.Rows[len(m.Rows)-1].Rank {
+		r := Row{Rank: Rank(rank)}
+		if len(m.Rows) > 0 && r.Rank <= m.Rows[len(m.Rows)-1].Rank {
 			return nil, errors.New("ranks that do not grow")
 		}
 		for _, f := range r.figures() {
@@ -236,12 +263,95 @@ func (m *Message) readRows(b []byte) ([]byte, error) {
 			}
 			*f = int(v)
 		}
-		for range fields - rowFields {
+		m.Rows = append(m.Rows, r)
+		return b, nil
+	})
+}
+
+// readList reads a list of at most limit rows, of which each has fields members that read
+// knows, and perhaps others.
+func readList(b []byte, limit, fields uint32, what string, read func(b []byte) ([]byte, error)) ([]byte, error) {
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return nil, err
+	}
+	if n > limit {
+		return nil, fmt.Errorf("%d %s, at most %d are read", n, what, limit)
+	}
+	for range n {
+		var has uint32
+		if has, b, err = msgp.ReadArrayHeaderBytes(b); err != nil {
+			return nil, err
+		}
+		if has < fields {
+			return nil, fmt.Errorf("one of the %s has %d members, want at least %d", what, has, fields)
+		}
+		if b, err = read(b); err != nil {
+			return nil, err
+		}
+		for range has - fields {
 			if b, err = msgp.Skip(b); err != nil {
 				return nil, err
 			}
 		}
-		m.Rows = append(m.Rows, r)
 	}
 	return b, nil
+}
+
+func (m *Message) readOrders(b []byte) ([]byte, error) {
+	m.Orders = m.Orders[:0]
+	return readList(b, MaxOrders, orderFields, "orders", func(b []byte) ([]byte, error) {
+		worker, b, err := msgp.ReadUint64Bytes(b)
+		if err != nil {
+			return nil, err
+		}
+		at, b, err := msgp.ReadInt64Bytes(b)
+		if err != nil {
+			return nil, err
+		}
+		drain, b, err := msgp.ReadInt64Bytes(b)
+		if err == nil && (drain < Resumed || drain > Moved) {
+			err = fmt.Errorf("order %d is none of %d to %d", drain, Resumed, Moved)
+		}
+		m.Orders = append(m.Orders, Order{Rank(worker), at, int(drain)})
+		return b, err
+	})
+}
+
+func (m *Message) readStored(b []byte) ([]byte, error) {
+	m.Stored = m.Stored[:0]
+	return readList(b, MaxStored, storedFields, "stored responses", func(b []byte) (_ []byte, err error) {
+		var s Stored
+		if s.ID, b, err = readText(b); err != nil {
+			return nil, err
+		}
+		if s.Tenant, b, err = readText(b); err != nil {
+			return nil, err
+		}
+		worker, b, err := msgp.ReadUint64Bytes(b)
+		s.Worker = Rank(worker)
+		m.Stored = append(m.Stored, s)
+		return b, err
+	})
+}
+
+func (m *Message) readSpent(b []byte) ([]byte, error) {
+	m.Spent = m.Spent[:0]
+	return readList(b, MaxSpent, spentFields, "keys", func(b []byte) (_ []byte, err error) {
+		var s Spent
+		for _, v := range []*uint64{&s.Key, &s.Requests, &s.Settled} {
+			if *v, b, err = msgp.ReadUint64Bytes(b); err != nil {
+				return nil, err
+			}
+		}
+		if s.Tokens, b, err = msgp.ReadInt64Bytes(b); err != nil {
+			return nil, err
+		}
+		s.SettledTokens, b, err = msgp.ReadInt64Bytes(b)
+		if err == nil && s.Settled > s.Requests {
+			err = errors.New("a key with fewer requests than before")
+		}
+		m.Spent = append(m.Spent, s)
+		return b, err
+	})
 }

@@ -14,6 +14,7 @@ type Publisher struct {
 	looked, sent, full time.Time
 	asked              bool
 	was, now           []Row // sorted, without idle ranks
+	facts              func(full bool, f *Facts)
 }
 
 // NewPublisher returns the publisher of a router. The router's first message is a full
@@ -131,9 +132,19 @@ func (p *Publisher) split(rows []Row, full bool) (out [][]byte) {
 		} else {
 			m.Version, m.Settings = "", ""
 		}
+		if p.facts != nil && len(out) == 0 {
+			p.facts(full, &m.Facts)
+		}
 		out = append(out, m.Append(nil))
 		if len(rows) == 0 {
 			return out
 		}
 	}
+}
+
+// leave returns the last message: a full state without load.
+func (p *Publisher) leave() []byte {
+	p.seq++
+	m := Message{Identity: p.self, Seq: p.seq, Full: true, To: math.MaxUint64, Facts: Facts{Gone: true}}
+	return m.Append(nil)
 }

@@ -50,6 +50,9 @@ const (
 	MaxRows = 4096
 	// MaxText is the length in bytes of each text in a message.
 	MaxText = 256
+	// MaxOrders, MaxStored and MaxSpent are the numbers of orders, of stored responses and of
+	// API keys in a message.
+	MaxOrders, MaxStored, MaxSpent = 512, 128, 512
 	// MaxAmount is the largest figure of a [Load] in a message.
 	MaxAmount = 1<<31 - 1
 )
@@ -101,6 +104,65 @@ func (l *Load) limit() {
 type Row struct {
 	Rank Rank
 	Load
+}
+
+// WorkerOf is the name of a worker in messages, by its base URL.
+func WorkerOf(url string) Rank { return Rank(xxh3.HashString(url)) }
+
+// Facts are what routers share beside load. They are absolute, too: a receiver may take them
+// in any order, and more than once.
+type Facts struct {
+	// Orders are operators' drains. Of two about one worker the later one counts.
+	Orders []Order
+	// Stored are responses that workers keep.
+	Stored []Stored
+	// Spent is what API keys let through at the sender.
+	Spent []Spent
+	// Gone is the last message of a router that ends.
+	Gone bool
+}
+
+// Order is an operator's word on a worker.
+type Order struct {
+	// Worker is its [WorkerOf].
+	Worker Rank
+	// At orders the words on one worker: Unix nanoseconds, and more than those of every
+	// earlier word that the router knew.
+	At int64
+	// Drain is one of the values below.
+	Drain int
+}
+
+// The values of [Order.Drain].
+const (
+	Resumed = iota // it takes requests again
+	Drained        // it takes no new requests
+	Moved          // and its streams go on elsewhere, where they can
+)
+
+// Replaces reports whether the order counts instead of another one on the same worker.
+func (o *Order) Replaces(other *Order) bool {
+	return o.At > other.At || o.At == other.At && o.Drain > other.Drain
+}
+
+// Stored is a response that a worker keeps.
+type Stored struct {
+	// ID is the response's, Tenant whose it is; empty without API keys. Both have at most
+	// [MaxText] bytes.
+	ID, Tenant string
+	// Worker is the [WorkerOf] the one that has it.
+	Worker Rank
+}
+
+// Spent is what one API key let through at one router since its process began.
+type Spent struct {
+	// Key is a hash of the key's name.
+	Key uint64
+	// Requests that began, and how many of them began before the key was idle last: a receiver
+	// that hears of the key for the first time knows of the difference that it is recent.
+	Requests, Settled uint64
+	// Tokens that they used, and how many of them before the key was idle last.
+	Tokens, SettledTokens int64
 }
 
 // Identity is a router as it shows itself to others.

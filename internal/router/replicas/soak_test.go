@@ -118,7 +118,7 @@ func (m *member) boot(epoch time.Time) {
 	m.remember()
 	m.heard = map[string]*heard{}
 	m.port = s.net.Port()
-	ex, err := NewExchange(m.self, tap{m.port, m}, s.now, m.rows)
+	ex, err := NewExchange(m.self, tap{m.port, m}, s.now, m.rows, More{})
 	if err != nil {
 		panic(err)
 	}

@@ -93,23 +93,29 @@ func (v *View) SetRanks(ranks []Rank) {
 // Apply takes a state of another router that arrived now. It reports whether the router's
 // full state should be requested, because states are missing.
 func (v *View) Apply(now time.Time, m *Message) (ask bool) {
+	_, ask = v.take(now, m)
+	return ask
+}
+
+// take is Apply, and reports whether the state was new.
+func (v *View) take(now time.Time, m *Message) (taken, ask bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
 	case m.Fleet != v.fleet:
 		v.counts.Foreign++
-		return false
+		return false, false
 	case m.Origin == v.self:
 		if !m.Epoch.Equal(v.epoch) {
 			v.counts.SameOrigin++
 		}
-		return false
+		return false, false
 	}
 	i, known := v.find(m.Origin)
 	if !known {
 		if i, known = v.admit(now, m.Origin); !known {
 			v.counts.Crowded++
-			return false
+			return false, false
 		}
 		v.origins[i] = newOrigin(m, len(v.ranks))
 	}
@@ -118,7 +124,7 @@ func (v *View) Apply(now time.Time, m *Message) (ask bool) {
 	case m.Epoch.Equal(o.epoch):
 	case m.Epoch.Before(o.epoch) && o.live(now):
 		v.counts.Earlier++
-		return false
+		return false, false
 	default:
 		// A restart. It may have an earlier epoch if the host's clock was set back; then it
 		// counts when the process before it no longer does.
@@ -127,18 +133,19 @@ func (v *View) Apply(now time.Time, m *Message) (ask bool) {
 	}
 	if !o.arrive(now, m.Seq) {
 		v.counts.Repeated++
-		return false
+		return false, false
 	}
 	o.apply(now, m, v.ranks)
 	v.revision.Add(1)
 	if o.sound == o.newest {
 		o.soundAt = o.at
 	}
-	if o.complete() || !o.asked.IsZero() && now.Sub(o.asked) < Heartbeat {
-		return false
+	o.left = o.left || m.Gone && m.Seq == o.newest
+	if o.left || o.complete() || !o.asked.IsZero() && now.Sub(o.asked) < Heartbeat {
+		return true, false
 	}
 	o.asked = now
-	return true
+	return true, true
 }
 
 // find is where the origin with an id is in v.origins, or belongs.

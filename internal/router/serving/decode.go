@@ -58,8 +58,8 @@ type decoding struct {
 	answer Answer
 }
 
-// decode sends the leg and returns its answer once that is good; t is nil for a local plan.
-func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
+// decode sends the leg now and returns its answer once that is good; t is nil for a local plan.
+func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byte, t *disagg.Transfer, now time.Time) (a *Answer, err error) {
 	id := c.ID
 	if t != nil {
 		id = t.RequestID()
@@ -70,7 +70,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, c.aliveBy
 	}
-	record := c.Record.BeginLeg(route.Decode, p, leg)
+	record := c.Record.BeginLeg(route.Decode, p, leg, now)
 	c.Record.Answer.Of(record)
 	b := &c.decoding
 	defer func() {

@@ -51,9 +51,13 @@ func (l *LegRecord) send(e Event) {
 	l.of.To.send(&e)
 }
 
-// BeginLeg reports that a leg is about to be sent. A subscriber may add headers to the call.
-func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg) *LegRecord {
-	l := &LegRecord{of: r, Phase: phase, Peer: p, Start: time.Now()}
+// BeginLeg reports that a leg is about to be sent, now. A subscriber may add headers to the call.
+func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg, now time.Time) *LegRecord {
+	l := new(LegRecord)
+	if phase == route.Decode && r.first.of == nil { // no decode leg runs beside another one
+		l = &r.first
+	}
+	*l = LegRecord{of: r, Phase: phase, Peer: p, Start: now}
 	l.send(Event{Kind: LegSent, Call: call})
 	return l
 }
@@ -110,17 +114,16 @@ func (l *LegRecord) End(err error, now time.Time) bool {
 // where the engine is not to blame because no client waited for it any more, and
 // otherwise how the engine broke off.
 func legOutcome(err error) string {
-	var f *attempt.Error
-	var u *upstream.Failure
-	var client *upstream.ClientError
-	switch {
-	case err == nil:
+	if err == nil {
 		return "ok"
-	case errors.As(err, &f):
+	}
+	if f, ok := errors.AsType[*attempt.Error](err); ok {
 		return string(f.Reason)
-	case errors.As(err, &client):
+	}
+	if _, ok := errors.AsType[*upstream.ClientError](err); ok {
 		return string(upstream.Canceled)
-	case errors.As(err, &u):
+	}
+	if u, ok := errors.AsType[*upstream.Failure](err); ok {
 		return string(u.Kind)
 	}
 	return "failed"

@@ -41,7 +41,7 @@ func TestTokensByTenant(t *testing.T) {
 		s.To = NewStream(TokensByTenant(s.metrics))
 		s.Tenant = "web"
 		s.Routing.Prompt.ISL, s.Routing.Prompt.Source = 32, c.source
-		leg := s.BeginLeg(route.Decode, s.peer, nil)
+		leg := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 		s.Answer.Of(leg)
 		s.Answer.Unknown()
 		if c.streamed {
@@ -88,7 +88,7 @@ func TestAnswerLengths(t *testing.T) {
 		lengths := outputs.New()
 		s.To, s.Tenant = NewStream(AnswerLengths(lengths)), "web"
 		s.Routing.Run.Criteria.Facts.N, s.Routing.Run.Criteria.Facts.Prompts = c.n, c.prompts
-		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil))
+		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil, time.Now()))
 		s.Answer.Learn(sse.Summary{Usage: sse.Usage{CompletionTokens: int64(c.used)}})
 		s.Ended(Outcome{Status: 200, Err: c.err})
 		if got := lengths.Expect("m", "web"); got != c.want {
@@ -118,7 +118,7 @@ func TestMediaLengths(t *testing.T) {
 		s.To = NewStream(MediaLengths(table))
 		s.Routing.Model, s.Routing.Prompt = "m", c.p
 		s.Routing.Prompt.Has[api.MediaImage] = 2
-		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil))
+		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil, time.Now()))
 		s.Answer.Learn(sse.Summary{Usage: sse.Usage{PromptTokens: int64(c.used)}})
 		s.Ended(Outcome{Status: 200, Err: c.err})
 		if got, _ := table.Expect("m", api.MediaImage); got != c.want {

@@ -354,6 +354,7 @@ func (o *object) candidate(c *decision.Candidate, w *workers.Worker, unit int, n
 	o.some("sibling_decode_blocks", int(c.SiblingDecodeBlocks))
 	o.some("sibling_fresh_tokens", int(c.SiblingFreshTokens))
 	o.some("sibling_age_ms", int(c.SiblingAgeMS))
+	o.some("held_for_siblings", int(c.SiblingHeld))
 	o.some("resident_blocks", c.ResidentBlocks)
 	if c.KVBlocks != decide.Capacity(w, unit) {
 		o.int("kv_blocks", c.KVBlocks)

@@ -78,7 +78,7 @@ func fullDecision() *Decision {
 	}
 	busy := decision.Candidate{
 		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: route.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
-		Siblings: decision.Siblings{SiblingRequests: 2, SiblingPrefillTokens: 3, SiblingDecodeBlocks: 4, SiblingFreshTokens: 5, SiblingAgeMS: 41},
+		Siblings: decision.Siblings{SiblingRequests: 2, SiblingPrefillTokens: 3, SiblingDecodeBlocks: 4, SiblingFreshTokens: 5, SiblingAgeMS: 41, SiblingHeld: 6},
 		LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "failed in this request", Tried: true, Cost: 1.0 / 3,
 	}
 	from := busy

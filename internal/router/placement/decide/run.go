@@ -334,7 +334,7 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			// What only some ranks could take says nothing of how evenly the rest is spread.
 			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
-			r.Criteria.Siblings.Add(c, k)
+			r.Criteria.Siblings.Add(c, k, in.Busy.Requests)
 			if stay.Computed && stay.Worker == w.State {
 				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
 			}

@@ -71,7 +71,7 @@ func (p *Plan) words(in *Input) string {
 	case route.ReasonNoOutput:
 		return "the request asks for no output tokens"
 	case route.ReasonNoConnector:
-		return fmt.Sprintf("%s has no KV connector", in.Decode.Candidates[p.DecodeIndex].Rank)
+		return in.Decode.Candidates[p.DecodeIndex].Rank + " has no KV connector" // of most requests, where none is split
 	case route.ReasonShort:
 		return fmt.Sprintf("the prompt of %d tokens fills no block of %d", in.Facts.ISL, in.Decode.BlockSize)
 	case route.ReasonNoPrefill:

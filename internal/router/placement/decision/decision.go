@@ -163,6 +163,9 @@ type Siblings struct {
 	SiblingFreshTokens   int32 `json:"sibling_fresh_tokens,omitempty"`
 	// SiblingAgeMS is the age of the oldest part of it in milliseconds, at least 1.
 	SiblingAgeMS int32 `json:"sibling_age_ms,omitempty"`
+	// SiblingHeld is how many of the rank's free places, by the limit of its requests, are left
+	// to others, which may take them unseen.
+	SiblingHeld int32 `json:"held_for_siblings,omitempty"`
 }
 
 // Tiers are the greatest figures of any candidate: a tier of which nobody has a block

@@ -150,6 +150,9 @@ func (d *Decider) findHolders(q *Request) (now time.Time) {
 		}
 		d.from.Predicted.Overlap(locals, &o.predicted)
 	}
+	if q.used == 0 {
+		return q.At
+	}
 	now = time.Now()
 	q.Took.Overlap += now.Sub(q.At)
 	return now

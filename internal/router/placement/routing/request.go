@@ -4,6 +4,7 @@
 package routing
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -148,8 +149,13 @@ func (q *Request) UseFleet(fleet *workers.Snapshot) {
 }
 
 // Notes are plain words for the receipt about what the decisions were made from.
-func (q *Request) Notes() []string {
-	return slices.DeleteFunc([]string{q.ModelNote, q.Prompt.Note}, func(n string) bool { return n == "" })
+func (q *Request) Notes() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if q.ModelNote != "" && !yield(q.ModelNote) || q.Prompt.Note == "" {
+			return
+		}
+		yield(q.Prompt.Note)
+	}
 }
 
 // CopyForRest makes rest, which is empty, the routing request for the rest of this

@@ -70,7 +70,7 @@ func exclusion(in *Input, i int) (code, words string) {
 		return ExcludedWaiting, ""
 	case c.HasLoad && b.KVUsage > 0 && c.KVUsage > b.KVUsage: // false for NaN
 		return ExcludedKVUsage, ""
-	case b.Requests > 0 && c.ActiveRequests >= b.Requests && in.Phase != route.Prefill:
+	case b.Requests > 0 && c.ActiveRequests+int(c.SiblingHeld) >= b.Requests && in.Phase != route.Prefill:
 		return ExcludedRequests, ""
 	}
 	return "", ""

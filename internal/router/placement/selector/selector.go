@@ -158,7 +158,11 @@ func (in *Input) Why(i int) string {
 	case ExcludedKVUsage:
 		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*c.KVUsage, 100*b.KVUsage)
 	case ExcludedRequests:
-		return fmt.Sprintf("busy: %d requests in progress, limit %d", c.ActiveRequests, b.Requests)
+		held := ""
+		if c.SiblingHeld > 0 {
+			held = fmt.Sprintf(" and %d places left to other routers", c.SiblingHeld)
+		}
+		return fmt.Sprintf("busy: %d requests in progress%s, limit %d", c.ActiveRequests, held, b.Requests)
 	}
 	return c.Excluded
 }

@@ -8,6 +8,7 @@ package siblings
 
 import (
 	"context"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -21,16 +22,21 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/replicas"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Options make Siblings. All are needed.
+// Options make Siblings. All but Learned and Rates are needed.
 type Options struct {
 	Self   replicas.Identity
 	Fleet  func() *workers.Snapshot
 	Ledger *ledger.Ledger
 	Event  func(eventlog.Event)
+	// Learned is called with responses that workers keep for other routers' clients.
+	Learned func(id, worker, tenant string)
+	// Rates are those of API keys; nil for none.
+	Rates *access.Store
 	// Clock is time.Now, or a virtual clock.
 	Clock func() time.Time
 }
@@ -50,9 +56,13 @@ type Siblings struct {
 	keys   []replicas.Rank
 	judged []judgement
 	sums   []replicas.Sum // scratch
-	given  []sample       // oldest first, of the last rateOver
+	// past is this router's own requests by rank at two times, blind apart.
+	past   [2][]int
+	pastAt time.Time
+	given  []sample // oldest first, of the last rateOver
 	states map[string]state
 	counts replicas.Counts
+	facts
 }
 
 // sample is what the ledger had given at a time.
@@ -60,6 +70,10 @@ type sample struct {
 	at                   time.Time
 	reservations, tokens uint64
 }
+
+// blind is how long a router may not see what another one decides, or a little longer: the
+// longest time between two messages about changes, and the way of one.
+const blind = 2 * replicas.Pace
 
 // rateOver is over how long the rate of the router's own decisions is taken.
 const rateOver = time.Second
@@ -79,12 +93,14 @@ type loads struct {
 
 type load struct {
 	rank *workers.Rank
+	// past is this router's own requests, a blind time ago or longer.
+	past int
 	replicas.Sum
 }
 
 // New makes the siblings of a router, which knows none until Run.
 func New(o Options) *Siblings {
-	return &Siblings{o: o, router: selector.HashSession(o.Self.Origin), states: map[string]state{}}
+	return &Siblings{o: o, router: selector.HashSession(o.Self.Origin), states: map[string]state{}, facts: newFacts()}
 }
 
 // Run exchanges work over a transport until ctx ends. The caller closes the transport.
@@ -94,7 +110,7 @@ func (s *Siblings) Run(ctx context.Context, t replicas.Transport) error {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { x.Run(ctx); return nil })
+	g.Go(func() error { x.Run(ctx); x.Leave(); return nil })
 	g.Go(func() error {
 		for range wait.Every(ctx, replicas.Heartbeat) {
 			s.Watch()
@@ -106,7 +122,7 @@ func (s *Siblings) Run(ctx context.Context, t replicas.Transport) error {
 
 // Join subscribes to a transport. Its caller steps the exchange, and calls Watch.
 func (s *Siblings) Join(t replicas.Transport) (*replicas.Exchange, error) {
-	x, err := replicas.NewExchange(s.o.Self, t, s.o.Clock, s.own)
+	x, err := replicas.NewExchange(s.o.Self, t, s.o.Clock, s.own, replicas.More{Fill: s.fill, Heard: s.heard})
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +136,14 @@ func (s *Siblings) own(into []replicas.Row) []replicas.Row {
 	defer s.mu.Unlock()
 	s.follow()
 	s.sample()
+	if now := s.o.Clock(); now.Sub(s.pastAt) >= blind {
+		s.past[0], s.past[1] = s.past[1], s.past[0][:0]
+		for _, k := range s.ranks {
+			s.past[1] = append(s.past[1], s.o.Ledger.Load(k).Requests)
+		}
+		s.pastAt = now
+		s.loads.Store(nil)
+	}
 	for i, k := range s.ranks {
 		if l := s.o.Ledger.Load(k); l != (ledger.Load{LastTurn: l.LastTurn}) {
 			into = append(into, replicas.Row{Rank: s.keys[i], Load: replicas.Load{
@@ -143,13 +167,20 @@ func (s *Siblings) follow() {
 		was[k] = s.judged[i]
 	}
 	s.snap, s.ranks, s.keys, s.judged = snap, s.ranks[:0], s.keys[:0], s.judged[:0]
+	clear(s.byName)
+	clear(s.byKey)
 	for _, w := range snap.Workers {
 		url := w.URL.String()
+		key := replicas.WorkerOf(url)
+		s.byName[w.Name], s.byKey[key] = key, w
 		for _, k := range w.Ranks {
 			s.ranks, s.keys, s.judged = append(s.ranks, k), append(s.keys, replicas.RankOf(url, k.DP)), append(s.judged, was[k])
 		}
 	}
+	// A worker that comes back is another one.
+	maps.DeleteFunc(s.orders, func(key replicas.Rank, _ replicas.Order) bool { return s.byKey[key] == nil })
 	x.View().SetRanks(s.keys)
+	s.past, s.pastAt = [2][]int{}, time.Time{}
 }
 
 // sample notes what the ledger has given. The caller holds mu.
@@ -215,15 +246,22 @@ func (s *Siblings) refresh(v *replicas.View, now time.Time) *loads {
 	l.bySlot = make([]load, slots)
 	for i, k := range s.ranks {
 		if !s.judged[i].disbelieved {
-			l.bySlot[k.Slot] = load{k, s.sums[i]}
+			l.bySlot[k.Slot] = load{k, 0, s.sums[i]}
+			if i < len(s.past[0]) {
+				l.bySlot[k.Slot].past = s.past[0][i]
+			}
 		}
 	}
 	s.loads.Store(l)
 	return l
 }
 
-// Add adds the siblings' work on a rank to a candidate, and says so in it.
-func (s Seen) Add(c *decision.Candidate, k *workers.Rank) {
+// Add adds the siblings' work on a rank to a candidate, and says so in it. limit is how many
+// requests the rank may have; 0 for any number.
+//
+// In a blind time each router takes at most its share of the places that were free, so that
+// all of them together exceed the limit by one each at most.
+func (s Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 	if s.loads == nil || int(k.Slot) >= len(s.loads.bySlot) {
 		return
 	}
@@ -231,13 +269,19 @@ func (s Seen) Add(c *decision.Candidate, k *workers.Rank) {
 	if l.rank != k || l.Since.IsZero() {
 		return
 	}
+	held := 0
+	if limit > 0 {
+		routers := s.loads.live + 1
+		free := max(0, limit-l.Requests-l.past)
+		held = max(0, free-(free+routers-1)/routers)
+	}
 	c.ActiveRequests += l.Requests
 	c.PrefillTokens += l.PrefillTokens
 	c.DecodeBlocks += l.DecodeBlocks
 	c.FreshTokens += l.FreshTokens
 	c.Siblings = decision.Siblings{
 		SiblingRequests: int32(l.Requests), SiblingPrefillTokens: int32(l.PrefillTokens), SiblingDecodeBlocks: int32(l.DecodeBlocks), SiblingFreshTokens: int32(l.FreshTokens),
-		SiblingAgeMS: int32(max(1, math.Ceil(float64(s.now.Sub(l.Since))/float64(time.Millisecond)))),
+		SiblingAgeMS: int32(max(1, math.Ceil(float64(s.now.Sub(l.Since))/float64(time.Millisecond)))), SiblingHeld: int32(held),
 	}
 }
 
@@ -248,12 +292,12 @@ func (s Seen) Choice() selector.Siblings {
 		return selector.Siblings{}
 	}
 	// A router that is silent for less than a heartbeat had nothing to publish until then.
-	blind := max(0, s.now.Sub(l.heard))
-	if blind <= replicas.Heartbeat {
-		blind = min(blind, replicas.Pace)
+	silent := max(0, s.now.Sub(l.heard))
+	if silent <= replicas.Heartbeat {
+		silent = min(silent, replicas.Pace)
 	}
 	// The others are taken to decide as often as this router: behind a balancer they do.
-	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * blind.Seconds(), Tokens: l.tokens}
+	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * silent.Seconds(), Tokens: l.tokens}
 }
 
 // Name is this router's among them.

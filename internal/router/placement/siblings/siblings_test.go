@@ -1,9 +1,12 @@
 package siblings_test
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -19,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/replicas"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -34,6 +38,7 @@ type stage struct {
 	net     *virtualnet.Net
 	ranks   int
 	routers []*router
+	rates   *access.Store // of the next router
 }
 
 // router is one of them. It is its own FleetView: all caches are empty.
@@ -43,6 +48,8 @@ type router struct {
 	ledger   *ledger.Ledger
 	siblings *siblings.Siblings
 	port     *virtualnet.Port
+	exchange *replicas.Exchange
+	learned  []string
 	events   []eventlog.Event
 	turn     uint64
 	down     bool
@@ -74,13 +81,19 @@ func (s *stage) boot(self replicas.Identity) *router {
 	}
 	self.Epoch = s.now()
 	r.siblings = siblings.New(siblings.Options{
-		Self: self, Fleet: r.registry.Snapshot, Ledger: r.ledger, Clock: s.now, Event: func(e eventlog.Event) { r.events = append(r.events, e) },
+		Self: self, Fleet: r.registry.Snapshot, Ledger: r.ledger, Clock: s.now, Rates: s.rates, Event: func(e eventlog.Event) { r.events = append(r.events, e) },
+		Learned: func(id, worker, tenant string) {
+			if k := id + " " + worker + " " + tenant; !slices.Contains(r.learned, k) {
+				r.learned = append(r.learned, k)
+			}
+		},
 	})
 	r.port = s.net.Port()
 	x, err := r.siblings.Join(r.port)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	r.exchange = x
 	var step, watch func()
 	step = func() {
 		if !r.down {
@@ -117,6 +130,14 @@ var options = &decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights
 // decide decides a cold prompt. The caller releases the run.
 func (r *router) decide(alone bool) *decide.Run {
 	r.s.t.Helper()
+	run := r.tryDecide(alone)
+	if run.Plan.Err != nil {
+		r.s.t.Fatal(run.Plan.Err)
+	}
+	return run
+}
+
+func (r *router) tryDecide(alone bool) *decide.Run {
 	q := decide.Criteria{Facts: api.Facts{Kind: api.Completion, ISL: 2000, Source: route.FromIDs, MaxTokens: 100}}
 	q.Chances[0].Turn = r.turn
 	r.turn++
@@ -126,9 +147,6 @@ func (r *router) decide(alone bool) *decide.Run {
 	var run decide.Run
 	run.Begin(q)
 	run.NextPlan(options, r.registry.Snapshot().Workers, 16, r)
-	if run.Plan.Err != nil {
-		r.s.t.Fatal(run.Plan.Err)
-	}
 	return &run
 }
 
@@ -266,7 +284,7 @@ func TestOnlySiblingsBusy(t *testing.T) {
 			into = append(into, replicas.Row{Rank: replicas.RankOf(fmt.Sprintf("http://10.0.0.%d:8000", i), 0), Load: replicas.Load{Requests: replicas.MaxAmount, Answering: 7, PrefillTokens: replicas.MaxAmount}})
 		}
 		return into
-	})
+	}, replicas.More{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +401,7 @@ func TestNoSiblingsCostNothing(t *testing.T) {
 	now := time.Now()
 	var c decision.Candidate
 	k := &workers.Rank{}
-	if n := testing.AllocsPerRun(100, func() { s := none.Look(now); s.Add(&c, k); _ = s.Choice() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { s := none.Look(now); s.Add(&c, k, 8); _ = s.Choice() }); n != 0 {
 		t.Errorf("%v allocations without siblings", n)
 	}
 	s := newStage(t, 4, 2)
@@ -391,8 +409,204 @@ func TestNoSiblingsCostNothing(t *testing.T) {
 	b := s.routers[1]
 	k, now = b.registry.Snapshot().Ranks[0], s.now()
 	b.siblings.Look(now)
-	if n := testing.AllocsPerRun(100, func() { s := b.siblings.Look(now); s.Add(&c, k); _ = s.Choice() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { s := b.siblings.Look(now); s.Add(&c, k, 8); _ = s.Choice() }); n != 0 {
 		t.Errorf("%v allocations with siblings", n)
+	}
+}
+
+// TestLimitOfRanks: four routers that all have more requests than the ranks may take exceed the
+// limit of a rank by three at most, and use all of it; one alone may use all of it, too.
+func TestLimitOfRanks(t *testing.T) {
+	was := options.Busy
+	options.Busy.Requests = 10
+	defer func() { options.Busy = was }()
+	for _, busy := range []int{4, 1} {
+		s := newStage(t, 2, 4)
+		s.run(2 * time.Second)
+		most := map[string]int{}
+		count := func() {
+			for _, k := range s.routers[0].registry.Snapshot().Ranks {
+				sum := 0
+				for _, r := range s.routers {
+					for _, own := range r.registry.Snapshot().Ranks {
+						if own.Label == k.Label {
+							sum += r.ledger.Load(own).Requests
+						}
+					}
+				}
+				most[k.Label] = max(most[k.Label], sum)
+			}
+		}
+		for range 3000 {
+			for _, r := range s.routers[:busy] {
+				if run := r.tryDecide(false); run.Plan.Err == nil {
+					claim, _ := run.Claims()
+					r.ledger.Reserve(run.In.DecodePeers[run.Plan.DecodeIndex].Rank, claim)
+				}
+			}
+			count()
+			s.run(time.Millisecond)
+		}
+		for label, n := range most {
+			if n < 10 || n > 10+busy-1 {
+				t.Errorf("%d routers: %d requests on %s, limit 10", busy, n, label)
+			}
+		}
+		t.Logf("%d routers: %v", busy, most)
+	}
+}
+
+// drain is what the admin API does.
+func (r *router) drain(name string, drain int) {
+	w, _ := r.registry.Snapshot().Worker(name)
+	w.State.SetDraining(drain != replicas.Resumed)
+	r.siblings.Order(w, drain)
+}
+
+func (r *router) draining(name string) bool {
+	w, _ := r.registry.Snapshot().Worker(name)
+	return w.State.Draining()
+}
+
+// TestOrders: an operator's drain is obeyed by all routers, the latest word counts whatever
+// the clock of the router that it came to, it outlives that router, and a router that starts
+// obeys it, too. A worker that left and came back is another one.
+func TestOrders(t *testing.T) {
+	s := newStage(t, 3, 3)
+	s.run(time.Second)
+	a, b, c := s.routers[0], s.routers[1], s.routers[2]
+	soon := replicas.Pace + 3*time.Millisecond
+	a.drain("w01", replicas.Drained)
+	s.run(soon)
+	if !b.draining("w01") || !c.draining("w01") || b.draining("w00") {
+		t.Fatal("a drain is not obeyed")
+	}
+	if b.sees("w01/dp0").KeptOut == "" {
+		t.Error("a rank that drains can be chosen")
+	}
+	a.kill()
+	s.run(5 * time.Second)
+	d := s.boot(replicas.Identity{Fleet: "a", Origin: "late"})
+	s.run(time.Second)
+	if !b.draining("w01") || !d.draining("w01") {
+		t.Error("the drain ended with the router that it came to, or a new one does not know it")
+	}
+	c.drain("w01", replicas.Resumed)
+	s.run(soon)
+	if b.draining("w01") || d.draining("w01") {
+		t.Error("the worker takes no requests again")
+	}
+	s.run(3 * time.Second)
+	if b.draining("w01") || c.draining("w01") || d.draining("w01") {
+		t.Error("the older word came back")
+	}
+	if n := len(slices.DeleteFunc(b.kinds(), func(k string) bool { return k != "worker_draining" && k != "worker_resumed" })); n != 2 {
+		t.Errorf("events %q", b.kinds())
+	}
+}
+
+// TestOrderUnderLoss: with half of all messages lost, doubled and late, every router obeys the
+// last of many words within a few full states.
+func TestOrderUnderLoss(t *testing.T) {
+	s := newStage(t, 2, 3)
+	s.net.Loss, s.net.Double, s.net.Most = 0.5, 0.3, 200*time.Millisecond
+	for i := range 20 {
+		s.routers[i%3].drain("w00", i%2)
+		s.run(130 * time.Millisecond)
+	}
+	s.run(12 * replicas.FullEvery)
+	for _, r := range s.routers {
+		if !r.draining("w00") {
+			t.Errorf("%+v does not obey the last word", r.siblings.Status().Self)
+		}
+	}
+}
+
+// TestStored: other routers learn which worker has a response and whose it is, also one
+// that missed the first message; ids of workers that it does not know mean nothing to it.
+func TestStored(t *testing.T) {
+	s := newStage(t, 2, 2)
+	s.run(time.Second)
+	a, b := s.routers[0], s.routers[1]
+	a.siblings.Keeps("resp_1", "w01", "team")
+	a.siblings.Keeps("resp_2", "nobody", "team")
+	s.run(replicas.Heartbeat + 3*time.Millisecond)
+	s.net.Loss = 1
+	a.siblings.Keeps("resp_3", "w00", "")
+	s.run(replicas.FullEvery)
+	s.net.Loss = 0
+	s.run(2 * replicas.FullEvery)
+	if want := []string{"resp_1 w01 team", "resp_3 w00 "}; !slices.Equal(b.learned, want) || len(a.learned) > 0 {
+		t.Errorf("%q and %q, want %q and none", b.learned, a.learned, want)
+	}
+	for i := range 5000 {
+		a.siblings.Keeps(fmt.Sprint("many_", i), "w01", "t")
+	}
+	s.run(10 * time.Second)
+	if n := len(b.learned); n < 1000 || n > 1100 {
+		t.Errorf("%d learned of a flood, want those that are kept for siblings", n)
+	}
+}
+
+// TestRates: what a key lets through at one router is taken out of its rate at the others, once,
+// however often the message arrives, and not what it let through before this router started.
+func TestRates(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys.yaml")
+	secret := "dynctl_key-0123456789abcdef0123456789"
+	if err := os.WriteFile(path, fmt.Appendf(nil, "keys:\n  - {name: k, sha256: %x, rate: 600}\n", sha256.Sum256([]byte(secret))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t, 1, 0)
+	s.net.Double = 0.5
+	boot := func(name string) (*router, func() int) {
+		store, err := access.NewStore(access.Options{Path: path, Event: func(eventlog.Event) {}, Loaded: func(string) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.rates = store
+		r := s.boot(replicas.Identity{Fleet: "a", Origin: name})
+		return r, func() (n int) { // takes all that there is, in a second
+			for range 20 {
+				for store.Find(secret).Take(s.now()) == 0 {
+					n++
+				}
+				s.run(50 * time.Millisecond)
+			}
+			return n
+		}
+	}
+	_, takeA := boot("a")
+	_, takeB := boot("b")
+	s.run(2 * time.Second)
+	if got := takeA(); got < 100 || got > 112 {
+		t.Errorf("%d requests of a key that is used here only, want its burst of 100 and the rate of a second", got)
+	}
+	if got := takeB(); got > 12 {
+		t.Errorf("%d requests at the other router, want what the rate brings back in a second", got)
+	}
+	s.run(30 * time.Second)
+	_, takeC := boot("c")
+	s.run(2 * time.Second)
+	if got := takeC(); got < 100 {
+		t.Errorf("%d requests at a router that started later, want the burst", got)
+	}
+}
+
+// TestLeave: a router that ends says so, and counts no longer from then on.
+func TestLeave(t *testing.T) {
+	s := newStage(t, 2, 2)
+	s.run(time.Second)
+	a, b := s.routers[0], s.routers[1]
+	a.serve(false)
+	s.run(100 * time.Millisecond)
+	a.exchange.Leave()
+	a.kill()
+	s.run(replicas.Heartbeat + 3*time.Millisecond)
+	if st := b.siblings.Status(); st.Live() != 0 || !st.Origins[0].Left {
+		t.Errorf("%+v", st.Origins)
+	}
+	if e := b.events[len(b.events)-1]; e.Kind != "replica_lost" || e.Severity == eventlog.Warn {
+		t.Errorf("%+v", e)
 	}
 }
 

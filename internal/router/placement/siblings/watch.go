@@ -89,6 +89,7 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 		}
 	}
 	snap := v.Snapshot(now)
+	s.forget(snap.Origins)
 	seen := make(map[string]state, len(snap.Origins))
 	for i := range snap.Origins {
 		o := &snap.Origins[i]
@@ -99,11 +100,11 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 		case !known && o.Live:
 			add(eventlog.Event{Kind: "replica_found", Fields: fields}, "router %s shares its load with this one", o.Origin)
 		case known && was.live && !o.Live:
-			why := fmt.Sprintf("has been silent for %v", replicas.Lifetime)
+			why, severity := fmt.Sprintf("has been silent for %v", replicas.Lifetime), eventlog.Warn
 			if o.Left {
-				why = "has left"
+				why, severity = "has left", eventlog.Info
 			}
-			add(eventlog.Event{Kind: "replica_lost", Severity: eventlog.Warn, Fields: fields}, "router %s %s: its work no longer counts", o.Origin, why)
+			add(eventlog.Event{Kind: "replica_lost", Severity: severity, Fields: fields}, "router %s %s: its work no longer counts", o.Origin, why)
 		case known && !was.live && o.Live:
 			add(eventlog.Event{Kind: "replica_back", Fields: fields}, "router %s shares its load again", o.Origin)
 		}

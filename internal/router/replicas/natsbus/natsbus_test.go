@@ -70,7 +70,7 @@ func start(t *testing.T, n int, bus *Bus) *router {
 	var err error
 	r.ex, err = replicas.NewExchange(replicas.Identity{Fleet: "a", Origin: fmt.Sprint(n), Epoch: time.Now()}, bus, time.Now, func(into []replicas.Row) []replicas.Row {
 		return append(into, replicas.Row{Rank: rank, Load: replicas.Load{Requests: 1 << n}})
-	})
+	}, replicas.More{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,4 +260,33 @@ func TestExternal(t *testing.T) {
 	}
 	s.Shutdown()
 	s.WaitForShutdown()
+}
+
+// TestSlowReader: a peer that connects and reads nothing holds up no other router.
+func TestSlowReader(t *testing.T) {
+	a := start(t, 0, embed(t, Cluster{Name: "a", Listen: "127.0.0.1:0"}))
+	defer a.end()
+	slow, err := net.Dial("tcp", a.bus.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	if _, err := slow.Write([]byte("CONNECT {\"name\":\"slow\",\"verbose\":false}\r\nRS+ $G dynctl.replicas\r\nPING\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	b := start(t, 1, embed(t, Cluster{Name: "b", Listen: "127.0.0.1:0", Routes: []string{a.bus.Addr().String()}}))
+	defer b.end()
+	eventually(t, "the load of the other router", a.sees(1<<1))
+	eventually(t, "the load of the first router", b.sees(1<<0))
+	big := make([]byte, replicas.MaxMessage)
+	for range 4 * maxPending / len(big) {
+		if err := a.bus.Publish(big); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was := b.ex.View().Snapshot(time.Now()).Origins[0].Messages
+	eventually(t, "a later message", func() bool {
+		o := b.ex.View().Snapshot(time.Now()).Origins[0]
+		return o.Messages > was && o.Live
+	})
 }

@@ -74,6 +74,7 @@ type Key struct {
 	sum    [sha256.Size]byte
 	limit  *rate.Limiter // kept when the file is read again
 	tokens *allowance    // also kept
+	meter  *meter        // also kept; nil outside of a Store
 }
 
 // Owner is the tenant that owns a request with this key, and what an engine keeps of it;
@@ -119,7 +120,11 @@ func (k *Key) bucket() (refill rate.Limit, size int) {
 // Take begins a request, or says how long to wait: a key may begin its rate's
 // share of ten seconds, and one at least, at once, and its rate over any longer time.
 func (k *Key) Take(now time.Time) (wait time.Duration) {
+	if wait = k.hold(now); wait > 0 {
+		return wait
+	}
 	if k.limit.AllowN(now, 1) {
+		k.spent(1, 0, now)
 		return 0
 	}
 	missing := 1 - k.limit.TokensAt(now)
@@ -131,6 +136,8 @@ type Set struct {
 	keys []Key
 	// by finds keys by the first bytes of their sum.
 	by map[uint64]*Key
+	// named finds keys by a hash of their names; nil outside of a Store.
+	named map[uint64]*Key
 }
 
 // Keys are all keys, in the file's order.

@@ -28,6 +28,7 @@ type Options struct {
 type Store struct {
 	o       Options
 	current atomic.Pointer[Set]
+	peers   *peers
 
 	mu  sync.Mutex // one reading at a time; guards what follows
 	bad string     // why the newest file is not in force; empty when it is
@@ -40,7 +41,8 @@ func NewStore(o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{o: o}
+	s := &Store{o: o, peers: &peers{changed: map[uint64]*meter{}}}
+	set.join(s.peers)
 	s.current.Store(set)
 	return s, nil
 }
@@ -96,6 +98,7 @@ func (s *Store) reload() {
 		return
 	}
 	s.bad = ""
+	set.join(s.peers)
 	s.current.Store(set)
 	s.o.Loaded("ok")
 	s.o.Event(eventlog.Event{
@@ -118,7 +121,7 @@ func difference(old, set *Set) (added, changed, removed int) {
 			continue
 		}
 		delete(was, k.Name)
-		k.tokens = o.tokens
+		k.tokens, k.meter = o.tokens, o.meter
 		if k.limit = o.limit; k.Rate != o.Rate {
 			refill, size := k.bucket()
 			k.limit.SetLimit(refill)

@@ -42,9 +42,24 @@ func (k *Key) Spend(tokens int, now time.Time) {
 	if k == nil || k.Tokens == 0 || tokens == 0 {
 		return
 	}
-	a := k.tokens
+	k.tokens.spend(k.Tokens, tokens, now)
+	k.spent(0, tokens, now)
+}
+
+// maxDebt is how many minutes the tokens that other routers claim may take to pay off.
+const maxDebt = 10
+
+// debit is spend for tokens that another router claims.
+func (a *allowance) debit(perMinute int, tokens int64, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.settle(k.Tokens, now)
+	a.settle(perMinute, now)
+	a.used = max(0, min(a.used+float64(tokens), max(a.used, maxDebt*float64(perMinute))))
+}
+
+func (a *allowance) spend(perMinute, tokens int, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.settle(perMinute, now)
 	a.used = max(0, a.used+float64(tokens))
 }

@@ -19,6 +19,7 @@ type Responses struct {
 	byID  map[string]Response
 	order []string
 	head  int
+	tap   func(id, worker, tenant string)
 }
 
 // New remembers as many responses as limit, which is at least 1.
@@ -26,9 +27,20 @@ func New(limit int) *Responses {
 	return &Responses{max: limit, byID: map[string]Response{}}
 }
 
+// Tap has f called with each response that Put remembers. Its caller calls it before others use
+// the responses.
+func (s *Responses) Tap(f func(id, worker, tenant string)) { s.tap = f }
+
 // Put notes that a worker has a response. An id that is empty or longer than 256 bytes
 // is not remembered.
 func (s *Responses) Put(id, worker, tenant string) {
+	if s.Learn(id, worker, tenant); s.tap != nil && id != "" && len(id) <= maxID {
+		s.tap(id, worker, tenant)
+	}
+}
+
+// Learn is Put for a response that another router stored.
+func (s *Responses) Learn(id, worker, tenant string) {
 	if id == "" || len(id) > maxID {
 		return
 	}
