@@ -171,9 +171,8 @@ func vllmCarries(k api.Kind, w *workers.Worker) bool {
 	return (k == api.Messages || k == api.Responses) && w.VersionAtLeast(0, 32)
 }
 
-// vllmMedia: NIXL moves blocks whatever they hold, and both engines prepare the media of the body:
-// vLLM's own example of an encoder, a prefill and a decode engine does so. What engines before
-// 0.32 do was not read.
+// vllmMedia: NIXL moves blocks whatever they hold, and both engines prepare the media of the body,
+// as was seen on vLLM 0.32. What engines before that do was not read.
 func vllmMedia(w *workers.Worker) bool { return w.VersionAtLeast(0, 32) }
 
 func vllmAndGenerate(k api.Kind, w *workers.Worker) bool {
