@@ -78,9 +78,9 @@ type Router struct {
 	hop  api.Hop
 	*base
 	*entry
+	*others
 	*engines
 	*observing
-	*others
 	*deciding
 	*served
 	*sources
@@ -104,13 +104,13 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.entry = newEntry(&o.Config, r.base)
-	if r.engines, err = newEngines(&o, r.hop, r.base, r.entry); err != nil {
-		return nil, err
-	}
-	r.observing = newObserving(&o, r.base, r.entry, r.engines)
 	if r.others, err = newOthers(&o, r.base, r.entry); err != nil {
 		return nil, err
 	}
+	if r.engines, err = newEngines(&o, r.hop, r.base, r.entry, r.others); err != nil {
+		return nil, err
+	}
+	r.observing = newObserving(&o, r.base, r.entry, r.engines)
 	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing, r.others); err != nil {
 		return nil, err
 	}

@@ -551,6 +551,28 @@ func TestStored(t *testing.T) {
 	}
 }
 
+// TestEjected: an ejection at one router is a hint at the others while it lasts, and their own
+// state of the worker stays.
+func TestEjected(t *testing.T) {
+	s := newStage(t, 2, 2)
+	s.run(time.Second)
+	a, b := s.routers[0], s.routers[1]
+	at := func(r *router, name string) *workers.Worker { w, _ := r.registry.Snapshot().Worker(name); return w }
+	at(a, "w01").State.SetEjection(&workers.Ejection{Since: s.now(), Until: s.now().Add(time.Minute)})
+	s.run(replicas.FullEvery + replicas.Pace)
+	if !b.siblings.Ejected(at(b, "w01")) || b.siblings.Ejected(at(b, "w00")) || a.siblings.Ejected(at(a, "w01")) {
+		t.Error("no hint, or one of another worker or of the router's own ejection")
+	}
+	if ok, _ := at(b, "w01").State.Usable(); !ok {
+		t.Error("it is ejected on hearsay")
+	}
+	at(a, "w01").State.SetEjection(nil)
+	s.run(replicas.FullEvery + replicas.Pace)
+	if b.siblings.Ejected(at(b, "w01")) {
+		t.Error("the hint stays")
+	}
+}
+
 // TestRates: what a key lets through at one router is taken out of its rate at the others, once,
 // however often the message arrives, and not what it let through before this router started.
 func TestRates(t *testing.T) {

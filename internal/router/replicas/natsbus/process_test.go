@@ -142,7 +142,7 @@ func BenchmarkChangeToView(b *testing.B) {
 		defer buses[i].Close()
 		more := replicas.More{}
 		if i == 1 {
-			more.Heard = func(*replicas.Identity, *replicas.Facts) {
+			more.Heard = func(*replicas.Message) {
 				l, _, _ := ex[1].View().Load(time.Now(), rank)
 				select {
 				case heard <- l.Requests:
