@@ -73,7 +73,7 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 	}
 	probed[label] = true
 	if first.CachedTokens > 0 {
-		e.add("cache probe", label, Fail, fmt.Sprintf("a prompt that nobody has seen found %d of %d tokens cached", first.CachedTokens, len(prompt)), "")
+		e.add("cache probe", label, Fail, fmt.Sprintf("a prompt that no engine has seen found %d of %d tokens cached", first.CachedTokens, len(prompt)), "")
 		return label == meant
 	}
 	// Events of the first answer take a moment to reach the index.

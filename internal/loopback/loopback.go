@@ -116,7 +116,7 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	if g.Sim != nil {
 		trust = g.Sim.ClientTLS()
 	}
-	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, EngineTLS: trust, Version: "test", Logger: g.o.Logger, Observer: g.o.Observer, Recording: g.o.Recording})
+	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, EngineTLS: trust, Version: "in-process", Logger: g.o.Logger, Observer: g.o.Observer, Recording: g.o.Recording})
 	if err != nil {
 		return err
 	}

@@ -240,8 +240,7 @@ func (c *conn) failed(op string, errno syscall.Errno) error {
 
 // renamed gives an error of the raw connection the name of the plain call.
 func renamed(err error, op string) error {
-	var oe *net.OpError
-	if errors.As(err, &oe) {
+	if oe, ok := errors.AsType[*net.OpError](err); ok {
 		oe.Op = op
 	}
 	return err

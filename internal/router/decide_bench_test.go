@@ -161,7 +161,7 @@ func BenchmarkObserved(b *testing.B) {
 				b.Fatal(err)
 			}
 			facts := api.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: route.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
-			x := newExchange(r, nil, nil)
+			x := newExchange(r, nil, nil, time.Now())
 			x.ctx, x.call.Endpoint, x.call.Model = b.Context(), ep, "bench"
 			q := &x.call.Routing
 			q.Settings, q.Fleet, q.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
@@ -181,7 +181,7 @@ func BenchmarkObserved(b *testing.B) {
 				x.record = lifecycle.Record{To: r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
 				x.record.Tokenized(q.Prompt.Source)
 				x.record.Decided()
-				leg := x.record.BeginLeg(route.Decode, peer, nil)
+				leg := x.record.BeginLeg(route.Decode, peer, nil, now)
 				leg.Head(http.StatusOK)
 				leg.End(nil, time.Now())
 				x.record.Answer.Finish, x.record.Answer.Prompt, x.record.Answer.Completion = "stop", 256, 16

@@ -15,7 +15,7 @@ import (
 
 // dryRun runs the deciding stages for a request to an endpoint.
 func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
-	x := newExchange(r, nil, nil)
+	x := newExchange(r, nil, nil, time.Now())
 	defer x.release()
 	x.ctx, x.call.Endpoint, x.call.Routing.Dry = ctx, ep, true
 	x.call.Routing.Settings = r.settings.Load()
@@ -41,7 +41,7 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 		Schema: receipt.Schema, ID: receipt.DryRun, Time: x.record.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Routing.Settings.Revision,
 		Legs: []receipt.LegEntry{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	for _, n := range x.call.Routing.Notes() {
+	for n := range x.call.Routing.Notes() {
 		c.Note(n)
 	}
 	lifecycle.Fill(c, &x.call.Routing, r.untrusted)

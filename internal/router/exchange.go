@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -49,19 +50,20 @@ type exchange struct {
 
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 
-// newExchange makes a request's exchange.
-func newExchange(r *Router, w http.ResponseWriter, req *http.Request) *exchange {
+// newExchange makes the exchange of a request that has come now.
+func newExchange(r *Router, w http.ResponseWriter, req *http.Request, now time.Time) *exchange {
 	x := exchanges.Get().(*exchange)
-	*x = exchange{r: r, w: w, req: req, call: serving.New()}
-	c := x.call
-	c.Start, c.Record, c.Idle = time.Now(), &x.record, x
-	x.record = lifecycle.Record{To: r.stream, Start: c.Start, Routing: &c.Routing}
+	c := serving.New()
+	c.Start, c.Record, c.Idle = now, &x.record, x
+	x.r, x.w, x.req, x.call = r, w, req, c // the rest is zero
+	x.record.To, x.record.Start, x.record.Routing = r.stream, now, &c.Routing
 	return x
 }
 
 // release gives the exchange back, with all that it holds. It must not be used then.
 func (x *exchange) release() {
 	x.call.Release()
+	x.record.Release()
 	*x = exchange{}
 	exchanges.Put(x)
 }
@@ -72,7 +74,8 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s := r.settings.Load()
 	limits := &s.Timeouts
 	api.WithoutRoot(req.URL, s.RootPath)
-	api.BoundBody(w, req, limits.Body)
+	now := time.Now()
+	api.BoundBody(w, req, now.Add(limits.Body))
 	if api.AllowOrigin(w.Header(), req, s.CORSOrigins) {
 		new(api.AnswerDeadline).Extend(w, limits.Write)
 		w.WriteHeader(http.StatusNoContent)
@@ -90,7 +93,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.probe(w, req)
 		return
 	}
-	x := newExchange(r, w, req)
+	x := newExchange(r, w, req, now)
 	// Requests end with their client, or when the router stops waiting.
 	end := func() {}
 	if x.ctx = req.Context(); x.ctx.Value(routerKey{}) != r {
@@ -289,7 +292,7 @@ func (x *exchange) enter() error {
 	if err = x.ctx.Err(); err != nil || l.TryEnter() {
 		return err
 	}
-	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
+	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, prompt.Estimate(&c.View, x.r.media, c.View.Model, "").ISL)
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -335,11 +338,19 @@ func (x *exchange) resolve() error {
 			return x.refuse("request", err)
 		}
 	}
-	x.call.Routing.FindSession(x.req.Header.Get(s.SessionHeader), x.req.Header, &x.call.View)
+	x.call.Routing.FindSession(first(x.req.Header[s.SessionHeader]), x.req.Header, &x.call.View)
 	if err := x.pinToResponse(); err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
+}
+
+// first is the first value of a header; empty without one.
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
 }
 
 // findModel finds the model and its workers, and the adapter that the prompt's
@@ -351,13 +362,13 @@ func (x *exchange) findModel() (err error) {
 	waits := q.Settings.Limits.WaitForWorker
 	switch {
 	case c.Endpoint.Body != api.NoBody:
-		if of, err = models.Find(c.Name, fleet, x.r.starting(), x.key, false); models.Unknown(err) {
+		if of, err = models.Find(c.Name, fleet, x.r.starting(x.record.Start), x.key, false); models.Unknown(err) {
 			x.r.rereadModels(x.ctx, fleet)
 			fleet = x.r.registry.Snapshot()
-			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key, false)
+			of, err = models.Find(c.Name, fleet, x.r.starting(x.record.Start), x.key, false)
 		}
 		if err != nil && waits {
-			of, err = models.Find(c.Name, fleet, x.r.starting(), x.key, true)
+			of, err = models.Find(c.Name, fleet, x.r.starting(x.record.Start), x.key, true)
 		}
 	case c.Endpoint.Kind != api.ResponseObject: // a stored response has an owner
 		err = x.key.Refusal("")
@@ -368,7 +379,7 @@ func (x *exchange) findModel() (err error) {
 	c.Model, x.record.Model = of.Model, of.Model
 	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
 	if q.UseFleet(fleet); len(q.List) == 0 && !(waits && fleet.Knows(of.Model)) {
-		return models.NotServed(c.Name, fleet, x.r.starting())
+		return models.NotServed(c.Name, fleet, x.r.starting(x.record.Start))
 	}
 	return nil
 }
@@ -377,9 +388,9 @@ func (x *exchange) findModel() (err error) {
 // of a worker which has not answered yet.
 const introduction = 10 * time.Second
 
-// starting reports whether workers may not have answered yet because the router has just
-// begun.
-func (r *base) starting() bool { return time.Since(r.started) < introduction }
+// starting reports whether workers may not have answered yet at a time because the router had
+// just begun.
+func (r *base) starting(at time.Time) bool { return at.Sub(r.started) < introduction }
 
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {
@@ -434,8 +445,10 @@ func (x *exchange) finish(err error) (e *api.Error) {
 
 // spend has the key pay for so many tokens of the request, and no more.
 func (x *exchange) spend(tokens int) {
-	x.key.Spend(tokens-x.spent, time.Now())
-	x.spent = tokens
+	if x.key != nil {
+		x.key.Spend(tokens-x.spent, time.Now())
+		x.spent = tokens
+	}
 }
 
 // ended reports what came of the request.
@@ -448,7 +461,8 @@ func (x *exchange) ended(e *api.Error, err error) {
 	x.record.Ended(lifecycle.Outcome{
 		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.record.Start),
 	})
-	if t := x.record.Tokens(); x.key != nil {
+	if x.key != nil {
+		t := x.record.Tokens()
 		x.spend(max(0, t.Prompt) + max(0, t.Completion))
 	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {

@@ -33,7 +33,7 @@ func TestModelsMayStillBeReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.started = time.Now().Add(-c.age)
-		if e := models.NotServed("other", r.registry.Snapshot(), r.starting()); e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
+		if e := models.NotServed("other", r.registry.Snapshot(), r.starting(time.Now())); e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
 			t.Errorf("%s: %v", c.name, e)
 		}
 		if err := r.Close(context.Background()); err != nil {

@@ -42,7 +42,7 @@ func (x *exchange) answerModels() error {
 		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
-			return models.NotServed(id, x.r.registry.Snapshot(), x.r.starting())
+			return models.NotServed(id, x.r.registry.Snapshot(), x.r.starting(x.record.Start))
 		}
 	} else {
 		body = list.JSON()

@@ -30,7 +30,7 @@ func (x *exchange) pinToResponse() error {
 		id, param = x.call.View.PreviousResponseID, "previous_response_id"
 	}
 	mine := x.r.secure.Keys() == nil
-	if mine {
+	if mine && id != "" {
 		if err := x.findResponse(id); err != nil {
 			return err
 		}

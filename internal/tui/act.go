@@ -172,7 +172,7 @@ func (a *app) step(by int) {
 		return
 	}
 	if to := a.back + by; to < 0 {
-		a.say("this is the newest one; p goes on with live data", false)
+		a.say("this is the newest one; p returns to live data", false)
 	} else if to >= len(a.history) {
 		a.say("there is no older one", false)
 	} else {

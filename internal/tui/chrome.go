@@ -194,7 +194,7 @@ func (a *app) drawFooter(p *widget.Painter) {
 		} else if a.recording() != nil {
 			list = append([]string{"space pause", "left/right 10s", "+/- speed", ":seek TIME"}, list...)
 		} else if a.frozen != nil {
-			list = append([]string{"p go on", "[ ] history"}, list...)
+			list = append([]string{"p live", "[ ] history"}, list...)
 		}
 		const last = "? help q quit" // always in sight
 		list = slices.DeleteFunc(slices.Clone(list), func(k string) bool { return strings.Contains(last, k) })

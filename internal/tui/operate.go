@@ -33,7 +33,7 @@ func (a *app) operate(verb, name string) {
 		a.say("a recording cannot be changed", true)
 		return
 	case a.frozen != nil:
-		a.say("the data stands still: go on with p before you change something", true)
+		a.say("the data stands still: press p for live data before you change something", true)
 		return
 	}
 	client := a.replicas[a.sel].poller.Client

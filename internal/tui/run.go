@@ -56,7 +56,7 @@ func runProgram(ctx context.Context, o Options, options ...tea.ProgramOption) er
 	_, err := p.Run()
 	switch {
 	case errors.Is(err, tea.ErrProgramPanic):
-		return fmt.Errorf("the screen broke down, the router goes on: %w", err)
+		return fmt.Errorf("the screen failed, the router continues: %w", err)
 	case ctx.Err() != nil && errors.Is(err, tea.ErrProgramKilled):
 		return context.Cause(ctx)
 	}

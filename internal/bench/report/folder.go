@@ -76,7 +76,7 @@ func Absent(path string, resumes bool) error {
 		return nil // what else is wrong shows when the folder is made
 	}
 	if resumes {
-		return fmt.Errorf("--out %s exists already: name another folder, or go on with the run in it: dynctl bench --resume %s", path, path)
+		return fmt.Errorf("--out %s exists already: name another folder, or continue the run in it: dynctl bench --resume %s", path, path)
 	}
 	return fmt.Errorf("--out %s exists already: name another folder, or move that one away (a sweep is not resumed)", path)
 }

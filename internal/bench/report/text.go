@@ -71,7 +71,7 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	}
 	gates(b, r, o.Width)
 	if r.Partial != "" {
-		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), cmp.Or(o.Folder, "FOLDER"))
+		printable.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s continues\n", r.Partial, len(r.Cells), cmp.Or(o.Folder, "FOLDER"))
 	}
 	if o.Folder != "" {
 		list(b, o.Width, "  FILES    ", o.Folder+"/ report.html result.json cells.csv requests.jsonl.zst plot.svg plan.yaml")

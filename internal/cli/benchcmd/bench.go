@@ -72,7 +72,8 @@ measured by load as it routes by itself.
 
 The target is a running router (--router, its admin URL; it needs
 --allow-routing-headers), engines behind a router in this process (--prefill,
---decode), or simulated engines (--sim, also when nothing is named).
+--decode), or simulated engines (--sim, also when nothing is named and DYNCTL_ROUTER
+is not set).
 
 Times: intended is when a request should have been sent, sent is when it was.
   TTFT      first piece with a token - sent; from intended in an open loop
@@ -110,7 +111,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl := cmd.Flags()
 	t := &f.target
 	t.Add(fl)
-	fl.StringVar(&t.Router, "router", "", "admin `URL` of a running router")
+	fl.StringVar(&t.Router, "router", "", "admin `URL` of a running router (environment DYNCTL_ROUTER)")
 	fl.StringArrayVar(&t.Prefill, "prefill", nil, "engine that prefills, `URL[,key=value,...]` (repeatable)")
 	fl.StringVar(&t.Sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default "+simulated+" when no target is named)")
 	fl.StringVar(&t.Profile, "profile", "", "timing of simulated engines whose part of --sim names none: a model of a real GPU, see dynctl sim --help")
@@ -146,7 +147,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringVar(&f.arm, "path", "auto", "sweep: force the path, auto|local|remote")
 
 	fl.StringVar(&f.out, "out", "", "`FOLDER` of the run (default run-DATE-TIME)")
-	fl.StringVar(&f.resume, "resume", "", "go on with the run in `FOLDER`, with its plan and its target")
+	fl.StringVar(&f.resume, "resume", "", "continue the run in `FOLDER`, with its plan and its target")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "check the target, show the plan with its cost, and stop")
 	fl.StringVar(&f.progress, "progress", "auto", "auto|lines|jsonl|none")
 	fl.StringVar(&f.note, "hardware", "", "`TEXT` that names the hardware in the report")
@@ -177,7 +178,7 @@ func (f *benchFlags) run(cmd *cobra.Command, output string) error {
 	}
 	if f.sweeps(cmd) {
 		if f.resume != "" {
-			return cli.WithCode(cli.ExitUsage, errors.New("--resume goes on with a run that compares paths; a sweep is not resumed: start it again, without --resume"))
+			return cli.WithCode(cli.ExitUsage, errors.New("--resume continues a run that compares paths; a sweep is not resumed: start it again, without --resume"))
 		}
 		if f.threshold {
 			return cli.WithCode(cli.ExitUsage, errors.New("--threshold compares paths and does not go with --sweep, --trace, --thresholds, --turns or --prefix-groups"))

@@ -67,7 +67,7 @@ func TestBenchUsage(t *testing.T) {
 func TestOutMustBeNew(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct{ args, say string }{
-		{"bench", "name another folder, or go on with the run in it: dynctl bench --resume " + dir},
+		{"bench", "name another folder, or continue the run in it: dynctl bench --resume " + dir},
 		{"bench --sweep", "name another folder, or move that one away"},
 	} {
 		args := append(strings.Fields(c.args), "--router", "http://127.0.0.1:1", "--out", dir)
@@ -326,5 +326,14 @@ func TestLostFleetHasItsCode(t *testing.T) {
 	}
 	if lostFleet(nil) != nil {
 		t.Error("a run that ends well has an error")
+	}
+}
+
+// TestBenchOfTheEnvironmentsRouter: DYNCTL_ROUTER is the router of bench, too, and not
+// simulated engines.
+func TestBenchOfTheEnvironmentsRouter(t *testing.T) {
+	t.Setenv("DYNCTL_ROUTER", "http://127.0.0.1:1") // port 1 is closed
+	if code, _, stderr := typed("bench", "--out", filepath.Join(t.TempDir(), "r")); code != cli.ExitUnreachable || !strings.Contains(stderr, "http://127.0.0.1:1") {
+		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }

@@ -169,7 +169,7 @@ shown beside what was measured.`,
 			}
 			if !yes {
 				if f, ok := cmd.InOrStdin().(*os.File); ok && !cli.IsTerminal(f) {
-					return cli.WithCode(cli.ExitUsage, errors.New("nothing was changed: give --yes where nobody can be asked"))
+					return cli.WithCode(cli.ExitUsage, errors.New("nothing was changed: give --yes where there is no terminal"))
 				}
 				fmt.Fprint(cmd.ErrOrStderr(), "apply? [y/N] ")
 				line, err := bufio.NewReader(io.LimitReader(cmd.InOrStdin(), 64)).ReadString('\n')

@@ -122,7 +122,7 @@ func (s *stage) openRouter() {
 		Slow: watch.NewSlow(watch.SlowOptions{}), Untrusted: func(uint32) bool { return false }, Ranks: counts{s}, Traffic: &r.traffic, Metrics: metrics(),
 		Recompute: watch.NewRecompute(watch.RecomputeOptions{}), Failures: &r.failures, Event: event, Costs: costs, Lengths: lengths,
 		Outcome: func(*receipt.Receipt) { s.running.q.outcomes++ },
-	}).Stream(lifecycle.Subscriber{lifecycle.Chosen: func(lifecycle.Event) {
+	}).Stream(lifecycle.Subscriber{lifecycle.Chosen: func(*lifecycle.Event) {
 		q := s.running.q
 		q.hold(q.call)
 		q.sent, q.ready = true, 0
@@ -190,6 +190,14 @@ func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *r
 		n, *beyond = at.feed.stream.Usable(overlap, *p)
 	}
 	return n
+}
+
+// Naming is for routing.Sources.
+func (f feeds) Naming(id kvindex.Rank) (ahead, parts int) {
+	if at := f.of(uint32(id)); at != nil {
+		ahead = at.feed.stream.Shape().Ahead
+	}
+	return ahead, 0 // its prompts are text
 }
 
 // tokens are those of prompts and texts, by the simulator's tokenizer.

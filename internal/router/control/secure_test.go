@@ -283,10 +283,10 @@ func TestExposed(t *testing.T) {
 		events []string
 	}{
 		{"loopback", func(*settings.Config) {}, Listeners{Data: inside, Admin: inside}, nil},
-		{"nothing is asked", func(*settings.Config) {}, Listeners{Data: outside, Admin: outside}, []string{"THE DATA PLANE LISTENS ON 0.0.0.0:8000: other machines reach it, and it asks nobody", "THE ADMIN API LISTENS ON 0.0.0.0:8000: other machines"}},
+		{"nothing is asked", func(*settings.Config) {}, Listeners{Data: outside, Admin: outside}, []string{"THE DATA PLANE LISTENS ON 0.0.0.0:8000: other machines reach it, and it does not authenticate them", "THE ADMIN API LISTENS ON 0.0.0.0:8000: other machines"}},
 		{"keys in the clear", withKeys, Listeners{Data: outside, Admin: inside}, []string{"DATA PLANE LISTENS ON 0.0.0.0:8000: other machines reach it without TLS"}},
 		{"a token in the clear", func(*settings.Config) {}, Listeners{Data: inside, Admin: outside, Token: true}, []string{"THE ADMIN API LISTENS ON 0.0.0.0:8000: other machines reach it without TLS"}},
-		{"TLS without keys", withTLS, Listeners{Data: outside, Admin: outside, Token: true}, []string{"THE DATA PLANE LISTENS ON 0.0.0.0:8000: other machines reach it, and it asks nobody"}},
+		{"TLS without keys", withTLS, Listeners{Data: outside, Admin: outside, Token: true}, []string{"THE DATA PLANE LISTENS ON 0.0.0.0:8000: other machines reach it, and it does not authenticate them"}},
 		{"TLS and keys that need not be shown", func(c *settings.Config) { withTLS(c); withKeys(c); c.Keys.Required = false }, Listeners{Data: outside, Admin: outside}, []string{"THE DATA PLANE"}},
 		{"TLS and keys", func(c *settings.Config) { withTLS(c); withKeys(c) }, Listeners{Data: outside, Admin: outside}, nil},
 		{"certificates", func(c *settings.Config) {

@@ -100,7 +100,7 @@ func TestPanicWhileAnAnswerIsJudged(t *testing.T) {
 	c.Record, c.reserved = &lifecycle.Record{Routing: &c.Routing}, books.Reserve(peer.Rank, ledger.Claim{})
 	c.permits[0] = permit{legs: g}
 	c.decoding = decoding{
-		g: g, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil), resp: resp,
+		g: g, c: c, peer: peer, record: c.Record.BeginLeg(route.Decode, peer, nil, time.Now()), resp: resp,
 		after: func(err error) {
 			if joined++; err == nil {
 				t.Error("the leg beside it hears of a good end")
@@ -169,7 +169,7 @@ func TestPanicOfASubscriber(t *testing.T) {
 			c := New()
 			defer c.Release()
 			c.Endpoint, c.Routing.Settings = &api.Endpoint{}, &effective.Settings{}
-			c.Record = &lifecycle.Record{Routing: &c.Routing, To: lifecycle.NewStream(lifecycle.Subscriber{x.at: func(lifecycle.Event) { panic(x.name) }})}
+			c.Record = &lifecycle.Record{Routing: &c.Routing, To: lifecycle.NewStream(lifecycle.Subscriber{x.at: func(*lifecycle.Event) { panic(x.name) }})}
 			func() {
 				defer func() {
 					if p := recover(); p != x.name {

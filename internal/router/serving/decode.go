@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -58,8 +57,8 @@ type decoding struct {
 	answer Answer
 }
 
-// decode sends the leg and returns its answer once that is good; t is nil for a local plan.
-func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byte, t *disagg.Transfer) (a *Answer, err error) {
+// decode sends the leg now and returns its answer once that is good; t is nil for a local plan.
+func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byte, t *disagg.Transfer, now time.Time) (a *Answer, err error) {
 	id := c.ID
 	if t != nil {
 		id = t.RequestID()
@@ -70,7 +69,7 @@ func (g *Legs) decode(ctx context.Context, c *Call, p workers.Peer, body [][]byt
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, c.aliveBy
 	}
-	record := c.Record.BeginLeg(route.Decode, p, leg)
+	record := c.Record.BeginLeg(route.Decode, p, leg, now)
 	c.Record.Answer.Of(record)
 	b := &c.decoding
 	defer func() {
@@ -142,7 +141,7 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	for verdict == sse.Hold {
 		piece, err := b.resp.Next()
 		switch {
-		case errors.Is(err, io.EOF):
+		case upstream.AtEnd(err):
 			if verdict = head.End(); verdict != sse.Failed && len(head.Held()) == 0 {
 				return b.g.broke(ctx, b.c, route.Decode, w, Ended(b.answer.Addr, "the stream ended before its first event"))
 			}

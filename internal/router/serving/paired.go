@@ -39,6 +39,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	g, prefill, decode := p.Legs, l.prefill, l.decode
 	_, claim := q.Run.Claims()
 	now := time.Now()
+	sent := now // the decode leg
 	transfer := l.handedOver(c)
 	if transfer == nil {
 		err := g.mustPermit(c, route.Prefill, prefill.Worker)
@@ -59,7 +60,8 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 			return nil, err
 		}
 		q.Run.History.Answered(prefill.Worker.State)
-		c.aliveBy = time.Now().Add(q.Settings.Timeouts.KVLease * 4 / 5)
+		sent = time.Now()
+		c.aliveBy = sent.Add(q.Settings.Timeouts.KVLease * 4 / 5)
 	} else {
 		c.sends()
 		p.Decider.Sent(q, decode.Worker, decode.Rank, now)
@@ -68,7 +70,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 	if err != nil {
 		return nil, attempt.NewError(route.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
-	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer)
+	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer, sent)
 	p.unsent(c, err, decode, now)
 	var f *attempt.Error
 	if errors.As(err, &f) {
@@ -149,7 +151,7 @@ func (b *both) Prefill(ctx context.Context) error {
 }
 
 func (b *both) Decode(ctx context.Context) (err error) {
-	if b.answer, err = b.p.Legs.decode(ctx, b.c, b.decode, b.body, b.t); err != nil {
+	if b.answer, err = b.p.Legs.decode(ctx, b.c, b.decode, b.body, b.t, time.Now()); err != nil {
 		b.t.DecodeFailed()
 	}
 	return err

@@ -250,7 +250,7 @@ func (l *local) Do(ctx context.Context, c *Call) (*Answer, error) {
 	c.sends()
 	now := time.Now()
 	l.p.Decider.Sent(&c.Routing, l.peer.Worker, l.peer.Rank, now)
-	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, route.Decode), nil)
+	a, err := l.p.Legs.decode(ctx, c, l.peer, c.edit(nil, l.peer, route.Decode), nil, now)
 	l.p.unsent(c, err, l.peer, now)
 	return a, err
 }

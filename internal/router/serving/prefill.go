@@ -22,7 +22,7 @@ func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p worke
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := g.leg(c, route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
-	record := c.Record.BeginLeg(route.Prefill, p, leg)
+	record := c.Record.BeginLeg(route.Prefill, p, leg, time.Now())
 	err = errPanic // until it returns
 	defer func() { record.End(err, time.Now()) }()
 	return g.prefilled(ctx, c, t, p, leg, record)

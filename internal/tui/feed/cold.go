@@ -111,6 +111,9 @@ func (w *coldWatch) isCold(label string) bool {
 
 // share says how much is there of what was.
 func (c *cold) share() string {
+	if c.now >= c.from {
+		return fmt.Sprintf("%d blocks, all", c.now)
+	}
 	return fmt.Sprintf("%d of %d blocks, %.0f%%", c.now, c.from, 100*float64(c.now)/float64(c.from))
 }
 

@@ -103,6 +103,7 @@ func TestColdRank(t *testing.T) {
 	if status(r) != "ok" {
 		t.Errorf("its status is %s", status(r))
 	}
+	oneLine(t, at(96, 1200, 1), CodeCold, "it holds 1200 blocks, all of what it held before")
 	if r = at(160, 810, 1); len(r.Attention) != 0 {
 		t.Errorf("long after: %+v", r.Attention)
 	}

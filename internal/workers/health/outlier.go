@@ -208,7 +208,7 @@ func (o *Outliers) number() uint64 {
 // others went down after it was ejected, and a bad worker is better than none.
 func (o *Outliers) Last(w *workers.Worker) {
 	if e := w.State.Ejection(); e != nil {
-		o.end(w, e, "nobody else is left for its role and models")
+		o.end(w, e, "no other worker is left for its role and models")
 	}
 }
 
@@ -441,7 +441,7 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 	case out.Failure():
 		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
 		if r.worker.State.Ejection() == e { // kept: the others went down meanwhile
-			o.reinstate(r, e, o.number(), now, "nobody else is left for its role and models")
+			o.reinstate(r, e, o.number(), now, "no other worker is left for its role and models")
 		}
 	case a.number == r.trial:
 		r.trialSince = time.Time{}

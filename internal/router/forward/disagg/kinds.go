@@ -13,7 +13,7 @@ import (
 var kinds = []kind{
 	{
 		name: workers.ConnectorNIXL, make: func(Options) Connector { return nixl{} }, leased: true, pulled: true,
-		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
+		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) }, media: vllmMedia,
 	},
 	{
 		name: workers.ConnectorNIXLPush, make: func(o Options) Connector { return nixlPush{rand: o.Rand} }, counted: true,
@@ -36,6 +36,8 @@ var kinds = []kind{
 		name: workers.ConnectorSGLang, make: func(o Options) Connector { return sglang{rand: o.Rand} },
 		// Its Messages and Responses have no bootstrap fields.
 		carries: func(k api.Kind, _ *workers.Worker) bool { return k == api.SGLangGenerate },
+		// Both engines get the whole body and prepare the media themselves.
+		media: func(*workers.Worker) bool { return true },
 	},
 	{
 		name: workers.ConnectorLMCache, make: func(o Options) Connector { return lmcache{o.Decoders} },
@@ -46,6 +48,7 @@ var kinds = []kind{
 		carries: func(k api.Kind, _ *workers.Worker) bool {
 			return k == api.Generate || k == api.Messages || k == api.Responses
 		},
+		media: vllmMedia, // names of media are in the names of its files
 	},
 }
 
@@ -56,6 +59,9 @@ type kind struct {
 	// carries reports whether its fields exist on an endpoint of w besides chats and
 	// completions, on which every connector's do.
 	carries func(k api.Kind, w *workers.Worker) bool
+	// media reports whether it is known to move prompts with images, sounds or videos from or to
+	// w; nil where that is not known.
+	media func(w *workers.Worker) bool
 	// leased says that the prefill engine keeps the KV for a limited time only; see
 	// Transfer.Leased.
 	leased bool
@@ -72,6 +78,11 @@ type kind struct {
 func vllmCarries(k api.Kind, w *workers.Worker) bool {
 	return (k == api.Messages || k == api.Responses) && w.VersionAtLeast(0, 32)
 }
+
+// vllmMedia: NIXL moves blocks whatever they hold, and both engines prepare the media of the body:
+// vLLM's own example of an encoder, a prefill and a decode engine does so. What engines before
+// 0.32 do was not read.
+func vllmMedia(w *workers.Worker) bool { return w.VersionAtLeast(0, 32) }
 
 // noKind is the row of what is no connector.
 var noKind kind
@@ -108,6 +119,13 @@ func Carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 	}
 	carries := kindOf(c).carries
 	return carries != nil && carries(k, w)
+}
+
+// MovesMedia reports whether a connector is known to move prompts with images, sounds or videos
+// from or to w.
+func MovesMedia(c workers.Connector, w *workers.Worker) bool {
+	moves := kindOf(c).media
+	return moves != nil && moves(w)
 }
 
 // CountsTransfers reports whether engines count tokens that came over a connector

@@ -195,9 +195,8 @@ func (p *pool) take(now time.Time, keep time.Duration) *conn {
 	}
 }
 
-// put keeps a connection for the next request.
+// put keeps a connection for the next request, unused since cn.idleSince.
 func (c *Client) put(p *pool, cn *conn) {
-	cn.idleSince = time.Now()
 	c.mu.RLock()
 	closed, armed := c.closed, c.timer != nil
 	// The pool may have been dropped while this connection was in use, and
@@ -345,7 +344,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 			}
 			began = time.Now()
 		}
-		r, f := c.exchange(ctx, p, cn, leg, head)
+		r, f := c.exchange(ctx, p, cn, leg, head, began)
 		if f == nil {
 			if !r.Streams() {
 				r.patience = leg.HeadTimeout
@@ -365,14 +364,14 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 
 const opWait = "wait for the answer"
 
-// exchange sends the request and reads the head of the answer.
-func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
+// exchange sends the request, from now on, and reads the head of the answer.
+func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte, now time.Time) (*Response, *Failure) {
 	r := &Response{Head: Head{Addr: p.addr}, client: c, pool: p, conn: cn, ctx: ctx, life: leg.Life, idle: leg.IdleTimeout}
-	r.stop = context.AfterFunc(ctx, cn.close)
+	r.stop = context.AfterFunc(ctx, cn.closing)
 	e := r.listen(leg)
-	sent, err := cn.send(head, leg.Body)
+	sent, err := cn.send(head, leg.Body, now)
 	whole := e == nil || cn.sent()
-	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
+	op := "send the request"
 	switch {
 	case err == nil:
 		life := leg.watch(cn)
@@ -386,7 +385,7 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 			r.broken = r.broken || !whole
 			return r, nil
 		}
-		f.Op = opWait
+		op = opWait
 	case sent == 0:
 		if !e.stop() { // what it may have read answers nothing
 			cn.close()
@@ -403,8 +402,7 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 			return r, nil
 		}
 	}
-	f.Started = f.Sent && r.w > 0
-	f.Kind, f.Err = kindOf(ctx, err), err
+	f := &Failure{Addr: p.addr, Op: op, Kind: kindOf(ctx, err), Sent: sent > 0, Started: sent > 0 && r.w > 0, Err: err}
 	f.Late = f.Kind == Timeout && f.Op == opWait && !errors.Is(err, errNoLife) && ctx.Err() == nil
 	if ctx.Err() != nil { // the connection was closed for it
 		f.Err = ctx.Err()

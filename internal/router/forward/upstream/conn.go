@@ -19,6 +19,7 @@ type conn struct {
 	records   *records                // below a TLS connection, nil without TLS
 	idleSince time.Time
 	closeOnce sync.Once
+	closing   func() // close, made once: each use as a value would be an allocation
 	// The deadlines that are set on nc; zero for none.
 	readBy, writeBy time.Time
 	// sending is how the sending of a body stands that an early answer may
@@ -52,14 +53,16 @@ func (c *conn) sent() bool {
 
 func newConn(nc net.Conn) *conn {
 	lends, _ := nc.(quicksock.LendingReader)
-	return &conn{nc: nc, lends: lends, probe: quicksock.NewProbe(nc)}
+	c := &conn{nc: nc, lends: lends, probe: quicksock.NewProbe(nc)}
+	c.closing = c.close
+	return c
 }
 
 // alive reports whether an unused connection can take a request: the engine
 // has neither closed it nor sent anything that nobody asked for.
 func (c *conn) alive() bool {
 	if c.records != nil { // TLS may have something to answer
-		return c.writeWithin(sendTimeout) == nil && c.records.quiet(c.nc)
+		return c.writeWithin(sendTimeout, time.Now()) == nil && c.records.quiet(c.nc)
 	}
 	return c.probe == nil || c.probe.Quiet()
 }
@@ -84,11 +87,9 @@ func due(set, now time.Time, d time.Duration) (time.Time, bool) {
 	return now.Add(d + d/4), true
 }
 
-func (c *conn) readWithin(d time.Duration) error {
-	if d <= 0 && c.readBy.IsZero() {
-		return nil
-	}
-	by, move := due(c.readBy, time.Now(), d)
+// readWithin allows reads a pause of d from now on, 0 for ever.
+func (c *conn) readWithin(d time.Duration, now time.Time) error {
+	by, move := due(c.readBy, now, d)
 	if !move {
 		return nil
 	}
@@ -104,11 +105,8 @@ func (c *conn) readUntil(by time.Time) error {
 	return c.nc.SetReadDeadline(by)
 }
 
-func (c *conn) writeWithin(d time.Duration) error {
-	if d <= 0 && c.writeBy.IsZero() {
-		return nil
-	}
-	by, move := due(c.writeBy, time.Now(), d)
+func (c *conn) writeWithin(d time.Duration, now time.Time) error {
+	by, move := due(c.writeBy, now, d)
 	if !move {
 		return nil
 	}
@@ -124,9 +122,9 @@ func (c *conn) writeWithin(d time.Duration) error {
 // buffer; above, they are written from where they are.
 const joinBelow = 4 << 10
 
-// send writes a request and returns how many bytes the system took.
-func (c *conn) send(head []byte, body [][]byte) (int64, error) {
-	if err := c.writeWithin(sendTimeout); err != nil {
+// send writes a request, from now on, and returns how many bytes the system took.
+func (c *conn) send(head []byte, body [][]byte, now time.Time) (int64, error) {
+	if err := c.writeWithin(sendTimeout, now); err != nil {
 		return 0, err
 	}
 	size := 0
@@ -154,7 +152,7 @@ func (c *conn) send(head []byte, body [][]byte) (int64, error) {
 	var sent int64
 	for _, b := range all {
 		for len(b) > 0 {
-			if err := c.writeWithin(sendTimeout); err != nil {
+			if err := c.writeWithin(sendTimeout, time.Now()); err != nil {
 				return sent, err
 			}
 			n, err := c.nc.Write(b[:min(len(b), 256<<10)])

@@ -38,7 +38,7 @@ func (r *Response) listen(leg *Leg) *early {
 	}
 	// The last answer's deadline is none of this one's. If that fails, so does
 	// the sending.
-	_ = r.conn.readWithin(0)
+	_ = r.conn.readWithin(0, time.Time{})
 	r.conn.sending.Store(sendRuns)
 	e := earlyPool.Get().(*early)
 	e.r, e.leg = r, leg
@@ -75,13 +75,13 @@ func (e *early) stop() bool {
 // engine then.
 func (r *Response) awaitHead(e *early, leg *Leg, timeout time.Duration) error {
 	if !e.stop() {
-		if r.conn.readWithin(timeout) != nil {
+		if r.conn.readWithin(timeout, time.Now()) != nil {
 			r.conn.close() // ends the reading, too
 		}
 		return <-e.head
 	}
 	r.watch = leg.Watch
-	if err := r.allow(timeout); err != nil {
+	if err := r.allow(timeout, time.Now()); err != nil {
 		return err
 	}
 	return r.readHead(leg)

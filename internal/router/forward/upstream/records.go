@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"net"
 	"os"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/quicksock"
 )
@@ -33,7 +34,7 @@ func (r *records) Read(p []byte) (int, error) {
 			return 0, os.ErrDeadlineExceeded
 		}
 		// There is something to read, but not past the last answer's deadline.
-		if err := r.owner.readWithin(0); err != nil {
+		if err := r.owner.readWithin(0, time.Time{}); err != nil {
 			return 0, err
 		}
 	}
@@ -76,6 +77,7 @@ func (r *records) quiet(tc net.Conn) bool {
 func overTLS(nc net.Conn, conf *tls.Config) (*tls.Conn, *conn) {
 	r := &records{Conn: nc}
 	tc := tls.Client(r, conf)
-	r.owner = &conn{nc: tc, records: r, probe: quicksock.NewProbe(nc)}
+	r.owner = newConn(tc)
+	r.owner.records, r.owner.probe = r, quicksock.NewProbe(nc)
 	return tc, r.owner
 }

@@ -74,6 +74,7 @@ type Response struct {
 	life     *workers.Life
 	watch    Watch     // nil when the wait has no further look at the engine
 	until    time.Time // when a wait under watch ends; zero for never
+	came     time.Time // when the newest bytes came
 
 	buf    []byte // buf[r:w] has arrived and is not used yet
 	r, w   int
@@ -106,7 +107,6 @@ func (r *Response) fill() error {
 		var err error
 		r.buf, r.w, err = r.conn.lends.ReadLent(lent{})
 		if r.w > 0 {
-			r.life.Sign(time.Now())
 			return nil
 		}
 		return err
@@ -124,7 +124,6 @@ func (r *Response) fill() error {
 	n, err := r.conn.nc.Read(r.buf[r.w:])
 	r.w += n
 	if n > 0 {
-		r.life.Sign(time.Now())
 		return nil // an error comes back with the next read
 	}
 	if err == nil {
@@ -133,12 +132,11 @@ func (r *Response) fill() error {
 	return err
 }
 
-// allow lets the reads that follow pause for d, 0 for ever.
-func (r *Response) allow(d time.Duration) error {
+// allow lets the reads that follow pause for d from now on, 0 for ever.
+func (r *Response) allow(d time.Duration, now time.Time) error {
 	if r.watch == nil {
-		return r.conn.readWithin(d)
+		return r.conn.readWithin(d, now)
 	}
-	now := time.Now()
 	if r.until = (time.Time{}); d > 0 {
 		r.until = now.Add(d)
 	}
@@ -151,12 +149,17 @@ func (r *Response) look(now time.Time) error {
 	if giveUp {
 		return errSilent
 	}
-	by := now.Add(more)
 	if more <= 0 {
 		r.watch = nil
+		return r.conn.readUntil(r.until)
 	}
-	if more <= 0 || !r.until.IsZero() && r.until.Before(by) {
+	by := now.Add(more)
+	if !r.until.IsZero() && r.until.Before(by) {
 		by = r.until
+	}
+	// To be woken early, and to look again, is cheaper than to move the deadline for each answer.
+	if set := r.conn.readBy; set.After(now.Add(more/2)) && !set.After(by) {
+		return nil
 	}
 	return r.conn.readUntil(by)
 }
@@ -166,7 +169,12 @@ func (r *Response) read() error {
 	for {
 		err := r.fill()
 		now := time.Now()
-		if err == nil || r.watch == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !r.until.IsZero() && !now.Before(r.until) {
+		if err == nil {
+			r.came = now
+			r.life.Sign(now)
+			return nil
+		}
+		if r.watch == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !r.until.IsZero() && !now.Before(r.until) {
 			return err
 		}
 		if err := r.look(now); err != nil {
@@ -190,16 +198,13 @@ func (r *Response) wait() error {
 	if d < 0 {
 		return errDrips
 	}
-	var began time.Time
-	if r.patience != 0 {
-		began = time.Now()
-	}
-	err := r.allow(d)
+	began := time.Now()
+	err := r.allow(d, began)
 	if err == nil {
 		err = r.read()
 	}
-	if r.patience != 0 {
-		if r.patience -= time.Since(began); r.patience == 0 {
+	if r.patience != 0 && err == nil {
+		if r.patience -= r.came.Sub(began); r.patience == 0 {
 			r.patience = -1
 		}
 	}
@@ -417,6 +422,7 @@ func (r *Response) Close() {
 	keepBuffer(r.buf)
 	r.buf, r.r, r.w = nil, 0, 0
 	if reusable {
+		r.conn.idleSince = r.came
 		r.client.put(r.pool, r.conn)
 		return
 	}

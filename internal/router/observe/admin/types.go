@@ -195,7 +195,7 @@ func (a *ListenerAccess) Exposed() string {
 	case a.Loopback || a.Listen == "":
 		return ""
 	case !a.ClientCertificates && !a.Token && !a.Keys:
-		return "other machines reach it, and it asks nobody who they are"
+		return "other machines reach it, and it does not authenticate them"
 	case !a.TLS:
 		return "other machines reach it without TLS: tokens, keys, prompts and answers cross the network in the clear"
 	}

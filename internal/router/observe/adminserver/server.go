@@ -178,7 +178,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		t := a.Terms()
-		api.BoundBody(w, q, t.Body)
+		api.BoundBody(w, q, time.Now().Add(t.Body))
 		b := &boundWriter{ResponseWriter: w, time: t.Write}
 		mux.ServeHTTP(b, named(q))
 		b.by.Extend(w, t.Write) // what is not written yet

@@ -15,7 +15,7 @@ func AccessLog(log *slog.Logger) Subscriber {
 	if log == nil {
 		return Subscriber{}
 	}
-	return Subscriber{Ended: func(e Event) {
+	return Subscriber{Ended: func(e *Event) {
 		attrs := make([]slog.Attr, 0, 24)
 		log.LogAttrs(context.Background(), slog.LevelInfo, "request", e.Request.access(attrs)...)
 	}}

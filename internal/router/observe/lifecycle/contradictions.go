@@ -13,7 +13,7 @@ func Contradictions(c *watch.Contradictions) Subscriber {
 		return Subscriber{}
 	}
 	return Subscriber{
-		LegSent: func(e Event) {
+		LegSent: func(e *Event) {
 			q, l := e.Request.Routing, e.Leg
 			if q.Chunked || q.Run.Criteria.Facts.PromptLogprobs {
 				return
@@ -29,8 +29,8 @@ func Contradictions(c *watch.Contradictions) Subscriber {
 				l.predicted = c.Sent(l.Peer.Rank, tokens, block, locals[tokens/block-1])
 			}
 		},
-		Facts: func(e Event) { c.Found(e.Leg.predicted, e.Leg.Cached) },
-		Answered: func(e Event) {
+		Facts: func(e *Event) { c.Found(e.Leg.predicted, e.Leg.Cached) },
+		Answered: func(e *Event) {
 			if a := &e.Request.Answer; a.leg != nil {
 				c.Found(a.leg.predicted, a.Cached)
 			}

@@ -8,25 +8,25 @@ import (
 // Costs passes to the cost models what legs and answers took, where the threshold is auto. It learns from the legs of plans that were reported as Chosen.
 func Costs(c *outcome.Collector) Subscriber {
 	return Subscriber{
-		Chosen: func(e Event) {
+		Chosen: func(e *Event) {
 			e.Request.learns = e.Request.Routing.Settings.Decisions.Rule.Auto
 		},
-		LegSent: func(e Event) {
+		LegSent: func(e *Event) {
 			if e.Leg.Phase == route.Prefill {
 				e.Request.costs.PrefillBegins()
 			}
 		},
-		FirstToken: func(e Event) {
+		FirstToken: func(e *Event) {
 			if r, l := e.Request, e.Leg; r.learns {
 				c.Took(&r.costs, &r.Routing.Run.Plan, outcome.LegSample{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
 			}
 		},
-		Runs: func(e Event) {
+		Runs: func(e *Event) {
 			r := e.Request
 			c.Runs(&r.costs, r.learns, r.Model, e.Leg.Tokens, e.At)
 		},
-		Piece: func(e Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
-		Answered: func(e Event) {
+		Piece: func(e *Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
+		Answered: func(e *Event) {
 			if r := e.Request; r.Answer.Gaps.Count() > 0 {
 				r.costs.Ended()
 			}

@@ -12,13 +12,13 @@ import (
 // Failures logs what goes wrong with requests. f leaves out what is like an event of a
 // moment ago; log adds to the event log.
 func Failures(f *watch.Failures, log func(eventlog.Event)) Subscriber {
-	of := func(e Event) entry { return entry{e.Request.Live.ID(), log} }
+	of := func(e *Event) entry { return entry{e.Request.Live.ID(), log} }
 	return Subscriber{
-		Failed:        func(e Event) { of(e).add(f.Failed(e.Worker, string(e.Phase), e.Reason, e.Err, e.At)) },
-		Continued:     func(e Event) { of(e).add(f.Continued(e.Text, e.Reason, e.Count, e.At)) },
-		NotContinued:  func(e Event) { of(e).add(f.NotContinued(e.Reason, e.Text, e.At)) },
-		RequestFaulty: func(e Event) { of(e).add(f.RequestFaulty(e.Text, e.At)) },
-		Prefilled: func(e Event) {
+		Failed:        func(e *Event) { of(e).add(f.Failed(e.Worker, string(e.Phase), e.Reason, e.Err, e.At)) },
+		Continued:     func(e *Event) { of(e).add(f.Continued(e.Text, e.Reason, e.Count, e.At)) },
+		NotContinued:  func(e *Event) { of(e).add(f.NotContinued(e.Reason, e.Text, e.At)) },
+		RequestFaulty: func(e *Event) { of(e).add(f.RequestFaulty(e.Text, e.At)) },
+		Prefilled: func(e *Event) {
 			w := e.Worker
 			switch {
 			case e.Err == nil:

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -51,9 +52,25 @@ func (l *LegRecord) send(e Event) {
 	l.of.To.send(&e)
 }
 
-// BeginLeg reports that a leg is about to be sent. A subscriber may add headers to the call.
-func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg) *LegRecord {
-	l := &LegRecord{of: r, Phase: phase, Peer: p, Start: time.Now()}
+// legs is memory for legs.
+var legs = sync.Pool{New: func() any { return new(LegRecord) }}
+
+// Release gives back the memory of a request that has ended. Its record, and that of its first
+// decode leg, must not be used then.
+func (r *Record) Release() {
+	if l := r.first; l != nil {
+		r.first, *l = nil, LegRecord{}
+		legs.Put(l)
+	}
+}
+
+// BeginLeg reports that a leg is about to be sent, now. A subscriber may add headers to the call.
+func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg, now time.Time) *LegRecord {
+	l := legs.Get().(*LegRecord)
+	if phase == route.Decode && r.first == nil { // no decode leg begins beside another one
+		r.first = l
+	}
+	l.of, l.Phase, l.Peer, l.Start = r, phase, p, now
 	l.send(Event{Kind: LegSent, Call: call})
 	return l
 }
@@ -110,17 +127,16 @@ func (l *LegRecord) End(err error, now time.Time) bool {
 // where the engine is not to blame because no client waited for it any more, and
 // otherwise how the engine broke off.
 func legOutcome(err error) string {
-	var f *attempt.Error
-	var u *upstream.Failure
-	var client *upstream.ClientError
-	switch {
-	case err == nil:
+	if err == nil {
 		return "ok"
-	case errors.As(err, &f):
+	}
+	if f, ok := errors.AsType[*attempt.Error](err); ok {
 		return string(f.Reason)
-	case errors.As(err, &client):
+	}
+	if _, ok := errors.AsType[*upstream.ClientError](err); ok {
 		return string(upstream.Canceled)
-	case errors.As(err, &u):
+	}
+	if u, ok := errors.AsType[*upstream.Failure](err); ok {
 		return string(u.Kind)
 	}
 	return "failed"

@@ -17,10 +17,10 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 		}
 	}
 	return Subscriber{
-		Refused:   func(e Event) { m.Rejected(e.Reason) },
-		Waited:    func(e Event) { m.Stage(e.Reason, e.Took) },
-		Tokenized: func(e Event) { m.Tokenized(e.Reason) },
-		Decided: func(e Event) {
+		Refused:   func(e *Event) { m.Rejected(e.Reason) },
+		Waited:    func(e *Event) { m.Stage(e.Reason, e.Took) },
+		Tokenized: func(e *Event) { m.Tokenized(e.Reason) },
+		Decided: func(e *Event) {
 			run, t := &e.Request.Routing.Run, &e.Request.Routing.Took
 			if run.Attempt == 1 {
 				m.Stage("read", t.Read)
@@ -39,22 +39,22 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 			excluded("decode", &run.In.Decode)
 			excluded("prefill", &run.In.Prefill)
 		},
-		Retried: func(e Event) { m.Retry(string(e.Phase), e.Reason) },
-		LegEnded: func(e Event) {
+		Retried: func(e *Event) { m.Retry(string(e.Phase), e.Reason) },
+		LegEnded: func(e *Event) {
 			l := e.Leg
 			m.Leg(string(l.Phase), l.Peer.Worker.Name, e.Reason, e.At.Sub(l.Start), l.FirstByte)
 		},
-		Prefilled: func(e Event) {
+		Prefilled: func(e *Event) {
 			if e.Text != "" {
 				m.OddParams(e.Worker.Name)
 			}
 		},
-		Unkept:        func(Event) { m.StreamWithoutMemory() },
-		RequestFaulty: func(Event) { m.RequestFaulty() },
-		Continued:     func(e Event) { m.Continued(e.Text, e.Reason) },
-		NotContinued:  func(e Event) { m.NotContinued(e.Reason) },
-		Aborted:       func(e Event) { m.Abort(e.Reason) },
-		Ended: func(e Event) {
+		Unkept:        func(*Event) { m.StreamWithoutMemory() },
+		RequestFaulty: func(*Event) { m.RequestFaulty() },
+		Continued:     func(e *Event) { m.Continued(e.Text, e.Reason) },
+		NotContinued:  func(e *Event) { m.NotContinued(e.Reason) },
+		Aborted:       func(e *Event) { m.Abort(e.Reason) },
+		Ended: func(e *Event) {
 			r := e.Request
 			endpoint, model := "unknown", r.Model
 			if r.Endpoint != nil {
@@ -65,7 +65,7 @@ func Metrics(m *telemetry.Metrics) Subscriber {
 			}
 			m.Request(endpoint, model, r.Outcome.Path, strconv.Itoa(r.Outcome.Status), r.Outcome.Took)
 		},
-		Answered: func(e Event) {
+		Answered: func(e *Event) {
 			r, a := e.Request, &e.Request.Answer
 			if r.Endpoint.Streamable && a.Cached >= 0 {
 				m.Cached(r.predicted(), a.Cached)

@@ -23,7 +23,7 @@ func Pace(slow *watch.Slow) Subscriber {
 		}
 	}
 	return Subscriber{
-		LegSent: func(e Event) {
+		LegSent: func(e *Event) {
 			l := e.Leg
 			l.pace.meter, l.pace.computes = slow.Meter(l.Peer.Rank), e.Request.toCompute(l.Phase)
 			l.pace.answer = pace.NewAnswer(l.pace.meter, slow.Since(l.Start))
@@ -34,19 +34,19 @@ func Pace(slow *watch.Slow) Subscriber {
 			}
 			l.pace.meter.Sent()
 		},
-		FirstToken: func(e Event) {
+		FirstToken: func(e *Event) {
 			waited(e.Leg)
 			answered(e.Leg, true)
 			e.Leg.pace.meter.First(e.At.Sub(e.Leg.Start), e.Leg.pace.computes)
 		},
-		Streams: func(e Event) { waited(e.Leg) },
-		Runs:    func(e Event) { e.Leg.pace.answer.Came(slow.Since(e.At), e.Leg.Tokens) },
-		Piece:   func(e Event) { e.Leg.pace.answer.Came(slow.Since(e.At), e.Count) },
-		LegEnded: func(e Event) {
+		Streams: func(e *Event) { waited(e.Leg) },
+		Runs:    func(e *Event) { e.Leg.pace.answer.Came(slow.Since(e.At), e.Leg.Tokens) },
+		Piece:   func(e *Event) { e.Leg.pace.answer.Came(slow.Since(e.At), e.Count) },
+		LegEnded: func(e *Event) {
 			waited(e.Leg)
 			answered(e.Leg, e.Err == nil)
 		},
-		Answered: func(e Event) {
+		Answered: func(e *Event) {
 			if a := &e.Request.Answer; !a.Streamed && a.leg != nil {
 				a.leg.pace.meter.Tokens(a.Completion)
 			}

@@ -19,18 +19,18 @@ type RankCounter interface {
 // Ranks counts the requests of each rank.
 func Ranks(c RankCounter) Subscriber {
 	return Subscriber{
-		LegSent: func(e Event) {
+		LegSent: func(e *Event) {
 			l := e.Leg
 			c.Began(l.Peer.Rank)
 			if l.Phase == route.Decode && e.Request.Routing.Run.History.Continued > 0 {
 				c.Took(l.Peer.Rank)
 			}
 		},
-		LegEnded: func(e Event) {
+		LegEnded: func(e *Event) {
 			if attempt.Reason(e.Reason).Means().Outcome.Failure() {
 				c.Failed(e.Leg.Peer.Rank)
 			}
 		},
-		Continued: func(e Event) { c.Left(e.Rank) },
+		Continued: func(e *Event) { c.Left(e.Rank) },
 	}
 }

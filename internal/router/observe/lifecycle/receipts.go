@@ -11,10 +11,11 @@ import (
 // Receipts writes the receipts of requests. untrusted reports whether the index may be
 // wrong about the rank with a slot.
 func Receipts(untrusted func(slot uint32) bool) Subscriber {
-	note := func(e Event) { e.Request.Live.Update(func(c *receipt.Receipt) { c.Note(e.Text) }) }
+	add := func(r *Record, text string) { r.Live.Update(func(c *receipt.Receipt) { c.Note(text) }) }
+	note := func(e *Event) { add(e.Request, e.Text) }
 	return Subscriber{
-		Introduced: func(e Event) { e.Request.Live.Update(e.Request.introduce) },
-		Decided: func(e Event) {
+		Introduced: func(e *Event) { e.Request.Live.Update(e.Request.introduce) },
+		Decided: func(e *Event) {
 			q := e.Request.Routing
 			e.Request.Live.Update(func(c *receipt.Receipt) {
 				if q.Run.Attempt == 1 {
@@ -24,7 +25,7 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 				Fill(c, q, untrusted)
 			})
 		},
-		LegSent: func(e Event) {
+		LegSent: func(e *Event) {
 			l := e.Leg
 			l.at = -1
 			e.Request.Live.Update(func(c *receipt.Receipt) {
@@ -33,19 +34,19 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 				l.at = c.AddLeg(leg)
 			})
 		},
-		Head: func(e Event) {
+		Head: func(e *Event) {
 			e.Request.Live.Update(func(c *receipt.Receipt) {
 				leg := c.Leg(e.Leg.at)
 				leg.Status, leg.FirstByteMS = e.Count, c.Since(e.At)
 			})
 		},
-		Facts: func(e Event) {
+		Facts: func(e *Event) {
 			e.Request.Live.Update(func(c *receipt.Receipt) {
 				leg := c.Leg(e.Leg.at)
 				leg.PromptTokens, leg.CachedTokens, leg.Blocks = e.Leg.Prompt, e.Leg.Cached, e.Leg.Blocks
 			})
 		},
-		LegEnded: func(e Event) {
+		LegEnded: func(e *Event) {
 			e.Request.Live.Update(func(c *receipt.Receipt) {
 				leg := c.Leg(e.Leg.at)
 				leg.EndMS = c.Since(e.At)
@@ -54,24 +55,23 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 				}
 			})
 		},
-		Prefilled: func(e Event) {
+		Prefilled: func(e *Event) {
 			if e.Text != "" {
-				e.Text = fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", e.Worker.Name, e.Text)
-				note(e)
+				add(e.Request, fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", e.Worker.Name, e.Text))
 			}
 		},
 		Noted:         note,
 		Unkept:        note,
 		RequestFaulty: note,
-		Continued: func(e Event) {
+		Continued: func(e *Event) {
 			e.Request.Live.Update(func(c *receipt.Receipt) {
 				c.AddContinuation(receipt.Continuation{AtMS: c.Since(e.At), From: e.Text, Reason: e.Reason, Tokens: e.Count, Dropped: e.Dropped})
 			})
 		},
-		NotContinued: func(e Event) {
+		NotContinued: func(e *Event) {
 			e.Request.Live.Update(func(c *receipt.Receipt) { c.Outcome.NotContinued = e.Text })
 		},
-		Finished: func(e Event) { e.Request.result(e.Receipt) },
+		Finished: func(e *Event) { e.Request.result(e.Receipt) },
 	}
 }
 
@@ -81,7 +81,7 @@ func (r *Record) introduce(c *receipt.Receipt) {
 	c.RequestID, c.Endpoint, c.Model, c.Stream, c.Key, c.Tenant = r.ID, r.Endpoint.Kind.String(), r.Model, r.Stream, r.Key, r.Tenant
 	c.ConfigRevision = q.Settings.Revision
 	c.QueuedMS, c.QueuedFor, c.QueuedBehind = ms(q.Took.Queue), q.Took.Why, q.Took.Ahead
-	for _, n := range q.Notes() {
+	for n := range q.Notes() {
 		c.Note(n)
 	}
 }

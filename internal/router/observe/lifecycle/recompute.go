@@ -22,13 +22,14 @@ func Recompute(w *watch.Recompute) Subscriber {
 		w.Answered(in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, r.uncomputed(), l.Start, now)
 	}
 	return Subscriber{
-		FirstToken: func(e Event) {
+		FirstToken: func(e *Event) {
 			if e.Leg.Phase == route.Decode {
 				began(e.Request, e.At)
 			}
 		},
-		Answered: func(e Event) {
-			r, now := e.Request, time.Now()
+		Answered: func(e *Event) {
+			r := e.Request
+			now := r.Start.Add(r.Outcome.Took)
 			if r.Answer.Finish != "error" {
 				began(r, now)
 			}

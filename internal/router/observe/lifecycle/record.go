@@ -54,6 +54,8 @@ type Record struct {
 	costs  outcome.RequestSamples // see Costs
 	learns bool
 	begun  bool // see Recompute
+
+	first *LegRecord // the first decode leg
 }
 
 // Outcome is how a request ended, apart from its answer.

@@ -74,7 +74,7 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	})
 	seen := Subscriber{}
 	for k := range numberOfKinds {
-		seen[Kind(k)] = func(e Event) { s.kinds = append(s.kinds, e.Kind) }
+		seen[Kind(k)] = func(e *Event) { s.kinds = append(s.kinds, e.Kind) }
 	}
 	s.Record = Record{
 		To: NewStream(append([]Subscriber{
@@ -122,7 +122,7 @@ func TestLegOutcomes(t *testing.T) {
 		{fmt.Errorf("a panic"), "failed", false},
 	} {
 		s := newStand(t, decide.Plan{Path: route.Local, DecodeIndex: 0, PrefillIndex: -1})
-		l := s.BeginLeg(route.Decode, s.peer, nil)
+		l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 		l.Head(http.StatusOK)
 		if first, again := l.End(c.err, time.Now()), l.End(errors.New("again"), time.Now()); !first || again {
 			t.Errorf("%v: ended %v, and again %v", c.err, first, again)
@@ -182,7 +182,7 @@ func TestFinish(t *testing.T) {
 		var final *receipt.Receipt
 		s := newStand(t, c.plan, Recording(nil, func(c *receipt.Receipt) { o := *c; final = &o }))
 		s.Decided()
-		l := s.BeginLeg(route.Decode, s.peer, nil)
+		l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 		s.Answer.Of(l)
 		l.Streams(time.Now(), true)
 		s.Answer.Piece(time.Now(), 1)
@@ -317,7 +317,7 @@ func TestAccessLog(t *testing.T) {
 	s.Routing.Prompt.ISL, s.Routing.Prompt.Source = 18, route.FromEstimate
 	s.Client, s.Stream, s.Key, s.Tenant = httptest.NewRequest(http.MethodPost, "/v1/completions?a=secret", nil), true, "k", "t"
 	s.Decided()
-	l := s.BeginLeg(route.Decode, s.peer, nil)
+	l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 	s.Answer.Of(l)
 	s.Answer.Prompt, s.Answer.Cached, s.Answer.Completion, s.Answer.FirstToken = 17, -1, 3, s.Start.Add(2*time.Millisecond)
 	s.Ended(Outcome{Status: 200, Took: 5 * time.Millisecond})

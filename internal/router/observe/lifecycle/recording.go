@@ -13,10 +13,10 @@ import (
 func Recording(decision func(queried time.Time, d *trace.Decision), outcome func(*receipt.Receipt)) Subscriber {
 	s := Subscriber{}
 	if decision != nil {
-		s[Decided] = func(e Event) { e.Request.record(decision) }
+		s[Decided] = func(e *Event) { e.Request.record(decision) }
 	}
 	if outcome != nil {
-		s[Finished] = func(e Event) { outcome(e.Receipt) }
+		s[Finished] = func(e *Event) { outcome(e.Receipt) }
 	}
 	return s
 }

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
@@ -48,8 +49,8 @@ const (
 
 const numberOfKinds = int(Finished) + 1
 
-// Event is one step of a request. It is passed by value, so sending one allocates
-// nothing. What it points to may change after the subscriber returns.
+// Event is one step of a request. It is used again, and what it points to may change, after
+// the subscriber returns.
 type Event struct {
 	Kind    Kind
 	Request *Record
@@ -72,13 +73,13 @@ type Event struct {
 }
 
 // Subscriber handles the kinds of events that it has an entry for. The two legs of a
-// request may send events concurrently. Handlers must not block, and must not keep what an
-// event points to.
-type Subscriber map[Kind]func(Event)
+// request may send events concurrently. Handlers must not block, must not change an event, and
+// must keep neither it nor what it points to.
+type Subscriber map[Kind]func(*Event)
 
 // Stream passes the events of requests to subscribers.
 type Stream struct {
-	handlers [numberOfKinds][]func(Event)
+	handlers [numberOfKinds][]func(*Event)
 }
 
 // NewStream returns a stream to these subscribers. Each event goes to them in this order,
@@ -98,7 +99,18 @@ func (s *Stream) send(e *Event) {
 	if s == nil {
 		return
 	}
-	for _, handle := range s.handlers[e.Kind] {
-		handle(*e)
+	handlers := s.handlers[e.Kind]
+	if len(handlers) == 0 {
+		return
 	}
+	shared := events.Get().(*Event)
+	*shared = *e
+	for _, handle := range handlers {
+		handle(shared)
+	}
+	*shared = Event{}
+	events.Put(shared)
 }
+
+// events is memory for events on their way to subscribers.
+var events = sync.Pool{New: func() any { return new(Event) }}

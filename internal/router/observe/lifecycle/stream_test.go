@@ -37,7 +37,7 @@ func TestKindsOfRequests(t *testing.T) {
 	now := time.Now()
 	gone := &api.Error{Status: api.StatusClientClosed, Code: api.CodeUpstreamError, Message: "gone"}
 	stream := func(s *stand) {
-		l := s.BeginLeg(route.Decode, s.peer, nil)
+		l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 		s.Answer.Of(l)
 		l.Head(http.StatusOK)
 		l.Streams(now, true)
@@ -69,7 +69,7 @@ func TestKindsOfRequests(t *testing.T) {
 		}, "decided chosen sent head first streams runs piece leg ended answered finished"},
 		{"after a failure", func(s *stand) {
 			s.Decided()
-			s.BeginLeg(route.Decode, s.peer, nil).End(errors.New("gone"), now)
+			s.BeginLeg(route.Decode, s.peer, nil, time.Now()).End(errors.New("gone"), now)
 			s.Failed(route.Decode, s.peer.Worker, attempt.Reset, errors.New("gone"))
 			s.Routing.Run.Attempt++
 			s.Decided()
@@ -77,7 +77,7 @@ func TestKindsOfRequests(t *testing.T) {
 			stream(s)
 		}, "decided sent leg failed decided retried sent head first streams runs piece leg"},
 		{"prefill", func(s *stand) {
-			l := s.BeginLeg(route.Prefill, s.peer, nil)
+			l := s.BeginLeg(route.Prefill, s.peer, nil, time.Now())
 			l.Head(http.StatusOK)
 			l.Facts(disagg.Checked{})
 			s.Prefilled(s.peer.Worker, &disagg.Checked{}, nil)
@@ -109,11 +109,11 @@ func TestSubscribers(t *testing.T) {
 	hear := func(name string, kinds ...Kind) Subscriber {
 		s := Subscriber{}
 		for _, k := range kinds {
-			s[k] = func(e Event) { got = append(got, name+":"+e.Kind.String()+":"+e.Text) }
+			s[k] = func(e *Event) { got = append(got, name+":"+e.Kind.String()+":"+e.Text) }
 		}
 		return s
 	}
-	r := Record{To: NewStream(hear("a", Noted, Unkept), hear("b", Piece), hear("c", Piece, Noted), Subscriber{Noted: func(Event) { got = append(got, "d") }})}
+	r := Record{To: NewStream(hear("a", Noted, Unkept), hear("b", Piece), hear("c", Piece, Noted), Subscriber{Noted: func(*Event) { got = append(got, "d") }})}
 	l := &LegRecord{of: &r}
 	r.Answer.Of(l)
 	r.Answer.Piece(time.Now(), 1)
@@ -186,7 +186,7 @@ func (s *steps) Progress(tokens int) { *s = append(*s, tokens) }
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	s, got := newStand(t, decide.Plan{Path: route.Local}), steps{}
-	l := s.BeginLeg(route.Decode, s.peer, nil)
+	l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 	s.Answer.Of(l)
 	l.Held = &got
 	l.Runs(2, time.Now())
@@ -209,8 +209,8 @@ func TestCosts(t *testing.T) {
 			s.Chosen()
 		}
 		now := time.Now()
-		s.BeginLeg(route.Prefill, s.peer, nil).End(nil, now.Add(time.Second))
-		l := s.BeginLeg(route.Decode, s.peer, nil)
+		s.BeginLeg(route.Prefill, s.peer, nil, time.Now()).End(nil, now.Add(time.Second))
+		l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 		s.Answer.Of(l)
 		l.Streams(now.Add(2*time.Second), true)
 		l.Runs(1, now.Add(2*time.Second))
@@ -240,7 +240,7 @@ func TestSpans(t *testing.T) {
 	s.Span = tracer.Server(t.Context(), http.Header{}, "request")
 	header := http.Header{"X-Other": {"1"}}
 	call := &upstream.Leg{Header: header}
-	s.BeginLeg(route.Decode, s.peer, call).End(nil, time.Now())
+	s.BeginLeg(route.Decode, s.peer, call, time.Now()).End(nil, time.Now())
 	s.Ended(Outcome{Status: 200, Path: "local", Cause: errors.New("the cause")})
 	if call.Header.Get("Traceparent") == "" || call.Header.Get("X-Other") != "1" || len(header) != 1 {
 		t.Errorf("the engine gets %v, and the header of before is %v", call.Header, header)
@@ -261,7 +261,7 @@ func TestSpans(t *testing.T) {
 func TestEventsAllocateNothing(t *testing.T) {
 	s, got := newStand(t, decide.Plan{Path: route.Local}), make(steps, 0, 1<<16)
 	s.kinds = make([]Kind, 0, 1<<16)
-	l := s.BeginLeg(route.Decode, s.peer, nil)
+	l := s.BeginLeg(route.Decode, s.peer, nil, time.Now())
 	l.Held = &got
 	s.Answer.Of(l)
 	now := time.Now()

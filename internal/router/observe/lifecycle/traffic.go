@@ -8,8 +8,8 @@ import (
 // Traffic keeps the live figures of the admin API.
 func Traffic(t *traffic.Traffic) Subscriber {
 	return Subscriber{
-		Arrived: func(Event) { t.Requests.Add(1) },
-		Decided: func(e Event) {
+		Arrived: func(*Event) { t.Requests.Add(1) },
+		Decided: func(e *Event) {
 			q := e.Request.Routing
 			if took := &q.Took; q.Run.Attempt == 1 {
 				t.Overhead.Add(took.Parse + took.Tokenize + took.Hash + took.Overlap + took.Plan)
@@ -27,12 +27,12 @@ func Traffic(t *traffic.Traffic) Subscriber {
 				t.Fallbacks.Add(1)
 			}
 		},
-		Retried: func(Event) { t.Retries.Add(1) },
-		Ended: func(e Event) {
+		Retried: func(*Event) { t.Retries.Add(1) },
+		Ended: func(e *Event) {
 			o := &e.Request.Outcome
 			t.Ended(o.Status, o.Cut, o.gone(), o.Took)
 		},
-		Answered: func(e Event) {
+		Answered: func(e *Event) {
 			r, a := e.Request, &e.Request.Answer
 			t.Prompt.Add(uint64(max(0, a.Prompt)))
 			t.Cached.Add(uint64(max(0, a.Cached)))

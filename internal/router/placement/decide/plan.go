@@ -543,6 +543,8 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 		return unpaired{"of another revision than the decode worker", "no prefill worker of its revision"}
 	case !carries(c, in.Facts.Kind, from):
 		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
+	case in.Facts.Multimodal && !disagg.MovesMedia(c, from):
+		return unpaired{"not known to move images, sounds and videos", "no prefill worker that is known to move images, sounds and videos"}
 	case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
 		// Its KV would be of another prompt; a longer one makes vLLM's
 		// decode engine exit.
@@ -559,7 +561,7 @@ func mustStayWhole(in *Input, to *workers.Worker, c workers.Connector) route.Rea
 	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, to) {
 		return route.ReasonEndpoint
 	}
-	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) {
+	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) && (r != route.ReasonMultimodal || f.Opaque || !disagg.MovesMedia(c, to)) {
 		return r
 	}
 	switch {

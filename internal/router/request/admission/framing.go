@@ -3,6 +3,7 @@ package admission
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"sync"
@@ -32,6 +33,9 @@ func (l framedListener) Accept() (net.Conn, error) {
 // Framing is a connection that looks for the name of the header in what it reads. It looks at
 // all bytes since the last moment at which the server had none of the next request, bodies
 // too: it may be wrong about a body that has the name, and not the other way around.
+//
+// It sets deadlines of reads when a read needs them: most that net/http and the router set have
+// another one after them before anything is read, and each costs as much as a short write.
 type Framing struct {
 	net.Conn
 
@@ -42,6 +46,10 @@ type Framing struct {
 	seen      bool
 	end       [len(lengthName) - 1]byte // of what was read
 	kept      int                       // bytes of end
+	reading   int                       // reads in progress
+	// by is the deadline of reads, set that of the connection below: another one than by only
+	// while nothing reads.
+	by, set time.Time
 }
 
 type framingKey struct{}
@@ -77,9 +85,17 @@ func MayHaveLength(ctx context.Context) bool {
 
 // Read implements net.Conn.
 func (f *Framing) Read(p []byte) (int, error) {
-	n, err := f.Conn.Read(p)
+	f.mu.Lock()
+	err := f.setDeadline()
+	f.reading++
+	f.mu.Unlock()
+	var n int
+	if err == nil {
+		n, err = f.Conn.Read(p)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.reading--
 	if f.deadlines == 1 { // net/http had nothing of this request, or a few bytes of its first line
 		f.seen, f.kept = false, 0
 	}
@@ -92,9 +108,26 @@ func (f *Framing) Read(p []byte) (int, error) {
 // SetReadDeadline implements net.Conn.
 func (f *Framing) SetReadDeadline(at time.Time) error {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.deadlines = max(0, f.deadlines-1)
-	f.mu.Unlock()
-	return f.Conn.SetReadDeadline(at)
+	if f.by = at; f.reading == 0 {
+		return nil
+	}
+	return f.setDeadline()
+}
+
+// SetDeadline implements net.Conn.
+func (f *Framing) SetDeadline(at time.Time) error {
+	return errors.Join(f.SetReadDeadline(at), f.SetWriteDeadline(at))
+}
+
+// setDeadline gives the connection below the deadline of reads.
+func (f *Framing) setDeadline() error {
+	if f.by.Equal(f.set) {
+		return nil
+	}
+	f.set = f.by
+	return f.Conn.SetReadDeadline(f.by)
 }
 
 // CloseWrite lets a server end an answer before it has read all of a request.

@@ -3,9 +3,11 @@ package admission
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -64,6 +66,65 @@ func TestMayHaveLength(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDeadlinesOfReads: a deadline is set when a read needs it, once, and also ends a read that
+// is in progress.
+func TestDeadlinesOfReads(t *testing.T) {
+	ours, theirs := net.Pipe()
+	below := &countedDeadlines{Conn: ours, reads: make(chan struct{}, 2)}
+	f := &Framing{Conn: below}
+	for range 3 {
+		if err := f.SetReadDeadline(time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if below.set != 0 {
+		t.Errorf("%d deadlines are set, and nothing is read", below.set)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := f.Read(make([]byte, 1))
+		ended <- err
+	}()
+	<-below.reads
+	if err := f.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, os.ErrDeadlineExceeded) || below.set != 2 {
+		t.Errorf("the read ended with %v after %d deadlines, want 2", err, below.set)
+	}
+	if _, err := f.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || below.set != 2 {
+		t.Errorf("another read ended with %v after %d deadlines", err, below.set)
+	}
+	if err := f.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = theirs.Write([]byte("x")) }()
+	if n, err := f.Read(make([]byte, 1)); n != 1 || err != nil {
+		t.Errorf("without a deadline: %d bytes, %v", n, err)
+	}
+	_, _ = f.Close(), theirs.Close()
+}
+
+// countedDeadlines counts the deadlines of reads, and shows when a read is about to begin.
+type countedDeadlines struct {
+	net.Conn
+	set   int
+	reads chan struct{}
+}
+
+func (c *countedDeadlines) SetReadDeadline(at time.Time) error {
+	c.set++
+	return c.Conn.SetReadDeadline(at)
+}
+
+func (c *countedDeadlines) Read(p []byte) (int, error) {
+	select {
+	case c.reads <- struct{}{}:
+	default:
+	}
+	return c.Conn.Read(p)
 }
 
 // FuzzFraming: the name is found wherever it is, in any two pieces.

@@ -9,13 +9,13 @@ import (
 // for one that is on its way, so that its connection can be used again.
 const refusedBody = time.Second
 
-// BoundBody bounds how long the body of a request may take from now on, also where
+// BoundBody sets the time until which the body of a request must have come, also where
 // net/http reads it: that waits for the rest of a body that no handler read before it
 // answers, and for ever when there is no deadline. It ends with the request, or
 // with UnboundBody once the body is read.
-func BoundBody(w http.ResponseWriter, r *http.Request, d time.Duration) {
+func BoundBody(w http.ResponseWriter, r *http.Request, by time.Time) {
 	if r.ContentLength != 0 {
-		setReadDeadline(w, time.Now().Add(d))
+		setReadDeadline(w, by)
 	}
 }
 

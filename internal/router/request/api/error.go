@@ -266,7 +266,7 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	if e == nil || e.Status == StatusClientClosed {
 		return
 	}
-	BoundBody(w, r, refusedBody)
+	BoundBody(w, r, time.Now().Add(refusedBody))
 	body := append(e.JSON(errorKind(r.URL.Path)), '\n')
 	h := w.Header()
 	h.Del("Content-Encoding")
