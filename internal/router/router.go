@@ -25,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -211,4 +212,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 func (r *Router) applyInForce(now *effective.Settings) {
 	r.rankQueue.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())
+	if r.siblings != nil {
+		r.siblings.SetSettings(siblings.Digest(sections(&now.Config)))
+	}
 }

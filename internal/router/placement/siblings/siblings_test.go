@@ -365,6 +365,12 @@ func TestStrangers(t *testing.T) {
 	if c := b.sees("w00/dp0"); c.SiblingRequests != 1 {
 		t.Errorf("%+v", c)
 	}
+	other.siblings.SetSettings(siblings.Digest([]siblings.Section{{Name: "routing", Text: "kv"}, {Name: "limits", Text: "1"}}))
+	s.run(2 * replicas.FullEvery)
+	if st := b.siblings.Status(); st.Differs[0] != "" {
+		t.Errorf("after a reload: %+v", st)
+	}
+	b.siblings.SetSettings(siblings.Digest([]siblings.Section{{Name: "routing", Text: "random"}, {Name: "limits", Text: "1"}}))
 	st := b.siblings.Status()
 	if st.Live() != 1 || len(st.Differs) != 1 || st.Differs[0] != "routing" || st.Foreign == 0 || st.SameOrigin == 0 {
 		t.Errorf("%+v", st)
