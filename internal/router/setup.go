@@ -115,6 +115,26 @@ func newEntry(c *settings.Config, b *base) *entry {
 	return e
 }
 
+// others is how the router shares load with the other routers of its fleet.
+type others struct {
+	siblings *siblings.Siblings // nil unless it does
+	stored   *stored.Responses
+}
+
+func newOthers(o *Options, b *base, in *entry) (*others, error) {
+	s := &others{stored: stored.New(1 << 16)}
+	if !o.Config.Replicas.On() {
+		return s, nil
+	}
+	self, err := identity(o, b.started)
+	if err != nil {
+		return nil, err
+	}
+	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
+	s.stored.Tap(s.siblings.Keeps)
+	return s, nil
+}
+
 // engines is what talks to workers, and what is known of their caches and health.
 type engines struct {
 	requests       context.Context // ends when the router stops waiting for requests
@@ -130,13 +150,13 @@ type engines struct {
 	feeds          *kvfeed.Manager
 }
 
-func newEngines(o *Options, hop api.Hop, b *base, in *entry) (*engines, error) {
+func newEngines(o *Options, hop api.Hop, b *base, in *entry, s *others) (*engines, error) {
 	c := &o.Config
 	e := &engines{
 		client: upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: b.secure.EngineTLS()}),
 		outliers: health.NewOutliers(b.registry, health.OutlierOptions{Answering: func(w *workers.Worker) bool {
 			return slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return in.ledger.Load(k).Answering > 0 })
-		}}, b.event),
+		}, Hinted: s.siblings.Ejected}, b.event),
 		index:     kvindex.New(kvindex.Options{MaxBlocks: int64(c.Index.MaxBlocks)}),
 		predicted: approx.New(approx.Options{TTL: c.Tokens.ApproxTTL}),
 	}
@@ -222,26 +242,6 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 		Failures: &l.failures, Event: b.event, Costs: l.costs, Lengths: l.lengths, Media: l.media, AccessLog: o.AccessLog, Decision: o.Observer.Decision, Outcome: o.Observer.Outcome,
 	}).Stream()
 	return l
-}
-
-// others is how the router shares load with the other routers of its fleet.
-type others struct {
-	siblings *siblings.Siblings // nil unless it does
-	stored   *stored.Responses
-}
-
-func newOthers(o *Options, b *base, in *entry) (*others, error) {
-	s := &others{stored: stored.New(1 << 16)}
-	if !o.Config.Replicas.On() {
-		return s, nil
-	}
-	self, err := identity(o, b.started)
-	if err != nil {
-		return nil, err
-	}
-	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
-	s.stored.Tap(s.siblings.Keeps)
-	return s, nil
 }
 
 // deciding is what reads prompts and decides.

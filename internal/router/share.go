@@ -23,6 +23,9 @@ func (r *Router) share(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if at := bus.Addr(); at != nil {
+		r.log.Info(fmt.Sprintf("%s shares its load with other routers on %s", r.siblings.Name(), at))
+	}
 	return errors.Join(r.siblings.Run(ctx, bus), bus.Close())
 }
 
