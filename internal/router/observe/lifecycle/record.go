@@ -51,9 +51,8 @@ type Record struct {
 	Answer  Answer
 	Outcome Outcome // set when the request ends
 
-	costs  outcome.RequestSamples // see Costs
-	learns bool
-	begun  bool // see Recompute
+	costs outcome.RequestSamples // see Costs
+	begun bool                   // see Recompute
 }
 
 // Outcome is how a request ended, apart from its answer.

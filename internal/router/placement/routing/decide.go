@@ -36,7 +36,7 @@ type Sources struct {
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
 	Ledger   *ledger.Ledger
-	Learners *cost.Learners   // of the costs of both paths, for a threshold that is auto
+	Learners *cost.Learners   // of the costs of ranks and paths
 	Answers  *outputs.Lengths // nil knows nothing
 	// Prompts find the ids of prompts, as [prompt.Stage] does.
 	Prompts interface {
@@ -128,7 +128,7 @@ func (d *Decider) Propose(q *Request) decide.Effects {
 		unit = effective.DefaultBlock
 	}
 	d.drawChances(q)
-	if q.Settings.Decisions.Rule.Auto {
+	if q.Settings.Decisions.Priced() {
 		c := &q.Run.Criteria
 		c.Costs, c.Waited = d.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0
 	}
