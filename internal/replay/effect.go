@@ -3,6 +3,7 @@ package replay
 import (
 	"slices"
 
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -54,6 +55,12 @@ var elsewhere = route.Tiers{CPU: 8, Disk: 8, Remote: 8}
 // held is what a rank holds that has blocks outside its device only.
 func held(w *selector.Weights) float64 { return w.Held(&decision.Candidate{Tiers: elsewhere}) }
 
+// someTimes are times that a router could have learned.
+var someTimes = cost.Model{
+	Local: cost.LegModel{20, 20}, Prefill: cost.LegModel{20, 20},
+	Prices: cost.Prices{Step: cost.StepModel{5, 1, 1, 1, 10, 10}, Others: 1, Answer: 1, Length: 100, Constants: cost.Tuned},
+}
+
 // weighs reports whether a policy ranks a phase differently by two weights. It ranks
 // candidates that differ in all that a policy can look at: one holds the whole prompt, one a
 // part of it, one nothing, and each has other work.
@@ -70,12 +77,16 @@ func (r Ranks) weighs(p selector.Policy, phase route.Phase, a, b *selector.Weigh
 			}
 		}
 		var out selector.Ranking
-		selector.Pick(&in, &out)
-		for i := range in.Candidates {
-			seen = append(seen, in.Candidates[i].Cost)
-		}
-		if out.Sampled {
-			seen = append(seen, w.Temperature)
+		// Policy kv ranks by blocks at first, and by times when it knows them.
+		for _, known := range []*selector.Pricing{nil, {Model: &someTimes, Request: cost.Request{ISL: in.ISL, Others: w.Others}}} {
+			in.Pricing = known
+			selector.Pick(&in, &out)
+			for i := range in.Candidates {
+				seen = append(seen, in.Candidates[i].Cost)
+			}
+			if out.Sampled {
+				seen = append(seen, w.Temperature)
+			}
 		}
 		return seen
 	}

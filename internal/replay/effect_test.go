@@ -34,6 +34,11 @@ func TestIdle(t *testing.T) {
 		{selector.KV, gone, "stall_weight=1", false},
 		{selector.KV, whole, "spread=0", false},
 		{selector.KV, whole, "step_tokens=0", false},
+		{selector.KV, whole, "others=0.5", false},
+		{selector.KV, split, "others=0.5", false},
+		{selector.KV, whole, "others=1", false}, // as it is
+		{selector.KVBlocks, whole, "others=0.5", true},
+		{selector.KVBlocks, whole, "decode_load=0.25", false},
 		{selector.KVDynamo, whole, "step_tokens=0", true},
 		{selector.KV, whole, "prefill_load_scale=2", false},
 		{selector.KVDynamo, split, "prefill_load_scale=2", false},

@@ -72,8 +72,8 @@ func asDecided(in *decide.Input, p *decide.Plan) *trace.Decision {
 	return d
 }
 
-// cost is what the decode rank of a decision cost.
-func cost(d *trace.Decision) float64 {
+// costOf is what the decode rank of a decision cost.
+func costOf(d *trace.Decision) float64 {
 	list := d.Input.Decode.Candidates
 	if i := slices.IndexFunc(list, func(c decision.Candidate) bool { return c.Rank == d.DecodeRank }); i >= 0 {
 		return list[i].Cost

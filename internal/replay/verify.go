@@ -625,9 +625,9 @@ func describe(d *trace.Decision) string {
 	case d.Error != "":
 		return "error: " + d.Error
 	case d.PrefillRank != "":
-		return fmt.Sprintf("%s %s, prefill on %s, cost %.4g", d.Path, d.DecodeRank, d.PrefillRank, cost(d))
+		return fmt.Sprintf("%s %s, prefill on %s, cost %.4g", d.Path, d.DecodeRank, d.PrefillRank, costOf(d))
 	}
-	return fmt.Sprintf("%s %s, cost %.4g", d.Path, d.DecodeRank, cost(d))
+	return fmt.Sprintf("%s %s, cost %.4g", d.Path, d.DecodeRank, costOf(d))
 }
 
 // sameCosts reports whether every candidate costs what was recorded, to the last

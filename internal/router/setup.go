@@ -211,10 +211,10 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 			}
 		},
 	})
-	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot})
+	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot, Ledger: in.ledger})
 	l.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: b.registry.Snapshot, Factor: func() float64 { return b.settings.Load().Health.SlowFactor },
-		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event, Found: l.costs.SlowRanks,
+		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event,
 	})
 	l.causes = watch.NewCauses(watch.CausesOptions{
 		Fleet: b.registry.Snapshot, Failures: &l.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(e.feeds.Status()) }, Event: b.event,

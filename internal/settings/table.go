@@ -168,6 +168,8 @@ var rows = []*Row{
 		Help: "weight of prefill work in the kv cost"},
 	{Key: "routing.queue_weight", Flag: "queue-weight", At: func(c *Config) any { return &c.Routing.Weights.Queue }, Default: weights.Queue, Check: weight, WhatIf: true,
 		Help: "weight of prefill work that a rank has already in the kv cost"},
+	{Key: "routing.others", Flag: "others-weight", At: func(c *Config) any { return &c.Routing.Weights.Others }, Default: weights.Others, Check: weight, WhatIf: true,
+		Help: "what a delay of other requests costs in policy kv, as a multiple of one of the request's own"},
 	{Key: "routing.decode_load", Flag: "decode-load", At: func(c *Config) any { return &c.Routing.Weights.DecodeLoad }, Default: weights.DecodeLoad, Check: weight, WhatIf: true,
 		Help: "weight of a rank's active blocks in the kv cost"},
 	{Key: "routing.stall_weight", Flag: "stall-weight", At: func(c *Config) any { return &c.Routing.Weights.Stall }, Default: weights.Stall, Check: weight, WhatIf: true,

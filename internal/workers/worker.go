@@ -308,9 +308,17 @@ type Rank struct {
 	DP         int
 	Label      string
 
-	load atomic.Pointer[Load]
-	push atomic.Pointer[KVAddress]
+	load  atomic.Pointer[Load]
+	push  atomic.Pointer[KVAddress]
+	times atomic.Uint64 // bits of a float64
 }
+
+// Times is how many times as long as its peers the rank takes, by what its requests show; 1
+// for one that is not slow, as far as is known.
+func (r *Rank) Times() float64 { return max(math.Float64frombits(r.times.Load()), 1) }
+
+// SetTimes sets Times.
+func (r *Rank) SetTimes(v float64) { r.times.Store(math.Float64bits(v)) }
 
 // KVAddress is where decode engines meet a prefill rank before that has answered: with
 // connector nixl-push where it takes their registrations, as an answer of the rank gave it,

@@ -4,7 +4,7 @@ import (
 	"container/list"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
 // Bound is the share of prompt tokens that one cache of so many blocks, shared
@@ -22,7 +22,7 @@ func Bound(src Source, blockSize, blocks int) (float64, error) {
 		tokens = q.Expand(tokens[:0])
 		locals = blockhash.Locals(locals[:0], tokens, blockSize, blockhash.Key{})
 		seqs = blockhash.Chain(seqs[:0], locals)
-		hits += uint64(decide.CachedTokens(q.ISL, c.overlap(seqs), blockSize))
+		hits += uint64(selector.CachedTokens(q.ISL, c.overlap(seqs), blockSize))
 		total += uint64(q.ISL)
 		c.store(seqs)
 	}

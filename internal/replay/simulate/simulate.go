@@ -63,11 +63,15 @@ type Setup struct {
 	// CountFrom leaves requests out of the result that arrive sooner after the first,
 	// under the run's clock.
 	CountFrom time.Duration
-	// Assume is how many times as long auto takes everything to be at the start, before it
-	// has learned (0 means 1).
+	// Assume is how many times as long everything is taken to last at the start, before the
+	// router has learned (0 means 1).
 	Assume float64
+	// Constants are the router's; nil are those that were tuned. Objective is what costs are
+	// for; with an empty one ForGoodput.
+	Constants *cost.Constants
+	Objective cost.Aim
 	// SlowFactor is the router's health.slow_factor: from how many times as long as its
-	// peers on a rank is slow, which auto then counts; 0 judges nobody.
+	// peers on a rank is slow, which then costs more; 0 judges nobody.
 	SlowFactor float64
 	// SLO is what a good request keeps.
 	TTFT, ITL time.Duration
@@ -114,9 +118,7 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 		return nil, nil, err
 	}
 	r.every(r.s.Scrape, 0, r.scrape)
-	if s.Rule.Auto {
-		r.every(renewed, settled, func() { r.costs.Renew(r.world.Now()) })
-	}
+	r.every(renewed, settled, func() { r.costs.Renew(r.world.Now()) })
 	if r.paces != nil {
 		r.every(paced, settled, r.pace)
 	}
@@ -212,15 +214,18 @@ func newRun(s Setup) (*run, error) {
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), ledger: ledger.New(),
 		wire: 1, models: map[string][]*workers.Worker{}, sessions: affinity.New(),
-		lengths: outputs.New(), costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
+		lengths: outputs.New(), costs: cost.NewLearner(cost.Objective{For: cmp.Or(s.Objective, cost.ForGoodput), TTFT: s.TTFT, ITL: s.ITL}),
 		rng: rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
 		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
 	}
-	if s.Rule.Auto && s.SlowFactor > 0 {
+	if s.SlowFactor > 0 {
 		r.paces = pace.NewJudge[*simRank]()
 	}
 	r.costs.Assume(cmp.Or(max(s.Assume, 0), 1))
+	if s.Constants != nil {
+		r.costs.Set(*s.Constants)
+	}
 	r.openLine()
 	v := vocab.New()
 	number, engines := map[workers.Role]int{}, 0
@@ -348,13 +353,9 @@ func (r *run) pace() {
 		k.meter.Read(r.world.Now(), r.ledger.Load(k.rank).PrefillTokens, &in[i].Reading)
 	}
 	r.paces.Step(time.Unix(0, 0).Add(r.world.Now()), r.s.SlowFactor, in)
-	var slow []cost.Slow
-	for _, k := range r.ranks { // by slot
-		if times := r.paces.Times(k); times > 1 {
-			slow = append(slow, cost.Slow{Slot: k.rank.Slot, Times: times})
-		}
+	for _, k := range r.ranks {
+		k.rank.SetTimes(r.paces.Times(k))
 	}
-	r.costs.Slow(slow)
 }
 
 // renewed is how often what was learned is put in force.
@@ -646,7 +647,11 @@ func (f *flight) token(o engine.Output) {
 			f.record(r.itl, o.At-f.last)
 		}
 		f.pace.Came(o.At, 1)
-		r.costs.Ran(&f.ran, f.made, o.At)
+		var on cost.Decoding
+		if f.ran.Due(f.made) {
+			on = decide.DecodingOn(r.ledger, f.decode.rank, r.block)
+		}
+		r.costs.Ran(&f.ran, f.made, o.At, on)
 		f.held.Progress(f.made)
 		f.last = o.At
 	}
@@ -678,9 +683,9 @@ func (f *flight) token(o engine.Output) {
 	}
 }
 
-// took reports what a leg took to the learners, where costs decide.
+// took reports what a leg took to the learner.
 func (r *run) took(leg cost.LegKind, w *cost.Work, took time.Duration) {
-	if r.s.Rule.Auto && w.Tokens > 0 {
+	if w.Tokens > 0 {
 		r.costs.Took(leg, w, took, r.world.Now())
 	}
 }

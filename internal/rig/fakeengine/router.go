@@ -211,7 +211,7 @@ func (r *Router) build() {
 		}
 	})
 	r.Outliers = health.NewOutliers(r.Registry, health.OutlierOptions{}, r.event)
-	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot})
+	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot, Ledger: r.Ledger})
 	lengths := outputs.New()
 	r.decider = routing.New(routing.Sources{
 		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Answers: lengths, Prompts: tokens, Readmit: r.Outliers.Last,

@@ -55,7 +55,6 @@ var steps = []step{
 		marks: []string{"internal/router/placement/selector.Pick", decidePkg + ".Plan{}"},
 		may: map[string]string{
 			decidePkg + "/plan.go":      "is MakePlan with its parts",
-			decidePkg + "/slow.go":      "is the part of MakePlan that passes over slow ranks",
 			decidePkg + "/memory.go":    "empties it for another request",
 			decidePkg + ".Run.Judge":    "measures a plan that was made",
 			"internal/replay/effect.go": "ranks made-up candidates, to see whether a setting has an effect",

@@ -57,7 +57,7 @@ var strict = map[string][]string{
 	"internal/router/request/api":        {"internal/rawjson", "internal/router/route"},
 	"internal/router/request/admission":  {"internal/router/request/api"},
 	"internal/router/placement/decision": {"internal/router/route"},
-	"internal/router/placement/selector": {"internal/router/placement/decision", "internal/router/route"},
+	"internal/router/placement/selector": {"internal/router/placement/cost", "internal/router/placement/decision", "internal/router/route"},
 	"internal/router/placement/affinity": {"internal/router/placement/selector"},
 	"internal/router/placement/cost":     {},
 	"internal/router/forward/pair":       {},

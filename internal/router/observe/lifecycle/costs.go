@@ -5,11 +5,13 @@ import (
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// Costs passes to the cost models what legs and answers took, where the threshold is auto. It learns from the legs of plans that were reported as Chosen.
+// Costs passes to the cost models what legs and answers took. It learns from the legs of plans
+// that were reported as Chosen, under every policy, so that the costs are known when they are
+// to decide.
 func Costs(c *outcome.Collector) Subscriber {
 	return Subscriber{
 		Chosen: func(e *Event) {
-			e.Request.learns = e.Request.Routing.Settings.Decisions.Rule.Auto
+			c.Begins(&e.Request.costs, e.Request.Routing.Run.In.Decode.BlockSize)
 		},
 		LegSent: func(e *Event) {
 			if e.Leg.Phase == route.Prefill {
@@ -17,13 +19,14 @@ func Costs(c *outcome.Collector) Subscriber {
 			}
 		},
 		FirstToken: func(e *Event) {
-			if r, l := e.Request, e.Leg; r.learns {
+			if r, l := e.Request, e.Leg; r.costs.Begun() {
 				c.Took(&r.costs, &r.Routing.Run.Plan, outcome.LegSample{Model: r.Model, Decision: r.Live.ID(), Phase: l.Phase, Sent: l.Start, First: e.At})
 			}
 		},
 		Runs: func(e *Event) {
-			r := e.Request
-			c.Runs(&r.costs, r.learns, r.Model, e.Leg.Tokens, e.At)
+			if r := e.Request; r.costs.Begun() {
+				c.Runs(&r.costs, r.Model, e.Leg.Peer.Rank, e.Leg.Tokens, e.At)
+			}
 		},
 		Piece: func(e *Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
 		Answered: func(e *Event) {

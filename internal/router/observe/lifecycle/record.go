@@ -51,9 +51,8 @@ type Record struct {
 	Answer  Answer
 	Outcome Outcome // set when the request ends
 
-	costs  outcome.RequestSamples // see Costs
-	learns bool
-	begun  bool // see Recompute
+	costs outcome.RequestSamples // see Costs
+	begun bool                   // see Recompute
 
 	first *LegRecord // the first decode leg
 }

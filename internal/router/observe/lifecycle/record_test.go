@@ -28,6 +28,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -70,7 +71,8 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	s.metrics = telemetry.New("", "", func(string) bool { return true })
 	log := func(e eventlog.Event) { s.events = append(s.events, e) }
 	s.costs = outcome.New(outcome.Options{
-		Fleet: workers.NewRegistry(log).Snapshot, Event: log,
+		Ledger: ledger.New(),
+		Fleet:  workers.NewRegistry(log).Snapshot, Event: log,
 	})
 	seen := Subscriber{}
 	for k := range numberOfKinds {

@@ -1,19 +1,17 @@
 // Package outcome reports to the learners of what both paths cost ([cost.Learners])
-// what the legs and answers of requests took, for a threshold that is auto.
+// what the legs and answers of requests took, for policy kv and a threshold that is auto.
 package outcome
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -33,6 +31,8 @@ type Options struct {
 	// Event hears when costs begin to decide, when they do so no longer, and of models that
 	// there is no room for.
 	Event func(eventlog.Event)
+	// Ledger is what ranks do now.
+	Ledger *ledger.Ledger
 	// Fleet is the fleet of now: a model that it serves is not forgotten.
 	Fleet func() *workers.Snapshot
 }
@@ -60,7 +60,7 @@ func (c *Collector) noRoom(model string) {
 		return
 	}
 	c.o.Event(eventlog.Event{Kind: "costs_full", Severity: eventlog.Warn, Text: fmt.Sprintf(
-		"model %s: costs are learned of %d models, and there is no room for another; the threshold decides until no worker has served one of them for %.0f minutes", model, cost.MaxModels, forgotten.Minutes())})
+		"model %s: costs are learned of %d models, and there is no room for another; the threshold and blocks decide until no worker has served one of them for %.0f minutes", model, cost.MaxModels, forgotten.Minutes())})
 }
 
 // Run puts what was learned in force until ctx ends, and forgets models that have left.
@@ -77,16 +77,6 @@ func (c *Collector) Run(ctx context.Context) error {
 	return nil
 }
 
-// SlowRanks reports which ranks take longer than their peers.
-func (c *Collector) SlowRanks(found []watch.SlowRank) {
-	var slow []cost.Slow
-	for _, f := range found {
-		slow = append(slow, cost.Slow{Slot: f.Rank.Slot, Times: f.Times})
-	}
-	slices.SortFunc(slow, func(a, b cost.Slow) int { return cmp.Compare(a.Slot, b.Slot) })
-	c.Slow(slow)
-}
-
 // RequestSamples is what a collector keeps of one request. The zero value is ready; of its
 // methods both legs may call PrefillBegins and [Collector.Took] concurrently.
 type RequestSamples struct {
@@ -95,7 +85,20 @@ type RequestSamples struct {
 	prefilled atomic.Int64
 	learner   *cost.Learner // of the answer that is running; nil for none
 	running   cost.Running
-	began     time.Time
+	rank      *workers.Rank // where it runs
+	c         *Collector    // nil before the plan of an attempt is carried out
+	block     int           // tokens of a block in its plan
+}
+
+// Begins reports that a plan is carried out, whose blocks have so many tokens.
+func (c *Collector) Begins(q *RequestSamples, blockSize int) { q.c, q.block = c, blockSize }
+
+// Begun reports whether a plan is carried out.
+func (q *RequestSamples) Begun() bool { return q.c != nil }
+
+// decoding is what the rank does on which the answer runs.
+func (q *RequestSamples) decoding() cost.Decoding {
+	return decide.DecodingOn(q.c.o.Ledger, q.rank, q.block)
 }
 
 // PrefillBegins reports that the prefill leg of another attempt goes out.
@@ -150,29 +153,33 @@ func changeEvent(c cost.Change, leg cost.LegKind, l *LegSample) eventlog.Event {
 	case cost.Drifted:
 		e.Kind, e.Text = "costs_drifted", fmt.Sprintf("model %s: %s no longer take the time that they took; that is relearned, and costs go on to decide", l.Model, words[leg])
 	case cost.Doubted:
-		e.Kind, e.Text = "costs_doubted", fmt.Sprintf("model %s: %s take other times again and again; the threshold decides until their costs are known", l.Model, words[leg])
+		e.Kind, e.Text = "costs_doubted", fmt.Sprintf("model %s: %s take other times again and again; the threshold and blocks decide until their costs are known", l.Model, words[leg])
+	case cost.Timed:
+		e.Kind, e.Text = "times_known", fmt.Sprintf("model %s: it is known how long prompts and answers take; policy kv compares times from now on, not blocks", l.Model)
+		e.Severity = eventlog.Info
 	default:
-		e.Kind, e.Text = "costs_known", fmt.Sprintf("model %s: enough is known of the costs of both paths; from now on they decide instead of the threshold", l.Model)
+		e.Kind, e.Text = "costs_known", fmt.Sprintf("model %s: enough is known of the costs of both paths; from now on they decide instead of a threshold that is auto", l.Model)
 		e.Severity = eventlog.Info
 	}
 	return e
 }
 
-// Runs begins to report an answer of a model that has so many tokens now. With a threshold
-// that is not auto nothing is reported.
-func (c *Collector) Runs(q *RequestSamples, auto bool, model string, tokens int, now time.Time) {
-	q.learner, q.running, q.began = nil, cost.Running{}, c.began
-	if auto {
-		q.learner = c.Of(model)
-	}
+// Runs begins to report an answer of a model on a rank that has so many tokens now.
+func (c *Collector) Runs(q *RequestSamples, model string, rank *workers.Rank, tokens int, now time.Time) {
+	q.learner, q.running, q.rank = c.Of(model), cost.Running{}, rank
 	q.Ran(tokens, now)
 }
 
 // Ran reports that the answer has so many tokens now.
 func (q *RequestSamples) Ran(tokens int, now time.Time) {
-	if q.learner != nil {
-		q.learner.Ran(&q.running, tokens, now.Sub(q.began))
+	if q.learner == nil {
+		return
 	}
+	var on cost.Decoding
+	if q.running.Due(tokens) {
+		on = q.decoding()
+	}
+	q.learner.Ran(&q.running, tokens, now.Sub(q.c.began), on)
 }
 
 // Ended reports that the answer has all its tokens.

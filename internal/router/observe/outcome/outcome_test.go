@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
-	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -28,9 +28,9 @@ type class struct {
 
 func newClass() *class {
 	c := &class{}
-	c.Collector = New(Options{Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
+	c.Collector = New(Options{Ledger: ledger.New(), Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
-		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
+		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known" || e.Kind == "times_known") {
 			c.kinds = append(c.kinds, "which is wrong")
 		}
 	}})
@@ -103,30 +103,33 @@ func TestLegsWithoutSample(t *testing.T) {
 	}
 }
 
-// TestAnswers: an answer is heard of only where the threshold is auto, and slow ranks by
-// slot.
+// TestAnswers: an answer is heard of under every setting, and steps are learned from what its
+// rank does meanwhile.
 func TestAnswers(t *testing.T) {
 	c := newClass()
+	rank := &workers.Rank{Label: "d/dp0"}
+	held := c.o.Ledger.Reserve(rank, ledger.Claim{PrefillTokens: 300, ContextTokens: 1000, CachedTokens: 700, BlockSize: 16})
+	held.FirstToken()
+	if got, want := decide.DecodingOn(c.o.Ledger, rank, 16), (cost.Decoding{Running: 1, Held: 20 * 16, HeldCached: 43 * 16, Prompts: 1, Computed: 300, Times: 1}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
 	var q RequestSamples
-	c.Runs(&q, false, "m", 1, c.began)
-	q.Ran(100, c.began.Add(time.Second))
-	q.Ended()
-	if len(c.Known()) != 0 {
-		t.Error("heard of an answer without auto")
+	if q.Begun() {
+		t.Error("begun before a plan")
 	}
-	c.Runs(&q, true, "m", 1, c.began)
-	q.Ran(100, c.began.Add(time.Second))
-	q.Ended()
-	if len(c.Known()) != 1 || q.learner != c.Of("m") {
-		t.Error("an answer was not heard of")
+	c.Begins(&q, 16)
+	for range 20 { // until times are known
+		c.Runs(&q, "m", rank, 1, c.at)
+		c.at = c.at.Add(time.Second)
+		q.Ran(100, c.at)
+		q.Ended()
+		c.Took(&q, &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 1000, Context: 1000}}}, LegSample{"m", "its id", route.Decode, c.at, c.at.Add(time.Second)})
 	}
-	c.SlowRanks([]watch.SlowRank{{Rank: &workers.Rank{Slot: 7}, Times: 2}, {Rank: &workers.Rank{Slot: 3}, Times: 3}})
-	c.remote(100, 100*time.Millisecond)
-	for range 20 { // until both paths are known
-		c.Took(&q, &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 1000, Context: 1000}}}, LegSample{"m", "", route.Decode, c.at, c.at.Add(time.Second)})
-	}
-	if m := c.Known()["m"].Model; m == nil || len(m.Slow) != 2 || m.Slow[0].Slot != 3 {
+	if m := c.Known()["m"].Model; !m.Timed() || m.Compares() || q.learner != c.Of("m") {
 		t.Errorf("model %+v", m)
+	}
+	if !slices.Equal(c.kinds, []string{"times_known"}) {
+		t.Errorf("events %v", c.kinds)
 	}
 }
 

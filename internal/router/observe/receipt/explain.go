@@ -208,12 +208,14 @@ func why(p *decision.Phase) string {
 		return s + tie(p)
 	}
 	s := fmt.Sprintf("cost %.2f blocks", chosen.Cost)
-	if second == nil {
-		return s + tie(p)
+	if p.Unit == decision.Milliseconds {
+		s = fmt.Sprintf("expected to cost %.0f ms, %.0f of its own time and %.0f of others'", chosen.Cost, chosen.Own(), chosen.Caused())
 	}
 	switch {
-	case p.TieBreak == string(selector.TieRouter):
+	case second == nil || p.TieBreak == string(selector.TieRouter):
 		return s + tie(p)
+	case p.Tied > 1 && p.Unit == decision.Milliseconds:
+		return s + fmt.Sprintf(", as good as %s (%.0f ms)", second.Rank, second.Cost) + tie(p)
 	case p.Tied > 1:
 		return s + ", as " + second.Rank + tie(p)
 	}
@@ -222,7 +224,7 @@ func why(p *decision.Phase) string {
 	best, word := 0.0, ""
 	terms := decision.EachTerm()
 	for i := range terms {
-		if t := &terms[i]; t.Why != nil && t.Cheaper(chosen, second) > best {
+		if t := &terms[i]; t.Unit == p.Unit && t.Why != nil && t.Cheaper(chosen, second) > best {
 			best, word = t.Cheaper(chosen, second), ": "+t.Why(chosen, second)
 		}
 	}
@@ -433,7 +435,19 @@ var meanings = map[string]string{
 	"SPREAD":  "new prompts that it got recently",
 	"REQS":    "requests in progress there",
 	"STALL":   "answers there that pause while this prompt is computed",
+	"SLOW":    "what a rank that is slower than its peers adds",
 	"COST":    "the sum; the lowest wins",
+
+	"WAIT":    "ms until the prompt is computed",
+	"COMPUTE": "ms to compute what is not cached",
+	"MOVE":    "ms to move its KV",
+	"ANSWER":  "ms for its answer",
+	"LATE":    "how likely it misses the SLO, in ms",
+	"+PAUSE":  "ms that answers there pause for it, together",
+	"+BEHIND": "ms that prompts wait behind it, together",
+	"+SLOWER": "ms that answers there take longer, together",
+	"+LATE":   "how likely others miss the SLO for it, in ms",
+	"+EVICT":  "ms to compute again what leaves the cache for it",
 }
 
 // legendWidth is how many columns the legend takes, so that the smallest screens show it.

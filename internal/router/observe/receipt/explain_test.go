@@ -90,6 +90,33 @@ func TestExplainVerdict(t *testing.T) {
 	}
 }
 
+// TestExplainsTimes: where policy kv compared times, the receipt has them by term, own and caused,
+// and says in words what decided.
+func TestExplainsTimes(t *testing.T) {
+	r := decided("local")
+	r.Decode.Unit, r.Decode.MarginBlocks = decision.Milliseconds, 310
+	fast, slow := &r.Decode.Candidates[0], &r.Decode.Candidates[1]
+	fast.Wait, fast.Compute, fast.Answer, fast.Slower, fast.Cost = 20, 80, 1500, 100, 1700
+	slow.Wait, slow.Compute, slow.Answer, slow.Slower, slow.Cost = 20, 40, 1600, 350, 2010
+	text := explained(t, r)
+	for _, want := range []string{
+		"d0/dp0 by kv: expected to cost 1700 ms, 1600 of its own time and 100 of others', 310.00 less than d1/dp0: it slows answers there less",
+		"WAIT", "COMPUTE", "ANSWER", "+SLOWER", "1500.0", "ms that answers there take longer, together",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "CREDIT") || strings.Contains(text, "blocks decoding") {
+		t.Errorf("blocks among times:\n%s", text)
+	}
+	// As near as that they are equal, and a tie is broken.
+	r.Decode.MarginBlocks, r.Decode.Tied, r.Decode.TieBreak, slow.Cost = -3, 2, "overlap", 1697
+	if text, want := explained(t, r), "as good as d1/dp0 (1697 ms); tie of 2 ranks, more of the prompt in its cache"; !strings.Contains(text, want) {
+		t.Errorf("no %q in\n%s", want, text)
+	}
+}
+
 // TestLegendHasEveryColumn: each column of the tables is explained, within a narrow screen.
 func TestLegendHasEveryColumn(t *testing.T) {
 	titles := []string{"OVERLAP", "COST"}
@@ -97,9 +124,12 @@ func TestLegendHasEveryColumn(t *testing.T) {
 		titles = append(titles, term.Title)
 	}
 	r := decided("remote")
+	r.Prefill.Candidates = []decision.Candidate{{Rank: "p0/dp0"}}
 	for _, term := range decision.EachTerm() {
 		*term.At(&r.Decode.Candidates[0].Terms) = 1 // rare terms, too
+		*term.At(&r.Prefill.Candidates[0].Terms) = 1
 	}
+	r.Prefill.Unit = decision.Milliseconds // and those of times
 	_, legend, ok := strings.Cut(explained(t, r), "  columns    ")
 	for _, title := range titles {
 		if !ok || meanings[title] == "" || !strings.Contains(legend, title+" ") {
@@ -111,7 +141,7 @@ func TestLegendHasEveryColumn(t *testing.T) {
 			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
-	r.Decode.Candidates = nil
+	r.Decode.Candidates, r.Prefill.Candidates = nil, nil
 	if text := explained(t, r); strings.Contains(text, "columns") {
 		t.Errorf("a legend without a table:\n%s", text)
 	}

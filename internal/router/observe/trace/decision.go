@@ -81,9 +81,10 @@ func (d *Decision) lacks(format string, args ...any) {
 
 // terms are the names of the terms of a cost.
 var terms = func() (names []string) {
-	t := reflect.TypeFor[decision.Terms]()
-	for i := range t.NumField() {
-		names = append(names, strings.TrimSuffix(t.Field(i).Tag.Get("json"), "_blocks"))
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[decision.Terms]()) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+			names = append(names, strings.TrimSuffix(strings.TrimSuffix(name, "_blocks"), "_ms"))
+		}
 	}
 	return names
 }()
@@ -196,21 +197,38 @@ type costsLine struct {
 	Lost     float64       `json:"lost_ms,omitempty"`
 	// Spare is of routers that explored: it is read, and means nothing any more.
 	Spare float64 `json:"spare_ms,omitempty"`
-	// Slow are the ranks that take longer than their peers.
-	Slow []slowLine `json:"slow,omitempty"`
+	// Slow is of rules before 5, which had the slow ranks here: it is read, and means nothing
+	// any more.
+	Slow json.RawMessage `json:"slow,omitempty"`
+	// These are a cost.Prices.
+	Step      cost.StepModel  `json:"step,omitzero"`
+	Others    float64         `json:"others,omitempty"`
+	Answer    float64         `json:"answer,omitempty"`
+	Loss      float64         `json:"loss_ms,omitempty"`
+	GapLimit  float64         `json:"gap_limit_ms,omitempty"`
+	Length    float64         `json:"answer_tokens,omitempty"`
+	Stalled   float64         `json:"stalled_ms,omitempty"`
+	Error     float64         `json:"error_ratio,omitempty"`
+	NoRemote  bool            `json:"no_remote,omitempty"`
+	Lacks     cost.Legs       `json:"lacks,omitempty"`
+	Constants *cost.Constants `json:"constants,omitempty"`
 }
 
-// slowLine is a cost.Slow.
-type slowLine struct {
-	Slot  uint32  `json:"slot"`
-	Times float64 `json:"times"`
+// pricesOf and prices are the same from and to a cost.Prices.
+func (l *costsLine) pricesOf(p *cost.Prices) {
+	l.Step, l.Others, l.Answer, l.Loss, l.GapLimit, l.Length = p.Step, p.Others, p.Answer, p.Loss, p.GapLimit, p.Length
+	l.Stalled, l.Error, l.NoRemote, l.Lacks, l.Constants = p.Stalled, p.Error, p.NoRemote, p.Lacks, &p.Constants
 }
 
-func slowLines(list []cost.Slow) (out []slowLine) {
-	for _, s := range list {
-		out = append(out, slowLine(s))
+func (l *costsLine) prices() cost.Prices {
+	p := cost.Prices{
+		Step: l.Step, Others: l.Others, Answer: l.Answer, Loss: l.Loss, GapLimit: l.GapLimit, Length: l.Length,
+		Stalled: l.Stalled, Error: l.Error, NoRemote: l.NoRemote, Lacks: l.Lacks,
 	}
-	return out
+	if l.Constants != nil {
+		p.Constants = *l.Constants
+	}
+	return p
 }
 
 type workerLine struct {
@@ -346,8 +364,10 @@ func (o *object) candidate(c *decision.Candidate, w *workers.Worker, unit int, n
 		o.num("cost_blocks", c.Cost)
 	}
 	o.some("active_requests", c.ActiveRequests)
+	o.some("answering_requests", c.Answering)
 	o.some("active_prefill_tokens", c.PrefillTokens)
 	o.some("active_decode_blocks", c.DecodeBlocks)
+	o.some("active_cached_blocks", c.CachedBlocks)
 	o.some("fresh_tokens", c.FreshTokens)
 	o.someUint("last_turn", c.LastTurn)
 	o.some("sibling_requests", int(c.SiblingRequests))
@@ -367,6 +387,9 @@ func (o *object) candidate(c *decision.Candidate, w *workers.Worker, unit int, n
 		if c.KVUsage != 0 {
 			o.num("kv_usage_ratio", c.KVUsage)
 		}
+	}
+	if c.Times != 0 {
+		o.num("slow_times", c.Times)
 	}
 	o.str("kept_out", c.KeptOut)
 	o.yes("tried", c.Tried)
@@ -447,6 +470,10 @@ func knownConnector(c workers.Connector) bool {
 	return c == workers.ConnectorNone || slices.Contains(workers.Connectors(), c)
 }
 
+// timedRules is from which version of the rules on policy kv compares times. Before it was what
+// kv_blocks is now.
+const timedRules = 5
+
 // parseSettings reads a settings line.
 func (r *Reader) parseSettings(p []byte) error {
 	var l struct {
@@ -479,6 +506,13 @@ func (r *Reader) parseSettings(p []byte) error {
 	case !knownConnector(l.Connector):
 		e.lacks = fmt.Sprintf("connector %q is not known to this dynctl", l.Connector)
 	}
+	if r.header.Rules < timedRules {
+		for _, p := range [...]*selector.Policy{&e.value.Decode, &e.value.Prefill} {
+			if *p == selector.KV {
+				*p = selector.KVBlocks
+			}
+		}
+	}
 	r.room(len(p))
 	r.known.newest.settings[l.Revision] = e
 	return nil
@@ -496,14 +530,8 @@ func (r *Reader) parseCosts(p []byte) error {
 		return err
 	}
 	e := described[*cost.Model]{value: &cost.Model{
-		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Lost: l.Lost,
+		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Lost: l.Lost, Prices: l.prices(),
 	}}
-	for i, s := range l.Slow {
-		if i > 0 && s.Slot <= l.Slow[i-1].Slot || !(s.Times > 0) {
-			e.lacks = "the costs have slow ranks in no order, or that take no time"
-		}
-		e.value.Slow = append(e.value.Slow, cost.Slow(s))
-	}
 	if unknown != "" {
 		e.lacks = "the costs have " + unknown + ", which this dynctl does not know"
 	}

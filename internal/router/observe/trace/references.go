@@ -123,7 +123,9 @@ func (r *References) set(d *Decision) {
 // the reader then says that they are not there.
 func (r *References) price(m *cost.Model) {
 	r.costs[m.Revision] = true
-	text, err := json.Marshal(costsLine{Revision: m.Revision, Local: m.Local, Prefill: m.Prefill, Transfer: m.Transfer, Stall: m.Stall, Limit: m.Limit, Beyond: m.Beyond, Lost: m.Lost, Slow: slowLines(m.Slow)})
+	l := costsLine{Revision: m.Revision, Local: m.Local, Prefill: m.Prefill, Transfer: m.Transfer, Stall: m.Stall, Limit: m.Limit, Beyond: m.Beyond, Lost: m.Lost}
+	l.pricesOf(&m.Prices)
+	text, err := json.Marshal(l)
 	if err == nil {
 		r.add(KindCosts, string(text[1:len(text)-1]))
 	}

@@ -77,7 +77,7 @@ func fullDecision() *Decision {
 		return &workers.Worker{Facts: workers.Facts{Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0", Models: []string{"m", "also\n"}}, Name: name}
 	}
 	busy := decision.Candidate{
-		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: route.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
+		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: route.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, Answering: 2, CachedBlocks: 3, Times: 1e1 / 3, FreshTokens: 6,
 		Siblings: decision.Siblings{SiblingRequests: 2, SiblingPrefillTokens: 3, SiblingDecodeBlocks: 4, SiblingFreshTokens: 5, SiblingAgeMS: 41, SiblingHeld: 6},
 		LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "failed in this request", Tried: true, Cost: 1.0 / 3,
 	}
@@ -85,7 +85,7 @@ func fullDecision() *Decision {
 	from.Rank, from.KVBlocks, from.Cost = "p/dp0", 200, 1e-9
 	idle := decision.Candidate{Rank: "d/dp1", KVBlocks: 200, KVUsage: -1}
 	s := &decide.Options{
-		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditCPU: .5, CreditDisk: .125, CreditRemote: 1e-3, CreditDecay: 2, StepTokens: 9, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Stall: .0625, Spread: 1e-9, ActiveRequest: 7, Temperature: 8},
+		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditCPU: .5, CreditDisk: .125, CreditRemote: 1e-3, CreditDecay: 2, StepTokens: 9, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Stall: .0625, Spread: 1e-9, ActiveRequest: 7, Others: 1. / 3, Temperature: 8},
 		Busy: selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5, Requests: 9},
 		Rule: decide.Rule{Threshold: 100, Auto: true, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, StartGate: 7, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
 	}
@@ -94,7 +94,11 @@ func fullDecision() *Decision {
 		Rule: s.Rule, Model: "m", Force: route.ForceLocal, GaveUp: "connect",
 		Costs: &cost.Model{
 			Revision: 9, Local: cost.LegModel{1, 2, 3, 4, 1. / 3}, Prefill: cost.LegModel{5, 6, 7, 8, 9}, Transfer: cost.LegModel{.1, .2, .3, .4, .5},
-			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
+			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7,
+			Prices: cost.Prices{
+				Step: cost.StepModel{1. / 3, .1, .2, .3, 1e-9, 7}, Others: 2, Answer: 1, Loss: 1e4 / 7, GapLimit: 25, Length: 1e3 / 3, Stalled: .7, Error: .01,
+				NoRemote: true, Lacks: 5, Constants: cost.Constants{Loss: 1, Scatter: .3, Behind: 1. / 7, Keep: 2, TeachEvery: 20, TeachWithin: 3, Stretches: 12, Stale: 60},
+			},
 		},
 		Facts: api.Facts{
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true, Opaque: true,

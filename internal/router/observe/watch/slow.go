@@ -30,17 +30,10 @@ type SlowOptions struct {
 	// Waiting is how many prompt tokens of a rank wait to be computed.
 	Waiting func(*workers.Rank) int
 	Event   func(eventlog.Event)
-	// Found gets the ranks that are slow each time they are judged.
-	Found func([]SlowRank)
 }
 
-// SlowRank is a rank that takes so many times as long as its peers.
-type SlowRank struct {
-	Rank  *workers.Rank
-	Times float64
-}
-
-// Slow measures how fast ranks answer and finds those that are slow.
+// Slow measures how fast ranks answer, finds those that are slow, and sets their
+// [workers.Rank.SetTimes].
 type Slow struct {
 	o     SlowOptions
 	began time.Time
@@ -98,16 +91,10 @@ func (s *Slow) step(now time.Time) {
 		}
 	}
 	changes := s.judge.Step(now, s.o.Factor(), s.in[:n])
-	var slow []SlowRank
 	for _, k := range fleet.Ranks {
-		if times := s.judge.Times(k); times > 1 {
-			slow = append(slow, SlowRank{k, times})
-		}
+		k.SetTimes(s.judge.Times(k))
 	}
 	s.mu.Unlock()
-	if s.o.Found != nil {
-		s.o.Found(slow)
-	}
 	for _, c := range changes {
 		s.o.Event(slowEvent(&c))
 	}

@@ -1,14 +1,9 @@
 // Package cost is what the two paths of a request would cost, in time. A Model has
 // a model for each leg, which a Learner fits to the outcomes of earlier requests; it
-// never changes, has a number, and is an input of a decision. Model.Of is pure: the
-// same model and work give the same costs, to the last bit and on every processor,
+// never changes, has a number, and is an input of a decision. It is
+// pure: the same model and work give the same costs, to the last bit and on every processor,
 // so that recorded decisions can be made again.
 package cost
-
-import (
-	"cmp"
-	"slices"
-)
 
 // Terms of a leg's model. Figures are scaled so that coefficients are of one size: tokens in
 // thousands.
@@ -23,6 +18,7 @@ const (
 	termQueued
 	// termRunning is the requests on the rank.
 	termRunning
+	_ // of a StepModel only
 	terms
 )
 
@@ -38,8 +34,11 @@ type Work struct {
 	// Queued is the prompt tokens of others that wait on the rank for their first
 	// token, Running its requests.
 	Queued, Running int
-	// Times is how many times as long as its peers the rank takes (Model.Times); 0 is as
-	// long.
+	// Answering is how many of its requests have their first token. Held is the tokens of the
+	// contexts that it decodes, HeldCached those that it had before, which requests may share.
+	// They are for prices only.
+	Answering, Held, HeldCached int
+	// Times is how many times as long as its peers the rank takes; 0 is as long.
 	Times float64
 }
 
@@ -86,8 +85,8 @@ func (l *LegModel) compute(w *Work) float64 {
 // Paths is the work of both paths of a request.
 type Paths struct {
 	// Local is that of the decode rank when it computes the prompt, Prefill that of
-	// the prefill rank, Transfer that of the decode rank when it gets the KV. The last
-	// has no Times: a rank is called slow for what it computes, and KV is not computed.
+	// the prefill rank, Transfer that of the decode rank when it gets the KV. A rank is called
+	// slow for what it computes, and KV is not computed: a transfer does not take longer.
 	Local, Prefill, Transfer Work
 }
 
@@ -108,27 +107,38 @@ type Model struct {
 	// expected time is no certain one: the cost grows from 0 to all of it between
 	// doubtful of Limit before it and as much behind it.
 	Lost float64
-	// Slow are the ranks that take longer than their peers, by slot in rising order.
-	Slow []Slow
+	Prices
 }
 
-// Slow is a rank that takes longer than its peers: the models' times are its own as often as
-// Times says.
-type Slow struct {
-	Slot  uint32
-	Times float64
+// Prices are what a model has to price candidates by ([Price]). The zero value is of a router
+// that did not, or that does not know enough for it: see [Model.Timed].
+type Prices struct {
+	// Step is how long a step of answers takes.
+	Step StepModel
+	// Others is what a ms of delay of another request costs, Answer what one of the own answer
+	// does after its first token.
+	Others, Answer float64
+	// Loss is what a late request costs, in ms, and GapLimit the limit of the mean time between
+	// tokens; without a Loss nothing is late.
+	Loss, GapLimit float64
+	// Length is the mean tokens of answers, Stalled by how many ms the computing of prompts
+	// lengthens each of them on average.
+	Length, Stalled float64
+	// Error is by what share of itself a price may be off, as a standard error. Candidates that
+	// are no further apart are equal.
+	Error float64
+	// NoRemote says that too little is known of transfers to compare paths.
+	NoRemote bool
+	// Lacks are the legs of which little is known, or nothing new.
+	Lacks     Legs
+	Constants Constants
 }
 
-// Times is how many times as long as its peers a rank takes, 1 for one of which nothing is
-// said.
-func (m *Model) Times(slot uint32) float64 {
-	if i, ok := slices.BinarySearchFunc(m.Slow, slot, bySlot); ok {
-		return m.Slow[i].Times
-	}
-	return 1
-}
+// Legs is a set of legs.
+type Legs uint8
 
-func bySlot(s Slow, slot uint32) int { return cmp.Compare(s.Slot, slot) }
+// Has reports whether a leg is in the set.
+func (l Legs) Has(leg LegKind) bool { return l&(1<<leg) != 0 }
 
 // ttftCost is what a time to first token costs.
 func (m *Model) ttftCost(ms float64) float64 {
@@ -158,11 +168,19 @@ const doubtful = 0.25
 // Costs are those of both paths, in ms.
 type Costs struct{ Local, Remote float64 }
 
-// Of is what both paths of a request cost.
+// transfer is how long w takes to move, on whichever rank: KV is not computed.
+func (m *Model) transfer(w *Work) float64 {
+	moved := *w
+	moved.Times = 0
+	return m.Transfer.Time(&moved)
+}
+
+// Of is what both paths of a request cost, where prices are not known: their times to the
+// first token, and what a local prefill stalls.
 func (m *Model) Of(q *Paths) Costs {
 	stalled := float64(m.Stall * float64(q.Local.Running))
 	return Costs{
 		Local:  m.ttftCost(m.Local.Time(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),
-		Remote: m.ttftCost(m.Prefill.Time(&q.Prefill) + m.Transfer.Time(&q.Transfer)),
+		Remote: m.ttftCost(m.Prefill.Time(&q.Prefill) + m.transfer(&q.Transfer)),
 	}
 }

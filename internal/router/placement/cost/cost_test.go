@@ -173,7 +173,7 @@ func TestModelProperties(t *testing.T) {
 // answer reports an answer whose tokens come so long after each other.
 func answer(l *Learner, tokens int, gap time.Duration) (a Running) {
 	for n := range tokens {
-		l.Ran(&a, n+1, time.Duration(n)*gap)
+		l.Ran(&a, n+1, time.Duration(n)*gap, Decoding{})
 	}
 	l.Ended(&a)
 	return a
@@ -187,7 +187,7 @@ func TestRunningAnswersCount(t *testing.T) {
 		for range 40 * typical / tokens {
 			var a Running
 			for n := range tokens + 1 {
-				l.Ran(&a, n+1, time.Duration(n*ms)*time.Millisecond)
+				l.Ran(&a, n+1, time.Duration(n*ms)*time.Millisecond, Decoding{})
 			}
 			if ended {
 				l.Ended(&a)
@@ -325,7 +325,7 @@ func TestModelsThatLeaveMakeRoom(t *testing.T) {
 		t.Errorf("%d are left, and all were of use", len(all.All()))
 	}
 	all.Of(name(1)).Took(PrefillLeg, &w, time.Second, since)
-	all.Of(name(2)).Ran(&Running{}, 1, since)
+	all.Of(name(2)).Ran(&Running{}, 1, since, Decoding{})
 	all.Forget(func(string) bool { return false }, 2*since, since)
 	for i := range 5 {
 		if kept := all.byModel[name(i)] != nil; kept != (i < 3) {

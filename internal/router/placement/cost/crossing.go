@@ -37,12 +37,16 @@ func crossings(m *Model, fits *[legKinds]fit) []Crossing {
 		// gain is what remote saves, more or less by err.
 		gain := func(n int) (ms, err float64) {
 			q := Paths{
-				Local:    Work{Tokens: n, Context: n, Running: running},
+				Local:    Work{Tokens: n, Context: n, Running: running, Answering: running},
 				Prefill:  Work{Tokens: n, Context: n},
-				Transfer: Work{Tokens: n, Running: running},
+				Transfer: Work{Tokens: n, Running: running, Answering: running},
 			}
-			c := m.Of(&q)
+			one := Request{ISL: n, Others: 1}
+			c := m.Compare(&one, &q)
 			stalled := m.Stall * float64(running)
+			if own := m.Local.compute(&q.Local); m.Timed() && own > 0 {
+				stalled = m.LocalPrice(&one, &q.Local).Stall / own
+			}
 			lv, lm := errors[LocalLeg].of(&q.Local, stalled)
 			pv, pm := errors[PrefillLeg].of(&q.Prefill, 0)
 			tv, tm := errors[TransferLeg].of(&q.Transfer, 0)
@@ -120,16 +124,7 @@ func (f *fit) uncertainty() uncertainty {
 	if f.seen <= terms {
 		return u
 	}
-	// The sum of the squared errors, weighted, and the same of each outcome.
-	rss := f.square
-	a := f.info
-	for i := range a {
-		rss -= 2 * f.model[i] * f.moment[i]
-		for j := range a {
-			rss += f.model[i] * a[i][j] * f.model[j]
-		}
-	}
-	variance := max(rss, 0) / (f.seen - terms)
+	a, variance := f.info, f.variance()
 	for i := range a {
 		a[i][i] += ridge(a[i][i])
 	}

@@ -43,6 +43,8 @@ const (
 	Learned
 	// Drifted: the outcomes of a leg are no longer what the model predicts. It is learned again.
 	Drifted
+	// Timed: prices are known now, and were not.
+	Timed
 	// Doubted: learning again did not help. There is no model until it does.
 	Doubted
 )

@@ -18,6 +18,8 @@ type fit struct {
 	// count is how many outcomes there were, seen how many of them count.
 	count int
 	seen  float64
+	// last is when the newest one was.
+	last time.Duration
 	// model is the newest solution.
 	model LegModel
 	watch watch
@@ -38,23 +40,52 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	predicted := f.model.Time(&w)
 	// Long waits differ by more than short ones: errors are relative. An outcome
 	// that is far from what was expected weighs less.
-	scale := floor + max(predicted, ms)/2
-	weight := 1 / (scale * scale)
 	change := f.drift(&w, predicted, ms, now)
 	f.fade(1 - 1.0/memory)
+	weight := f.take(&x, ms, floor+max(predicted, ms)/2)
 	own := &f.bands[band(&w)]
+	for i := range x {
+		own.values[i] += weight * x[i]
+	}
+	own.took += weight * ms
+	f.last = now
+	return change
+}
+
+// take counts what took ms where the terms had values x. Its error counts by scale.
+func (f *fit) take(x *[terms]float64, ms, scale float64) (weight float64) {
+	weight = 1 / (scale * scale)
 	for i := range x {
 		for j := range x {
 			f.info[i][j] += weight * x[i] * x[j]
 		}
 		f.moment[i] += weight * x[i] * ms
-		own.values[i] += weight * x[i]
 	}
 	f.square += weight * ms * ms
-	own.took += weight * ms
 	f.seen++
 	f.count++
-	return change
+	return weight
+}
+
+// off is by what share of itself the model's time is off on average, as a standard error; 1
+// while nothing is known. Errors of long times are counted by half of the time.
+func (f *fit) off() float64 {
+	if f.seen <= terms {
+		return 1
+	}
+	return min(math.Sqrt(f.variance()/f.seen)/2, 1)
+}
+
+// variance is the mean of the squared errors of outcomes, each by its scale.
+func (f *fit) variance() float64 {
+	rss := f.square
+	for i := range f.info {
+		rss -= 2 * f.model[i] * f.moment[i]
+		for j := range f.info {
+			rss += f.model[i] * f.info[i][j] * f.model[j]
+		}
+	}
+	return max(rss, 0) / (f.seen - terms)
 }
 
 // solve makes the model from what was seen, and from an assumption. Where another fit

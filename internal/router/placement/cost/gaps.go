@@ -9,15 +9,34 @@ const stretch = 16
 // Running is an answer that runs. The zero value is one without a token.
 type Running struct{ counted, now mark }
 
-// mark is how many tokens an answer had at a time.
+// mark is how many tokens an answer had at a time, and what its rank did.
 type mark struct {
 	tokens int
 	at     time.Duration
+	on     Decoding
 }
 
-// Ran learns that an answer has so many tokens now, a time since any beginning.
-func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
-	a.now = mark{tokens, now}
+// Decoding is what a rank does while an answer runs there.
+type Decoding struct {
+	// Running is the answers that run there, Held and HeldCached the tokens of their contexts as
+	// in Work.
+	Running, Held, HeldCached int
+	// Prompts and Computed are how many prompts it has computed so far, and uncached tokens of
+	// them.
+	Prompts, Computed uint64
+	// Times is as in Work.
+	Times float64
+}
+
+// Due reports whether Ran uses what the rank does when the answer has so many tokens.
+func (a *Running) Due(tokens int) bool {
+	return a.counted.tokens == 0 || tokens-a.counted.tokens >= stretch
+}
+
+// Ran learns that an answer has so many tokens now, a time since any beginning. on is what its
+// rank does; it is not used unless the answer is Due, and the zero value is of an unknown rank.
+func (l *Learner) Ran(a *Running, tokens int, now time.Duration, on Decoding) {
+	a.now = mark{tokens, now, on}
 	first := a.counted.tokens == 0
 	if first {
 		a.counted = a.now
@@ -49,6 +68,33 @@ func (l *Learner) gap(a *Running) {
 		return
 	}
 	ms := float64(a.now.at-a.counted.at) / float64(time.Millisecond) / n
+	l.step(&a.counted.on, &a.now.on, n, ms)
 	l.gaps += (ms - l.gaps) * n / max(l.answers, n) / recent
 	a.counted = a.now
+}
+
+// Steps are of few milliseconds: their errors are relative from stepFloor ms on. stepMemory is
+// how many stretches of answers count at most.
+const stepFloor, stepMemory = 2, 2000
+
+// step counts a stretch of n tokens of an answer that took ms each, between two looks at its
+// rank. The caller holds mu.
+func (l *Learner) step(from, to *Decoding, n, ms float64) {
+	if from.Running <= 0 || to.Running <= 0 || n < stretch || to.Prompts < from.Prompts || to.Computed < from.Computed {
+		return
+	}
+	x := [terms]float64{
+		stepOne: 1, stepRunning: float64(from.Running+to.Running) / 2, stepHeld: float64(from.Held+to.Held) / 2000, stepCached: float64(from.HeldCached+to.HeldCached) / 2000,
+		stepTokens: float64(to.Computed-from.Computed) / 1000 / n, stepPrompt: float64(to.Prompts-from.Prompts) / n,
+	}
+	ms /= max(from.Times, to.Times, 1)
+	predicted := 0.0
+	for i, v := range x {
+		predicted += l.steps.model[i] * v
+	}
+	stalled := l.steps.model[stepTokens]*x[stepTokens] + l.steps.model[stepPrompt]*x[stepPrompt]
+	l.stalled += (stalled - l.stalled) / stepMemory * stretch
+	l.steps.fade(1 - 1.0/stepMemory)
+	l.steps.take(&x, ms, stepFloor+max(predicted, ms)/2)
+	l.fresh = true
 }

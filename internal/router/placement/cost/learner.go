@@ -2,7 +2,6 @@ package cost
 
 import (
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -41,6 +40,9 @@ var start = [legKinds]LegModel{
 	TransferLeg: {5, 2, 0, 10, 0},
 }
 
+// startStep is the same of steps.
+var startStep = LegModel{8, 0.1, 0.2, 0.1, 20, 10}
+
 // borrowed is for how many outcomes the model of one kind of rank counts for the
 // other.
 const borrowed = 8
@@ -57,12 +59,14 @@ type Learner struct {
 
 	mu        sync.Mutex // guards the fields below
 	objective Objective
+	constants Constants
 	fits      [legKinds]fit
+	steps     fit                // of StepModel
 	assumed   [legKinds]LegModel // before anything was seen
 	answers   float64            // mean tokens of an answer
 	gaps      float64            // mean ms between them, of late
+	stalled   float64            // mean ms of it for which prompts were computed
 	published time.Duration
-	slow      []Slow        // ranks that take longer than their peers; never written to
 	fresh     bool          // there is something new to publish
 	solved    bool          // models were made before
 	used      time.Duration // when it was last heard of requests, or served; 0 for not yet
@@ -78,7 +82,8 @@ func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	// Answers end long after paths are chosen by costs: until then they are taken for
 	// such that feel a stall.
 	o = o.sound()
-	l := &Learner{objective: o, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
+	l := &Learner{objective: o, constants: Tuned, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
+	l.steps.model = startStep
 	for i := range l.fits {
 		l.fits[i].model = start[i]
 	}
@@ -98,6 +103,13 @@ func (l *Learner) Assume(times float64) {
 	}
 }
 
+// Set sets the constants by which models are made from now on.
+func (l *Learner) Set(c Constants) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.constants = c
+}
+
 // Model is the revision in force; nil while too little is known.
 func (l *Learner) Model() *Model { return l.model.Load() }
 
@@ -107,7 +119,11 @@ func (l *Learner) Took(leg LegKind, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heard(now)
-	change := l.fits[leg].add(w, float64(took)/float64(time.Millisecond), now)
+	moved := *w
+	if leg == TransferLeg {
+		moved.Times = 0
+	}
+	change := l.fits[leg].add(&moved, float64(took)/float64(time.Millisecond), now)
 	l.fresh = true
 	switch {
 	case change == Doubted && l.doubt == 0:
@@ -119,18 +135,31 @@ func (l *Learner) Took(leg LegKind, w *Work, took, now time.Duration) Change {
 		return NoChange
 	}
 	l.doubt = max(0, l.doubt-1)
-	if l.publish(now) == Learned {
-		return Learned
+	if news := l.publish(now); news != NoChange {
+		return news
 	}
 	return change
 }
 
 // Renew publishes what was learned since the last revision, if no outcome comes that does:
-// which ranks are slow counts there, too. It is meant to be called once a second.
+// that a path was not taken for a while counts, too. It is meant to be called once a second.
 func (l *Learner) Renew(now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if m := l.model.Load(); m != nil && m.Lacks != l.lacks(now) {
+		l.fresh = true
+	}
 	return l.publish(now)
+}
+
+// lacks are the legs of which little is known now. The caller holds mu.
+func (l *Learner) lacks(now time.Duration) (legs Legs) {
+	for i := range l.fits {
+		if f := &l.fits[i]; f.seen < EnoughMoved || now-f.last > l.constants.stale() {
+			legs |= 1 << i
+		}
+	}
+	return legs
 }
 
 // heard notes that something is learned of now. The caller holds mu.
@@ -140,23 +169,36 @@ func (l *Learner) heard(now time.Duration) { l.used = max(l.used, now) }
 // little is known, or the last one is younger than every. The caller holds mu.
 func (l *Learner) publish(now time.Duration) Change {
 	f := &l.fits
-	if !l.fresh || l.solved && now-l.published < every ||
-		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
+	timed := float64(l.steps.count) >= l.constants.Stretches
+	paths := f[LocalLeg].count+f[PrefillLeg].count >= EnoughComputed && f[TransferLeg].count >= EnoughMoved
+	if !l.fresh || l.solved && now-l.published < every || !paths && !(timed && f[LocalLeg].count >= EnoughComputed) {
 		return NoChange
 	}
 	local, prefill := f[LocalLeg].model, f[PrefillLeg].model
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
+	if timed {
+		l.steps.solve(&startStep, nil)
+	}
 	l.published, l.fresh, l.solved = now, false, true
 	if l.doubt > 0 {
 		return NoChange // the cost models are watched, and decide nothing
 	}
 	m := l.objective.model(l.answers, l.gaps)
-	m.Revision, m.Slow = l.revision.Add(1), l.slow
+	m.Revision = l.revision.Add(1)
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].model, f[PrefillLeg].model, f[TransferLeg].model
-	if l.model.Swap(m) == nil {
+	m.Length, m.NoRemote, m.Lacks, m.Constants = max(l.answers, 1), !paths, l.lacks(now), l.constants
+	l.objective.price(m)
+	if timed {
+		m.Step, m.Stalled = StepModel(l.steps.model), l.stalled
+		m.Error = max(min(f[LocalLeg].off(), f[PrefillLeg].off()), l.steps.off())
+	}
+	switch old := l.model.Swap(m); {
+	case paths && !old.Compares():
 		return Learned
+	case timed && !old.Timed():
+		return Timed
 	}
 	return NoChange
 }
@@ -170,26 +212,12 @@ func (l *Learner) aim(o Objective) {
 	}
 }
 
-// slower is by how much a rank's measure must change for a revision of its own.
-const slower = 1.1
-
-// Slow sets which ranks take longer than their peers, by slot in rising order. Models
-// follow with their next revisions. The list is the learner's from then on.
-func (l *Learner) Slow(ranks []Slow) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if slices.EqualFunc(l.slow, ranks, func(a, b Slow) bool {
-		return a.Slot == b.Slot && a.Times < b.Times*slower && b.Times < a.Times*slower
-	}) {
-		return
-	}
-	l.slow, l.fresh = ranks, true
-}
-
 // Known is how much a learner knows.
 type Known struct {
 	// Local, Prefill and Transfer are the outcomes that count, older ones less.
 	Local, Prefill, Transfer float64
+	// Stretches are the stretches of answers that count.
+	Stretches float64
 	// Model is the revision in force; nil while too little is known.
 	Model *Model
 	// Crossings are where it changes the path, by load; none without a model.
@@ -199,10 +227,10 @@ type Known struct {
 // Known is how much is known.
 func (l *Learner) Known() Known {
 	l.mu.Lock()
-	fits, m := l.fits, l.model.Load() // nobody waits for what follows
+	fits, m, stretches := l.fits, l.model.Load(), l.steps.seen // nobody waits for what follows
 	l.mu.Unlock()
-	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
-	if m != nil {
+	k := Known{Stretches: stretches, Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
+	if m.Compares() {
 		k.Crossings = crossings(m, &fits)
 	}
 	return k
@@ -222,7 +250,6 @@ type Learners struct {
 	refused   atomic.Uint64
 	mu        sync.RWMutex // guards the fields below
 	objective Objective
-	slow      []Slow
 	byModel   map[string]*Learner
 }
 
@@ -268,7 +295,6 @@ func (l *Learners) begin(model string) *Learner {
 	one := l.byModel[model]
 	if one == nil && len(l.byModel) < MaxModels {
 		one = newLearner(l.objective, &l.revision)
-		one.slow = l.slow
 		l.byModel[strings.Clone(model)] = one
 	}
 	return one
@@ -308,16 +334,6 @@ func (l *Learners) Aim(o Objective) {
 	l.objective = o
 	for _, one := range l.byModel {
 		one.aim(o)
-	}
-}
-
-// Slow sets which ranks take longer than their peers, as Learner.Slow.
-func (l *Learners) Slow(ranks []Slow) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.slow = ranks
-	for _, one := range l.byModel {
-		one.Slow(ranks)
 	}
 }
 

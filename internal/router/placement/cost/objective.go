@@ -78,9 +78,22 @@ const (
 	// worth is for how many requests that are late an answer counts that is lost by a
 	// stall: tokens were made for it.
 	worth = 2
-	// calm is the weight with ForITL.
-	calm = 20
 )
+
+// price sets what prices are made of, beside what outcomes say.
+func (o *Objective) price(m *Model) {
+	c := &m.Constants
+	m.Others, m.Answer = 1, 1
+	switch o.For {
+	case ForTTFT:
+		m.Others, m.Answer = 0, 0
+	case ForITL:
+		m.Others = calm
+	case ForGoodput:
+		m.Limit, m.GapLimit = float64(o.TTFT)/float64(time.Millisecond), float64(o.ITL)/float64(time.Millisecond)
+		m.Loss = c.Loss * m.Limit
+	}
+}
 
 // model is a model without those of legs, for answers of so many tokens with so many ms between
 // them.

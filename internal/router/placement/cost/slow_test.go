@@ -1,130 +1,118 @@
 package cost
 
 import (
-	"slices"
 	"testing"
 	"time"
 )
 
-// TestSlowRank: what the laws say is multiplied for a slow rank alone, what it takes teaches
-// the laws as another's would, and a revision has the ranks of its time.
+// TestSlowRank: what the models predict is multiplied for a slow rank alone, and what it takes
+// teaches them as another's would.
 func TestSlowRank(t *testing.T) {
 	const times = 3
 	l := NewLearner(Objective{For: ForE2E})
-	teach := func(from, n int) {
-		for i := from; i < from+n; i++ {
-			w := Work{Tokens: 100 + i%7*500, Context: 100 + i%7*500}
-			kv := Work{Tokens: w.Tokens}
-			ms := 10 + float64(w.Tokens)/100
-			if i%2 == 0 {
-				w.Times = times
-				ms *= times
-			}
-			now := time.Duration(i) * time.Second
-			took := time.Duration(ms * float64(time.Millisecond))
-			l.Took(LocalLeg, &w, took, now)
-			l.Took(PrefillLeg, &w, took, now)
-			l.Took(TransferLeg, &kv, 5*time.Millisecond, now)
+	for i := range 200 {
+		w := Work{Tokens: 100 + i%7*500, Context: 100 + i%7*500}
+		kv := Work{Tokens: w.Tokens}
+		ms := 10 + float64(w.Tokens)/100
+		if i%2 == 0 {
+			w.Times, kv.Times = times, times // of a transfer it counts for nothing
+			ms *= times
 		}
+		now := time.Duration(i) * time.Second
+		took := time.Duration(ms * float64(time.Millisecond))
+		l.Took(LocalLeg, &w, took, now)
+		l.Took(PrefillLeg, &w, took, now)
+		l.Took(TransferLeg, &kv, 5*time.Millisecond, now)
+		run(l, 1+i%8, 1000*(1+i%5), w.times(), now)
 	}
-	slow := []Slow{{Slot: 2, Times: times}, {Slot: 9, Times: 1.5}}
-	l.Slow(slow)
-	teach(0, 200)
 	m := l.Model()
-	for slot, want := range map[uint32]float64{0: 1, 2: times, 3: 1, 9: 1.5, 10: 1} {
-		if got := m.Times(slot); got != want {
-			t.Errorf("rank %d takes %v times as long, want %v", slot, got, want)
-		}
-	}
-	w := Work{Tokens: 2000, Context: 2000}
+	w := Work{Tokens: 2000, Context: 2000, Running: 4, Answering: 4, Held: 3000}
 	alike := m.Prefill.Time(&w)
 	if alike < 27 || alike > 33 {
 		t.Errorf("a rank like most takes %.1f ms, want about 30", alike)
 	}
+	one := Request{ISL: 2000, Output: 100, Others: 1}
 	q := Paths{Local: w, Prefill: w, Transfer: w}
-	before := m.Of(&q)
+	before, fast := m.Compare(&one, &q), m.LocalPrice(&one, &w)
+	if moves := m.transfer(&q.Transfer); moves < 4 || moves > 6 {
+		t.Errorf("KV moves in %.1f ms, want about 5", moves)
+	}
 	w.Times = times
 	if got := m.Prefill.Time(&w); got != times*alike {
 		t.Errorf("the slow one takes %v ms, the others %v", got, alike)
 	}
 	q.Prefill.Times = times
-	if after := m.Of(&q); after.Local != before.Local || after.Remote <= before.Remote {
+	if after := m.Compare(&one, &q); after.Local != before.Local || after.Remote <= before.Remote {
 		t.Errorf("with a slow prefill rank %+v, before %+v", after, before)
 	}
-	q.Prefill.Times, q.Local.Times, q.Local.Running = 0, times, 4
-	stalls := q
-	stalls.Local.Times = 0
-	if a, b := m.Of(&q), m.Of(&stalls); a.Local <= 2.9*b.Local || a.Remote != b.Remote {
-		t.Errorf("with a slow decode rank, whose answers are stalled for as much longer, %+v, else %+v", a, b)
+	slow := m.LocalPrice(&one, &w)
+	// What prompts stall on average is not the rank's.
+	stalled := 100 * m.Stalled
+	slow.Answer, fast.Answer = slow.Answer-stalled, fast.Answer-stalled
+	for what, v := range map[string][2]float64{
+		"to compute": {slow.Compute, fast.Compute}, "to answer": {slow.Answer, fast.Answer}, "that others pause": {slow.Stall, fast.Stall}, "that others are slower": {slow.Slower, fast.Slower},
+	} {
+		if v[1] <= 0 || v[0] < 2.9*v[1] || v[0] > 3.1*v[1] {
+			t.Errorf("%s: %v ms on the slow one, %v on others", what, v[0], v[1])
+		}
 	}
-	// Little more or less is the same; another rank is news, and the old revision stays.
-	l.Slow([]Slow{{Slot: 2, Times: times * 1.05}, {Slot: 9, Times: 1.5}})
-	teach(200, 1)
-	if got := l.Model().Times(2); got != times {
-		t.Errorf("a measure that changed by a twentieth: %v times", got)
-	}
-	l.Slow(nil)
-	teach(201, 1)
-	if got := l.Model(); len(got.Slow) != 0 || got.Revision <= m.Revision || m.Times(2) != times {
-		t.Errorf("none is slow any more: %+v, before %+v", got, m)
+	if a, b := m.transfer(&w), m.transfer(&q.Transfer); a != b {
+		t.Errorf("KV moves to a slow rank in %v ms, to others in %v", a, b)
 	}
 }
 
-// TestSlowRankOfAllModels: models that are learned of later have the same ranks.
-func TestSlowRankOfAllModels(t *testing.T) {
-	all := NewLearners(Objective{For: ForE2E})
-	all.Of("a")
-	all.Slow([]Slow{{Slot: 1, Times: 2}})
-	for _, name := range []string{"a", "b"} {
-		l, w := all.Of(name), Work{Tokens: 1000, Context: 1000}
-		for range EnoughComputed {
-			l.Took(PrefillLeg, &w, 30*time.Millisecond, 0)
-			l.Took(TransferLeg, &w, 5*time.Millisecond, 0)
-		}
-		if m := l.Model(); m == nil || m.Times(1) != 2 {
-			t.Errorf("%s: %+v", name, m)
-		}
+// run reports a stretch of an answer on a rank with so many answers, whose contexts have so many
+// tokens: a step takes 5 ms, 0.5 for each answer and 0.2 for each thousand tokens; a prompt of
+// 500 tokens that is computed meanwhile takes 20 ms.
+func run(l *Learner, answers, context int, times float64, now time.Duration) {
+	var a Running
+	on := Decoding{Running: answers, Held: context, Times: times}
+	l.Ran(&a, 1, now, on)
+	ms := 16 * (5 + 0.5*float64(answers) + 0.2*float64(context)/1000)
+	if answers%2 == 0 {
+		ms += 20
+		on.Prompts, on.Computed = 1, 500
 	}
+	l.Ran(&a, 17, now+time.Duration(ms*times*float64(time.Millisecond)), on)
 }
 
-// TestRenew: where no outcomes come, a revision still follows where ranks become slow or well,
-// or something else is aimed at, and at most once a second.
+// TestRenew: where no outcomes come, a revision still follows where something else is aimed at, or
+// a path was not taken for long, and at most once a second.
 func TestRenew(t *testing.T) {
 	l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
-	slow := []Slow{{Slot: 2, Times: 3}}
-	l.Slow(slow)
 	if l.Renew(0); l.Model() != nil {
 		t.Error("a revision of nothing")
 	}
 	now := time.Second
 	teach(l, now)
-	if m := l.Model(); m == nil || !slices.Equal(m.Slow, slow) || m.Stall <= 0 {
+	if m := l.Model(); m == nil || m.Stall <= 0 || m.Lacks != 1<<LocalLeg {
 		t.Fatalf("learned %+v", m)
 	}
 	now += every
 	l.Renew(now) // of the outcomes after the first revision
 	for _, step := range []struct {
-		do   func()
-		slow []Slow
-		news bool
+		do    func()
+		lacks Legs
+		news  bool
 	}{
-		{func() { l.Slow(nil) }, nil, true},
-		{func() { l.Slow(slow) }, slow, true},
-		{func() { l.aim(Objective{For: ForTTFT}) }, slow, true},
-		{func() {}, slow, false},
+		{func() { l.aim(Objective{For: ForTTFT}) }, 1 << LocalLeg, true},
+		{func() {}, 1 << LocalLeg, false},
+		{func() { now += Tuned.stale() }, 1<<LocalLeg | 1<<PrefillLeg | 1<<TransferLeg, true},
+		{func() {}, 1<<LocalLeg | 1<<PrefillLeg | 1<<TransferLeg, false},
 	} {
 		before := l.Model()
 		step.do()
-		l.Renew(now + every/2)
-		if l.Model() != before {
-			t.Error("two revisions within a second")
+		if step.lacks == 1<<LocalLeg {
+			if l.Renew(now + every/2); l.Model() != before {
+				t.Error("two revisions within a second")
+			}
 		}
 		now += every
 		if c := l.Renew(now); c != NoChange {
 			t.Errorf("a change: %v", c)
 		}
-		if m := l.Model(); (m != before) != step.news || !slices.Equal(m.Slow, step.slow) {
-			t.Errorf("%+v follows %+v; the slow ones are %v", m, before, step.slow)
+		if m := l.Model(); (m != before) != step.news || m.Lacks != step.lacks {
+			t.Errorf("%+v follows %+v; want lacks %b", m, before, step.lacks)
 		}
 	}
 	if m := l.Model(); m.Stall != 0 {

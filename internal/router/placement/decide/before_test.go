@@ -41,7 +41,7 @@ func before(in *Input) (path route.Path, reason route.Reason, decode, prefill in
 	}
 	c, f := &in.Rule, &in.Facts
 	to := in.DecodePeers[d].Worker
-	eff := f.ISL - CachedTokens(f.ISL, in.Decode.Candidates[d].OverlapBlocks, in.Decode.BlockSize)
+	eff := f.ISL - selector.CachedTokens(f.ISL, in.Decode.Candidates[d].OverlapBlocks, in.Decode.BlockSize)
 	connector := c.Connector
 	if connector == workers.ConnectorNone {
 		connector = to.Connector

@@ -49,14 +49,17 @@ func TestDecisionsOnEveryPlatform(t *testing.T) {
 }
 
 // makeDecisions makes the golden decisions, in their order: ordinary ones first, a quarter
-// of them by cost, then some of what ordinary ones have too seldom.
+// of them with paths by cost, an eighth with everything by times, then some of what ordinary ones have too seldom.
 func makeDecisions(each func(i int, in *Input, p *Plan)) {
-	rng, costs := rand.New(rand.NewPCG(7, 2026)), rand.New(rand.NewPCG(8, 2026))
+	rng, costs, times := rand.New(rand.NewPCG(7, 2026)), rand.New(rand.NewPCG(8, 2026)), rand.New(rand.NewPCG(10, 2026))
 	var p Plan
 	for i := range goldenDecisions {
 		in := someInput(rng)
-		if i%4 == 3 {
+		switch {
+		case i%4 == 3:
 			withCosts(in, costs)
+		case i%8 == 1:
+			withTimes(in, times)
 		}
 		MakePlan(in, &p)
 		each(i, in, &p)
@@ -209,12 +212,50 @@ func withCosts(in *Input, rng *rand.Rand) {
 		return l
 	}
 	m := &cost.Model{Revision: 1 + rng.Uint64N(9), Local: law(), Prefill: law(), Transfer: law(), Stall: rng.Float64(), Limit: 500 * rng.Float64(), Beyond: 0.05, Lost: 500 * rng.Float64()}
-	for slot := range uint32(12) {
-		if rng.IntN(3) == 0 {
-			m.Slow = append(m.Slow, cost.Slow{Slot: slot, Times: 1.5 + 3*rng.Float64()})
+	for slot := range 12 {
+		if rng.IntN(3) > 0 {
+			continue
+		}
+		times := 1.5 + 3*rng.Float64()
+		for _, list := range [][]decision.Candidate{in.Decode.Candidates, in.Prefill.Candidates} {
+			if slot < len(list) {
+				list[slot].Times = times
+			}
 		}
 	}
 	in.Costs = m
+}
+
+// withTimes has policy kv choose ranks and paths by times that are known.
+func withTimes(in *Input, rng *rand.Rand) {
+	threshold := in.Rule.Threshold
+	withCosts(in, rng)
+	if rng.IntN(3) == 0 { // paths by a fixed threshold
+		in.Rule.Auto, in.Rule.Threshold = false, threshold
+	}
+	in.Decode.Policy, in.Prefill.Policy = selector.KV, selector.KV
+	in.Facts.Output = rng.IntN(3) * rng.IntN(900)
+	for _, s := range []*selector.Input{&in.Decode, &in.Prefill} {
+		s.Weights.Others = 1.0 / 3 * float64(1+rng.IntN(6))
+		for i := range s.Candidates {
+			s.Candidates[i].Answering = rng.IntN(s.Candidates[i].ActiveRequests + 1)
+		}
+	}
+	c := cost.Tuned
+	c.Behind, c.Keep = rng.Float64(), rng.Float64()
+	in.Costs.Prices = cost.Prices{
+		Step: cost.StepModel{9 * rng.Float64(), rng.Float64(), rng.Float64(), rng.Float64(), 20 * rng.Float64(), 20 * rng.Float64()}, Others: float64(rng.IntN(3)), Answer: 1,
+		Loss: 2000 * rng.Float64(), GapLimit: 1 + 40*rng.Float64(), Length: 1 + 500*rng.Float64(), Stalled: 3 * rng.Float64(), Error: 0.2 * rng.Float64(),
+		NoRemote: rng.IntN(6) == 0, Lacks: cost.Legs(rng.IntN(8)), Constants: c,
+	}
+	if in.Costs.Limit = 4 * in.Costs.Limit; in.Costs.Limit == 0 {
+		in.Costs.Loss = 0
+	}
+}
+
+// blocksPolicies are those whose choices do not depend on what was learned.
+var blocksPolicies = []selector.Policy{
+	selector.KVBlocks, selector.KVDynamo, selector.LeastLoaded, selector.RoundRobin, selector.PowerOfTwo, selector.Random, selector.Session,
 }
 
 // someInput is a fleet and a request as rng has them. Few of its figures are
@@ -247,9 +288,9 @@ func someInput(rng *rand.Rand) *Input {
 	busy := selector.Busy{DecodeBlocksShare: one(0, 0.8), PrefillTokens: []int{0, 6000}[rng.IntN(2)], Waiting: []int{0, 6}[rng.IntN(2)], KVUsage: one(0, 0.9)}
 	policy := func() selector.Policy {
 		if rng.IntN(3) > 0 {
-			return selector.KV
+			return selector.KVBlocks
 		}
-		return selector.Policies()[rng.IntN(len(selector.Policies()))]
+		return blocksPolicies[rng.IntN(len(blocksPolicies))]
 	}
 	connectors := []workers.Connector{
 		workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL,

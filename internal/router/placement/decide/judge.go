@@ -5,7 +5,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// Judgement is what a choice was worth by one measure for all policies: kv's cost
+// Judgement is what a choice was worth by one measure for all policies: kv_blocks' cost
 // function with its default weights and no limits.
 type Judgement struct {
 	// RegretBlocks is by how much the rank that computes the prompt costs more than
@@ -28,7 +28,7 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 	if p.Path == route.Remote {
 		in, chosen = r.In.Prefill, p.PrefillIndex
 	}
-	in.Policy, in.Weights, in.Busy = selector.KV, selector.DefaultWeights(), selector.Busy{}
+	in.Policy, in.Weights, in.Busy = selector.KVBlocks, selector.DefaultWeights(), selector.Busy{}
 	selector.Pick(&in, &r.memory.judged)
 	best, ok := r.memory.judged.Best()
 	if !ok {
@@ -40,6 +40,6 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 	}
 	return Judgement{
 		RegretBlocks: in.Candidates[chosen].Cost - in.Candidates[best].Cost,
-		CachedTokens: CachedTokens(in.ISL, held(chosen), in.BlockSize), MostTokens: CachedTokens(in.ISL, most, in.BlockSize),
+		CachedTokens: selector.CachedTokens(in.ISL, held(chosen), in.BlockSize), MostTokens: selector.CachedTokens(in.ISL, most, in.BlockSize),
 	}, true
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -51,8 +52,8 @@ type Rule struct {
 	// Threshold in tokens: remote when the measure is at least this; 0 or
 	// less is always remote.
 	Threshold int
-	// Auto takes the path that costs less where both can be had and Input.Costs is
-	// known; else the threshold decides, which is more than 0 then.
+	// Auto takes the path that costs less where both can be had and Input.Costs compares
+	// them; else the threshold decides, which is more than 0 then.
 	Auto bool
 	// On is what the threshold is compared with; empty is OnEffISL.
 	On Measure
@@ -95,8 +96,7 @@ type Input struct {
 	// GaveUp is the reason for which remote prefill was tried and given up in this
 	// request, whose path is forced since; empty otherwise.
 	GaveUp string
-	// Costs are the cost models of both paths, with Rule.Auto; nil while too little is
-	// known.
+	// Costs is the cost model, with Rule.Auto or policy kv; nil while too little is known.
 	Costs *cost.Model
 
 	Decode       selector.Input
@@ -142,15 +142,17 @@ type Plan struct {
 	// remote was possible. The one that was not taken is the what-if.
 	Local, Remote Work
 	HasRemote     bool
-	// Paths is the work of both paths, and Costs what that would cost by
-	// revision CostRevision of the cost models; with Rule.Auto, where remote was possible. The
-	// revision is 0 where the costs were not needed or not known.
+	// Paths is the work of both paths, as far as they were possible. Costs is what that would
+	// cost by revision CostRevision of the cost model, with Rule.Auto, where remote was possible.
+	// The revision is 0 where the costs were not needed or not known.
 	Paths        cost.Paths
 	Costs        cost.Costs
 	CostRevision uint64
 
 	// Why candidates of a phase are kept out of a ranking; see selector.Input.Veto.
-	decodeVeto, prefillVeto, slowVeto []string
+	decodeVeto, prefillVeto []string
+	// What policy kv prices candidates by.
+	decodePricing, prefillPricing selector.Pricing
 }
 
 // Errors of a plan.
@@ -161,17 +163,6 @@ var (
 	// can serve it in one.
 	ErrWhole = errors.New("the request cannot be split, and every decode worker of its model needs a prefill worker beside it")
 )
-
-// CachedTokens is how many tokens of a prompt a rank with overlap leading
-// blocks takes from its cache. The last token is always computed, because its
-// logits give the first token of the answer; as caches hold whole blocks, a
-// prompt that is cached to its end loses its last block.
-func CachedTokens(isl, overlapBlocks, blockSize int) int {
-	if isl <= 0 || overlapBlocks <= 0 || blockSize <= 0 {
-		return 0
-	}
-	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
-}
 
 // MakePlan fills out with the plan for in, reusing its memory.
 //
@@ -186,13 +177,14 @@ func MakePlan(in *Input, out *Plan) {
 	out.Threshold, out.On, out.Connector = c.Threshold, cmp.Or(c.On, OnEffISL), c.Connector
 	prefill := eligible(&in.Prefill)
 	decode := in.DecodePhase()
+	out.price(in, &decode)
 	selector.Pick(&decode, &out.Decode)
 	d, ok := out.Decode.Best()
 	if !ok {
 		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 		return
 	}
-	if out.planFor(in, out.passSlowDecode(in, &decode, d)) {
+	if out.planFor(in, d) {
 		return
 	}
 	// Draws and turns are among those that can serve, so they are ranked again.
@@ -200,7 +192,7 @@ func MakePlan(in *Input, out *Plan) {
 		decode.Veto = out.decodeVeto
 		selector.Pick(&decode, &out.Decode)
 		d, _ = out.Decode.Best()
-		out.planFor(in, out.passSlowDecode(in, &decode, d))
+		out.planFor(in, d)
 		return
 	}
 	out.fallBack(in, decode.Phase == route.Aggregated)
@@ -266,7 +258,7 @@ type wish struct {
 func (in *Input) wish(d int) (w wish) {
 	c, f, k := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
 	to := in.DecodePeers[d].Worker
-	w.cached = CachedTokens(f.ISL, int(in.Decode.Weights.Held(k)), in.Decode.BlockSize)
+	w.cached = selector.CachedTokens(f.ISL, int(in.Decode.Weights.Held(k)), in.Decode.BlockSize)
 	if w.connector = c.Connector; w.connector == workers.ConnectorNone {
 		w.connector = to.Connector
 	}
@@ -318,7 +310,11 @@ func (p *Plan) planFor(in *Input, d int) bool {
 	}
 	p.Path, p.Reason = w.path, w.reason
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
-	p.Paths, p.Costs, p.CostRevision = cost.Paths{}, cost.Costs{}, 0
+	p.Costs, p.CostRevision = cost.Costs{}, 0
+	p.Paths = cost.Paths{Local: in.Decode.Work(d, p.EffISL, f.ISL), Transfer: in.Decode.Work(d, p.EffISL, 0)}
+	if p.HasRemote {
+		p.Paths.Prefill = in.Prefill.Work(p.PrefillIndex, p.Remote.Compute, f.ISL)
+	}
 	if c.Auto && p.HasRemote {
 		p.weigh(in, d)
 	}
@@ -341,40 +337,132 @@ func (in *Input) gated(i int) bool {
 // costs, would have the prompt wait behind many more than on the decode rank.
 func (p *Plan) startGated(in *Input) bool {
 	c := &in.Rule
-	return c.Auto && in.Costs == nil && c.StartGate > 0 && p.byThreshold() && p.Remote.Queued-p.Local.Queued > c.StartGate
+	return c.Auto && !in.Costs.Compares() && c.StartGate > 0 && p.byThreshold() && p.Remote.Queued-p.Local.Queued > c.StartGate
 }
 
 // weigh compares what the paths cost and takes the cheaper one, where the threshold
-// would decide, and a gate does not.
+// would decide, and a gate does not. Now and then it takes the other one, to learn of it.
 func (p *Plan) weigh(in *Input, d int) {
 	decode := &in.Decode.Candidates[d]
-	isl := in.Facts.ISL
-	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
-	p.Paths.Local, p.Paths.Transfer = on, on
-	p.Paths.Local.Tokens, p.Paths.Local.Context = p.EffISL, isl
-	p.Paths.Transfer.Tokens = p.EffISL
-	p.Paths.Prefill = p.prefillWork(in)
-	if in.Costs == nil {
-		return
-	}
-	p.Paths.Local.Times = in.Costs.Times(decode.Slot)
 	if !p.byThreshold() {
 		return
 	}
-	p.Costs, p.CostRevision = in.Costs.Of(&p.Paths), in.Costs.Revision
-	if p.Costs.Remote < p.Costs.Local {
-		p.Path, p.Reason = route.Remote, route.ReasonRemoteCheaper
-	} else {
-		p.Path, p.Reason = route.Local, route.ReasonLocalCheaper
+	if m := in.Costs; m.Compares() {
+		request := in.priced()
+		request.Usual = p.prefillPricing.Request.Usual
+		p.Costs, p.CostRevision = m.Compare(&request, &p.Paths), m.Revision
+		if m.RemoteCheaper(p.Costs.Local, p.Costs.Remote) {
+			p.Path, p.Reason = route.Remote, route.ReasonRemoteCheaper
+		} else {
+			p.Path, p.Reason = route.Local, route.ReasonLocalCheaper
+		}
+	}
+	if p.teaches(in) {
+		p.Path, p.Reason = other(p.Path), route.ReasonTeaches
 	}
 	if gate := in.Rule.DecodeGate; p.Path == route.Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
 		p.Path, p.Reason = route.Remote, route.ReasonDecodeBusy
 	}
 }
 
+// priced is what prices depend on of the request.
+func (in *Input) priced() cost.Request {
+	return cost.Request{ISL: in.Facts.ISL, Output: in.Facts.Output, Others: in.Decode.Weights.Others}
+}
+
+// price has policy kv rank both phases by times, where they are known.
+func (p *Plan) price(in *Input, phase *selector.Input) {
+	in.Prefill.Pricing = nil
+	if !in.Costs.Timed() {
+		return
+	}
+	p.prefillPricing = selector.Pricing{Model: in.Costs, Request: in.priced()}
+	p.prefillPricing.Request.Usual = in.Decode.Usual()
+	if in.Prefill.Policy == selector.KV {
+		in.Prefill.Pricing = &p.prefillPricing
+	}
+	if phase.Policy != selector.KV {
+		return
+	}
+	p.decodePricing = p.prefillPricing
+	phase.Pricing = &p.decodePricing
+	if phase.Phase == route.Aggregated {
+		return
+	}
+	selector.Pick(&in.Prefill, &p.Prefill)
+	best, ok := p.Prefill.Best()
+	if !ok {
+		return
+	}
+	w := in.Prefill.Work(best, in.Prefill.Uncached(best), in.Facts.ISL)
+	p.decodePricing.Prefill, p.decodePricing.Remote = in.Costs.PrefillPrice(&p.decodePricing.Request, &w), true
+	gated := in.gated(best)
+	for i := range in.Decode.Candidates {
+		in.Decode.Candidates[i].Way = in.way(i, gated)
+	}
+}
+
+// way is which paths the rule leaves to a request on decode rank i. gated says that a gate keeps
+// it from the prefill rank.
+func (in *Input) way(i int, gated bool) decision.Way {
+	w := in.wish(i)
+	alone := !needsPrefill(in.DecodePeers[i].Worker)
+	switch {
+	case w.whole:
+		return decision.LocalOnly
+	case !alone:
+		return decision.RemoteOnly
+	case gated:
+		return decision.LocalOnly
+	case in.Rule.Auto && in.Costs.Compares() && byThreshold(w.reason):
+		return decision.EitherPath
+	case w.path == route.Remote:
+		return decision.RemoteOnly
+	}
+	return decision.LocalOnly
+}
+
+// other is the other path.
+func other(p route.Path) route.Path {
+	if p == route.Remote {
+		return route.Local
+	}
+	return route.Remote
+}
+
+// teaches reports whether the request takes the other path, of which little is known, so that
+// it becomes known: one request in a number, by its own number, and only where that is safe.
+func (p *Plan) teaches(in *Input) bool {
+	m, c := in.Costs, &cost.Tuned
+	legs, lacks := cost.Legs(1<<cost.PrefillLeg|1<<cost.TransferLeg), cost.Legs(0xff)
+	if p.Path == route.Remote {
+		legs = 1 << cost.LocalLeg
+	}
+	if m != nil {
+		lacks, c = m.Lacks, &m.Constants
+	}
+	if lacks&legs == 0 || !c.Teaches(in.Decode.Turn) {
+		return false
+	}
+	if p.CostRevision == 0 { // nothing is known but who waits where
+		here, there := p.Local.Queued, p.Remote.Queued
+		if p.Path == route.Remote {
+			here, there = there, here
+		}
+		return there <= here
+	}
+	taken, instead := p.Costs.Local, p.Costs.Remote
+	if p.Path == route.Remote {
+		taken, instead = instead, taken
+	}
+	return instead <= float64(c.TeachWithin*taken)
+}
+
 // byThreshold reports whether the threshold decided.
-func (p *Plan) byThreshold() bool {
-	switch p.Reason {
+func (p *Plan) byThreshold() bool { return byThreshold(p.Reason) }
+
+func byThreshold(r route.Reason) bool {
+	switch r {
 	case route.ReasonAbove, route.ReasonISLAbove, route.ReasonBelow, route.ReasonISLBelow:
 		return true
 	default:
@@ -392,17 +480,6 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 		p.stayInSlice(in, slice)
 	}
 	p.choosePrefill(in)
-	p.passSlowPrefill(in)
-}
-
-// prefillWork is the work of the chosen prefill rank.
-func (p *Plan) prefillWork(in *Input) cost.Work {
-	isl, c := in.Facts.ISL, &in.Prefill.Candidates[p.PrefillIndex]
-	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests}
-	if in.Costs != nil {
-		w.Times = in.Costs.Times(c.Slot)
-	}
-	return w
 }
 
 // choosePrefill takes the prefill rank that the policy likes best of those without a veto.
@@ -417,7 +494,7 @@ func (p *Plan) choosePrefill(in *Input) {
 	}
 	c := &in.Prefill.Candidates[best]
 	p.PrefillIndex, p.HasRemote = best, true
-	p.PrefillCached = CachedTokens(in.Facts.ISL, int(in.Prefill.Weights.Held(c)), in.Prefill.BlockSize)
+	p.PrefillCached = selector.CachedTokens(in.Facts.ISL, int(in.Prefill.Weights.Held(c)), in.Prefill.BlockSize)
 	p.Remote = Work{Compute: in.Facts.ISL - p.PrefillCached, Queued: c.PrefillTokens, Transfer: p.EffISL}
 }
 
@@ -493,6 +570,7 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 		}
 		phase := in.Decode
 		phase.Phase, phase.Veto = route.Aggregated, p.decodeVeto
+		p.price(in, &phase)
 		selector.Pick(&phase, &p.Decode)
 		if d, ok := p.Decode.Best(); ok {
 			p.planFor(in, d)

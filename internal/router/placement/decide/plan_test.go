@@ -111,7 +111,7 @@ func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 		{100, 3, 0, 0},
 		{100, -1, 32, 0},
 	} {
-		if got := CachedTokens(tt.isl, tt.overlap, tt.bs); got != tt.want {
+		if got := selector.CachedTokens(tt.isl, tt.overlap, tt.bs); got != tt.want {
 			t.Errorf("CachedTokens(%d, %d, %d) = %d, want %d", tt.isl, tt.overlap, tt.bs, got, tt.want)
 		}
 	}

@@ -41,6 +41,9 @@ func fill(out *decision.Phase, in *selector.Input, r *selector.Ranking, limit in
 		return
 	}
 	out.Home = in.Home
+	if r.InTime {
+		out.Unit = decision.Milliseconds
+	}
 	for n, i := range r.Order {
 		c := &in.Candidates[i]
 		switch n {

@@ -41,14 +41,18 @@ func (s *Options) Blind() bool {
 		!s.Rule.Auto && (s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
 }
 
+// Priced reports whether decisions depend on the cost model.
+func (s *Options) Priced() bool {
+	return s.Rule.Auto || s.Decode == selector.KV || s.Prefill == selector.KV
+}
+
 // Criteria are what a decision needs to know of a request, except for its prompt's blocks.
 type Criteria struct {
 	// Model is as in Input.
 	Model string
 	Facts api.Facts
 	Force route.Force
-	// Costs are the cost models of both paths; nil while too little is known, and
-	// where the threshold is not auto.
+	// Costs is the cost model; nil while too little is known.
 	Costs *cost.Model
 	// Session is selector.HashSession of the session's name; 0 for none.
 	Session uint64
@@ -177,7 +181,10 @@ func (r *Run) Begin(q Criteria) {
 func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetView) (e Effects) {
 	r.acquire()
 	in, q := &r.In, &r.Criteria
-	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), q.Costs
+	in.Rule, in.Model, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Model, q.Facts, q.Force, string(r.gaveUp), nil
+	if s.Priced() {
+		in.Costs = q.Costs
+	}
 	r.settings, r.workers, r.served, r.long, r.prompt = s, list, [2]bool{}, [2]bool{}, promptOf(&q.Facts)
 	r.Attempt++
 	var homes affinity.Homes
@@ -297,6 +304,9 @@ func Serves(w *workers.Worker) bool {
 func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Worker, seen FleetView, back []*workers.Worker) (any bool) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
 	pin, given := &r.Criteria.Pin, seen.Ledger()
+	// Now and then an idle rank that was little slower than its peers is taken for as fast, or
+	// no request would show that it is well. A slow prefill rank gets short prompts all the time.
+	teaches := in.Phase != route.Prefill && cost.Tuned.Teaches(r.Criteria.Chances[0].Turn)
 	stay, _ := r.History.Stay(in.Phase)
 	rank, pinned := pin.rank(in.Phase)
 	for _, w := range list {
@@ -331,7 +341,10 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			c.ResidentBlocks = seen.Resident(k)
 			var l ledger.Load
 			given.Read(k, &l)
-			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
+			c.ActiveRequests, c.Answering, c.PrefillTokens, c.DecodeBlocks, c.CachedBlocks = l.Requests, l.Answering, l.PrefillTokens, l.DecodeBlocks, l.CachedBlocks
+			if times := k.Times(); times > 1 && !(teaches && l.Requests == 0 && times <= cost.Tuned.TeachWithin) {
+				c.Times = times
+			}
 			// What only some ranks could take says nothing of how evenly the rest is spread.
 			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
 			r.Criteria.Siblings.Add(c, k, in.Busy.Requests)
@@ -375,7 +388,7 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, unusable string) (why st
 // Claims are what the plan takes of its decode and of its prefill rank.
 func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	p, isl := &r.Plan, r.Criteria.Facts.ISL
-	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize, Long: r.long[index(route.Decode)]}
+	decode = ledger.Claim{ContextTokens: isl, CachedTokens: p.CachedTokens, BlockSize: r.In.Decode.BlockSize, Long: r.long[index(route.Decode)]}
 	if p.Path == route.Local {
 		decode.PrefillTokens = p.EffISL
 		return decode, ledger.Claim{}

@@ -3,13 +3,14 @@ package decide
 import (
 	"fmt"
 
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
 // Words is the plan's reason in plain words, with its figures.
 func (p *Plan) Words(in *Input) string {
 	words := p.words(in)
-	if in.Rule.Auto && in.Costs == nil && p.byThreshold() {
+	if in.Rule.Auto && !in.Costs.Compares() && p.byThreshold() {
 		words += ", since too little is known of the costs yet"
 	}
 	return words
@@ -29,6 +30,8 @@ func (p *Plan) words(in *Input) string {
 		return fmt.Sprintf("remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
 	case route.ReasonLocalCheaper:
 		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
+	case route.ReasonTeaches:
+		return fmt.Sprintf("to learn what %s prefill takes, of which little is known (1 request in %.0f)", p.Path, cost.Tuned.TeachEvery)
 	case route.ReasonDecodeOnly:
 		return "the decode worker cannot prefill by itself"
 	case route.ReasonAlways:

@@ -74,7 +74,10 @@ type Phase struct {
 	// Chosen and RunnerUp are rank labels.
 	Chosen   string `json:"chosen,omitempty"`
 	RunnerUp string `json:"runner_up,omitempty"`
-	// MarginBlocks is by how much the runner-up costs more.
+	// Unit is "ms" where costs are times; absent where they are not.
+	Unit string `json:"cost_unit,omitempty"`
+	// MarginBlocks is by how much the runner-up costs more. Where several ranks count as equal
+	// it may be less than 0.
 	MarginBlocks float64 `json:"margin_blocks"`
 	Eligible     int     `json:"eligible_ranks"`
 	// Unseen is how many decisions of other routers were expected that this one did not see.
@@ -104,16 +107,21 @@ type Candidate struct {
 	// device.
 	OverlapBlocks int `json:"overlap_blocks"`
 
-	// Cost is what the policy compared, lower is better: blocks for the kv
-	// policies, requests for the load policies, 0 where nothing is compared.
+	// Cost is what the policy compared, lower is better: ms where [Phase.Unit] says so, else
+	// blocks for the kv policies and requests for the load policies, 0 where nothing is compared.
 	Cost float64 `json:"cost_blocks"`
 	Terms
 
 	// ActiveRequests, PrefillTokens and DecodeBlocks are the router's own
 	// account of work in flight on the rank (see package ledger), and that of its Siblings.
 	ActiveRequests int `json:"active_requests"`
-	PrefillTokens  int `json:"active_prefill_tokens"`
-	DecodeBlocks   int `json:"active_decode_blocks"`
+	// Answering is how many of these requests have their first token.
+	Answering     int `json:"answering_requests,omitempty"`
+	PrefillTokens int `json:"active_prefill_tokens"`
+	DecodeBlocks  int `json:"active_decode_blocks"`
+	// CachedBlocks is how many of DecodeBlocks the rank had before their requests came, so that
+	// several may share them.
+	CachedBlocks int `json:"active_cached_blocks,omitempty"`
 	// FreshTokens is how many uncached prompt tokens the rank was given of
 	// late, fading as the fleet gets more (ledger.Load): how fast its cache
 	// turns over. 0 when not known.
@@ -130,6 +138,9 @@ type Candidate struct {
 	// HasLoad says that the engine reported Running and Waiting. KVUsage is negative or
 	// NaN when it did not report that.
 	HasLoad bool `json:"has_load"`
+	// Way is which paths a request may take over this decode rank. It stands here because it
+	// takes no room here.
+	Way Way `json:"-"`
 	// Tried says that the rank is kept out (KeptOut) because it had its turn in
 	// this request: it keeps its place in the round-robin order, so that a retry
 	// goes to the one after it. It stands here because it takes no room here.
@@ -142,6 +153,10 @@ type Candidate struct {
 	Running int     `json:"running_requests"`
 	Waiting int     `json:"waiting_requests"`
 	KVUsage float64 `json:"kv_usage_ratio"`
+
+	// Times is how many times as long as its peers the rank takes; absent for one that is not
+	// slow, as far as is known.
+	Times float64 `json:"slow_times,omitempty"`
 
 	// Excluded says in words why the rank could not be chosen; ExcludedCode is
 	// "given", or the metric that was over its limit. Both are empty for one
@@ -167,6 +182,20 @@ type Siblings struct {
 	// to others, which may take them unseen.
 	SiblingHeld int32 `json:"held_for_siblings,omitempty"`
 }
+
+// Way is which paths a request may take over a decode rank.
+type Way uint8
+
+// The ways.
+const (
+	// EitherPath is both: the one that costs less.
+	EitherPath Way = iota
+	LocalOnly
+	RemoteOnly
+)
+
+// Speed is Times of a rank of which nothing is known, too.
+func (c *Candidate) Speed() float64 { return max(c.Times, 1) }
 
 // Tiers are the greatest figures of any candidate: a tier of which nobody has a block
 // has no column in a table.

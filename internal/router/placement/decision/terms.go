@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// Terms are the parts of a kv cost, in blocks. A term stands here, with its row in
-// terms, and is computed in selector's rankKV.
+// Terms are the parts of a kv cost: in blocks where policy kv_blocks or kv_dynamo chose, and
+// in ms where policy kv did by times. A term stands here, with its row in terms, and is computed
+// in selector's rankKV or [cost.Model]'s prices.
 type Terms struct {
 	// Prefill is the whole prompt.
 	Prefill float64 `json:"prefill_blocks"`
@@ -23,7 +24,37 @@ type Terms struct {
 	// Stall is what the prompt's uncached part costs the requests in progress on an
 	// aggregated rank, which wait while it is computed.
 	Stall float64 `json:"stall_blocks"`
+	// Slow is what a slow rank costs beyond what its peers would.
+	Slow float64 `json:"slow_blocks,omitempty"`
+	Times
 }
+
+// Times are the parts of a cost in ms. The first five are the request's own time, the others
+// the delay that it causes to others.
+type Times struct {
+	// Wait is the time before the prompt is computed, Compute that of its uncached tokens,
+	// Transfer that of moving their KV, Answer that of its answer's tokens, Late what it costs
+	// that the request may be late.
+	Wait     float64 `json:"wait_ms,omitempty"`
+	Compute  float64 `json:"compute_ms,omitempty"`
+	Transfer float64 `json:"transfer_ms,omitempty"`
+	Answer   float64 `json:"answer_ms,omitempty"`
+	Late     float64 `json:"late_ms,omitempty"`
+	// Pause is the answers there that stand still while the prompt is computed, Behind the
+	// prompts that will wait behind it, Slower the answers there that get slower, Spoil what it
+	// costs that they may be late, Evict the prompts whose KV leaves the cache.
+	Pause  float64 `json:"caused_pause_ms,omitempty"`
+	Behind float64 `json:"caused_wait_ms,omitempty"`
+	Slower float64 `json:"caused_slower_ms,omitempty"`
+	Spoil  float64 `json:"caused_late_ms,omitempty"`
+	Evict  float64 `json:"caused_evict_ms,omitempty"`
+}
+
+// Own is the request's own time, Caused the delay that it causes to others, in ms.
+func (t *Times) Own() float64 { return t.Wait + t.Compute + t.Transfer + t.Answer + t.Late }
+
+// Caused is the delay that the request causes to others, in ms.
+func (t *Times) Caused() float64 { return t.Pause + t.Behind + t.Slower + t.Spoil + t.Evict }
 
 // terms is how each of them is shown, in their order.
 var terms = []Term{
@@ -48,6 +79,32 @@ var terms = []Term{
 		}
 		return "requests wait there for less of the prompt"
 	}},
+	{Title: "SLOW", Rare: true, At: func(t *Terms) *float64 { return &t.Slow }, Why: func(c, than *Candidate) string {
+		return fmt.Sprintf("it is not %.1f times slower than its peers", than.Speed()/c.Speed())
+	}},
+	{Title: "WAIT", Unit: Milliseconds, At: func(t *Terms) *float64 { return &t.Wait }, Why: because("it begins sooner")},
+	{Title: "COMPUTE", Unit: Milliseconds, At: func(t *Terms) *float64 { return &t.Compute }, Why: func(c, than *Candidate) string {
+		if n := c.OverlapBlocks - than.OverlapBlocks; n > 0 {
+			return fmt.Sprintf("%d more blocks in its cache", n)
+		}
+		return "it computes the prompt sooner"
+	}},
+	{Title: "MOVE", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Transfer }, Why: because("less KV to move")},
+	{Title: "ANSWER", Unit: Milliseconds, At: func(t *Terms) *float64 { return &t.Answer }, Why: because("its answers are faster")},
+	{Title: "LATE", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Late }, Why: because("less likely to be late")},
+	{Title: "+PAUSE", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Pause }, Why: because("answers there pause for less")},
+	{Title: "+BEHIND", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Behind }, Why: because("fewer prompts will wait behind it")},
+	{Title: "+SLOWER", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Slower }, Why: because("it slows answers there less")},
+	{Title: "+LATE", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Spoil }, Why: because("fewer answers there get late")},
+	{Title: "+EVICT", Unit: Milliseconds, Rare: true, At: func(t *Terms) *float64 { return &t.Evict }, Why: because("less leaves its cache")},
+}
+
+// Milliseconds is the unit of costs that are times.
+const Milliseconds = "ms"
+
+// because is Why of a term that needs no figures.
+func because(words string) func(_, _ *Candidate) string {
+	return func(_, _ *Candidate) string { return words }
 }
 
 // Term is how one of the Terms is shown.
@@ -55,6 +112,8 @@ type Term struct {
 	// Title heads its column.
 	Title string
 	At    func(*Terms) *float64
+	// Unit is that of its costs, Milliseconds or empty for blocks.
+	Unit string
 	// Credit says that it is taken off the cost.
 	Credit bool
 	// Rare says that a table has no column for it where no candidate has it.
@@ -70,11 +129,11 @@ func EachTerm() []Term { return terms }
 // ShownTerms lists the terms that a table of the phase's candidates has columns for.
 func (p *Phase) ShownTerms() []Term {
 	return slices.DeleteFunc(slices.Clone(terms), func(t Term) bool {
-		return t.Rare && !slices.ContainsFunc(p.Candidates, func(c Candidate) bool { return *t.At(&c.Terms) != 0 })
+		return t.Unit != p.Unit || t.Rare && !slices.ContainsFunc(p.Candidates, func(c Candidate) bool { return *t.At(&c.Terms) != 0 })
 	})
 }
 
-// Cheaper is by how many blocks the term makes c cheaper than another rank.
+// Cheaper is by how much the term makes c cheaper than another rank.
 func (t *Term) Cheaper(c, than *Candidate) float64 {
 	d := *t.At(&than.Terms) - *t.At(&c.Terms)
 	if t.Credit {

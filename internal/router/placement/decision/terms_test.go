@@ -4,6 +4,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -11,14 +12,22 @@ import (
 // own, so that tables, reasons and JSON have all of them.
 func TestEveryTermIsShown(t *testing.T) {
 	var v Terms
-	fields := reflect.ValueOf(&v).Elem()
-	if len(terms) != fields.NumField() {
-		t.Fatalf("%d rows for %d terms", len(terms), fields.NumField())
+	var fields []reflect.StructField
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Terms]()) {
+		if !f.Anonymous {
+			fields = append(fields, f)
+		}
+	}
+	if len(terms) != len(fields) {
+		t.Fatalf("%d rows for %d terms", len(terms), len(fields))
 	}
 	titles := map[string]bool{}
 	for i := range terms {
-		if at := terms[i].At(&v); at != fields.Field(i).Addr().Interface().(*float64) {
-			t.Errorf("row %d, %s, is not that of %s", i, terms[i].Title, fields.Type().Field(i).Name)
+		if at := terms[i].At(&v); at != reflect.ValueOf(&v).Elem().FieldByIndex(fields[i].Index).Addr().Interface().(*float64) {
+			t.Errorf("row %d, %s, is not that of %s", i, terms[i].Title, fields[i].Name)
+		}
+		if ms := strings.Contains(fields[i].Tag.Get("json"), "_ms"); ms != (terms[i].Unit == Milliseconds) {
+			t.Errorf("row %d, %s, has the unit %q", i, terms[i].Title, terms[i].Unit)
 		}
 		if terms[i].Title == "" || titles[terms[i].Title] {
 			t.Errorf("row %d: title %q", i, terms[i].Title)
@@ -64,9 +73,17 @@ func TestColumns(t *testing.T) {
 	if rare() || len(p.ShownTerms()) == 0 {
 		t.Errorf("without a stall there are the terms %v", p.ShownTerms())
 	}
+	usual := len(p.ShownTerms())
 	p.Candidates[1].Terms.Stall = 1
-	if !rare() || len(p.ShownTerms()) != len(terms) {
+	if !rare() || len(p.ShownTerms()) != usual+1 {
 		t.Errorf("with a stall there are the terms %v", p.ShownTerms())
+	}
+	// Where costs are times, they have columns of their own.
+	p.Unit, p.Candidates[0].Transfer = Milliseconds, 3
+	for _, term := range p.ShownTerms() {
+		if term.Unit != Milliseconds || term.Rare && term.Title != "MOVE" {
+			t.Errorf("of times there is the column %s", term.Title)
+		}
 	}
 }
 

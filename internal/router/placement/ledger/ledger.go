@@ -40,8 +40,9 @@ type Amounts struct {
 	Requests, Answering int
 	// PrefillTokens is the uncached prompt tokens without a first token yet.
 	PrefillTokens int
-	// DecodeBlocks is the KV blocks that the requests hold.
-	DecodeBlocks int
+	// DecodeBlocks is the KV blocks that the requests hold, CachedBlocks how many of them the
+	// rank had before: requests may share those.
+	DecodeBlocks, CachedBlocks int
 }
 
 // zero reports whether nothing is in flight.
@@ -71,6 +72,8 @@ type Claim struct {
 	// ContextTokens is the prompt's length, if the rank holds its KV while it
 	// decodes; 0 on a prefill leg.
 	ContextTokens int
+	// CachedTokens is how many of them the rank has in its cache already.
+	CachedTokens int
 	// BlockSize is the router's block in tokens; without one no blocks are
 	// counted.
 	BlockSize int
@@ -86,6 +89,14 @@ func (c *Claim) blocks(generated int) int {
 	return (c.ContextTokens + generated + c.BlockSize - 1) / c.BlockSize
 }
 
+// cachedBlocks is how many of the claim's blocks the rank has already.
+func (c *Claim) cachedBlocks() int {
+	if c.BlockSize <= 0 || c.ContextTokens <= 0 {
+		return 0
+	}
+	return min(c.CachedTokens, c.ContextTokens) / c.BlockSize
+}
+
 // rankLoad is one rank's figures. The counters are read without a lock; a
 // reader may see one of them before and another after a concurrent change.
 type rankLoad struct {
@@ -94,8 +105,11 @@ type rankLoad struct {
 	answering atomic.Int64
 	prefill   atomic.Int64
 	blocks    atomic.Int64
+	cached    atomic.Int64
 	lastTurn  atomic.Uint64
 	fresh     atomic.Pointer[fresh]
+	// What was computed so far: prompts that have their first token, and their uncached tokens.
+	prompts, computed atomic.Uint64
 }
 
 // fresh is two fading sums, of all prompts and of the long ones, and the ledger's clock at the
@@ -103,7 +117,7 @@ type rankLoad struct {
 type fresh struct{ tokens, long, at float64 }
 
 func (a *rankLoad) amounts() Amounts {
-	return Amounts{Requests: int(a.requests.Load()), Answering: int(a.answering.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load())}
+	return Amounts{Requests: int(a.requests.Load()), Answering: int(a.answering.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load()), CachedBlocks: int(a.cached.Load())}
 }
 
 // Ledger has the loads of a fleet's ranks. It is safe for concurrent use.
@@ -232,6 +246,7 @@ func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 	a.requests.Add(1)
 	a.prefill.Add(int64(v.prefill))
 	a.blocks.Add(int64(v.blocks))
+	a.cached.Add(int64(c.cachedBlocks()))
 	if l.find(r) != a {
 		// The rank left between open and here; whoever took its slot either
 		// saw the work above, or is seen here.
@@ -268,6 +283,15 @@ func (l *Ledger) faded(f *fresh, now float64) fresh {
 func (l *Ledger) Load(r *workers.Rank) (now Load) {
 	l.Read(r, &now)
 	return now
+}
+
+// Computed is how many prompts a rank has computed since it joined, and how many uncached
+// tokens they had.
+func (l *Ledger) Computed(r *workers.Rank) (prompts, tokens uint64) {
+	if a := l.find(r); a != nil {
+		return a.prompts.Load(), a.computed.Load()
+	}
+	return 0, 0
 }
 
 // Read is Load for who asks of every rank: it writes the state where it is wanted.
@@ -332,6 +356,7 @@ func (l *Ledger) Total() Amounts {
 		t.Answering += v.Answering
 		t.PrefillTokens += v.PrefillTokens
 		t.DecodeBlocks += v.DecodeBlocks
+		t.CachedBlocks += v.CachedBlocks
 	})
 	return t
 }
@@ -374,6 +399,10 @@ func (v *Reservation) FirstToken() {
 	had := v.prefill
 	v.load.prefill.Add(-int64(had))
 	v.prefill = 0
+	if had > 0 {
+		v.load.prompts.Add(1)
+		v.load.computed.Add(uint64(had))
+	}
 	if !v.answering && !v.released {
 		v.answering = true
 		v.load.answering.Add(1)
@@ -411,6 +440,7 @@ func (v *Reservation) Release() bool {
 	a := v.load
 	a.prefill.Add(-int64(v.prefill))
 	a.blocks.Add(-int64(v.blocks))
+	a.cached.Add(-int64(v.claim.cachedBlocks()))
 	if v.answering {
 		a.answering.Add(-1)
 	}

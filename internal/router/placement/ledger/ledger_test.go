@@ -23,19 +23,19 @@ func newRank(slot uint32, label string) *workers.Rank {
 
 func TestReservationLife(t *testing.T) {
 	l, r := New(), newRank(3, "a/dp0")
-	v := l.Reserve(r, Claim{PrefillTokens: 100, ContextTokens: 130, BlockSize: 64})
+	v := l.Reserve(r, Claim{PrefillTokens: 100, ContextTokens: 130, CachedTokens: 100, BlockSize: 64})
 	for _, step := range []struct {
 		name string
 		do   func()
 		want Amounts
 	}{
-		{"reserved", func() {}, Amounts{1, 0, 100, 3}},
-		{"first token", v.FirstToken, Amounts{1, 1, 0, 3}},
-		{"first token again", v.FirstToken, Amounts{1, 1, 0, 3}},
-		{"within the block", func() { v.Progress(62) }, Amounts{1, 1, 0, 3}},
-		{"next block", func() { v.Progress(63) }, Amounts{1, 1, 0, 4}},
-		{"three more", func() { v.Progress(63 + 3*64) }, Amounts{1, 1, 0, 7}},
-		{"never shrinks", func() { v.Progress(1) }, Amounts{1, 1, 0, 7}},
+		{"reserved", func() {}, Amounts{1, 0, 100, 3, 1}},
+		{"first token", v.FirstToken, Amounts{1, 1, 0, 3, 1}},
+		{"first token again", v.FirstToken, Amounts{1, 1, 0, 3, 1}},
+		{"within the block", func() { v.Progress(62) }, Amounts{1, 1, 0, 3, 1}},
+		{"next block", func() { v.Progress(63) }, Amounts{1, 1, 0, 4, 1}},
+		{"three more", func() { v.Progress(63 + 3*64) }, Amounts{1, 1, 0, 7, 1}},
+		{"never shrinks", func() { v.Progress(1) }, Amounts{1, 1, 0, 7, 1}},
 		{"released", func() { v.Release() }, Amounts{}},
 		{"nothing afterwards", func() { v.Progress(9999); v.FirstToken() }, Amounts{}},
 	} {
@@ -46,6 +46,9 @@ func TestReservationLife(t *testing.T) {
 	}
 	if err := l.Balanced(); err != nil {
 		t.Error(err)
+	}
+	if prompts, tokens := l.Computed(r); prompts != 1 || tokens != 100 {
+		t.Errorf("%d prompts with %d tokens were computed", prompts, tokens)
 	}
 }
 

@@ -40,7 +40,7 @@ type Sources struct {
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
 	Ledger   *ledger.Ledger
-	Learners *cost.Learners   // of the costs of both paths, for a threshold that is auto
+	Learners *cost.Learners   // of the costs of ranks and paths
 	Answers  *outputs.Lengths // nil knows nothing
 	// Media is what is known of images, sounds and videos; nil knows nothing.
 	Media *media.Table
@@ -177,7 +177,7 @@ func (d *Decider) Propose(q *Request) decide.Effects {
 	}
 	d.drawChances(q)
 	q.Run.Criteria.Siblings = d.from.Siblings.Look(q.At)
-	if q.Settings.Decisions.Rule.Auto {
+	if q.Settings.Decisions.Priced() {
 		c := &q.Run.Criteria
 		c.Costs, c.Waited = d.from.Learners.Model(q.Model), c.Waited || q.Took.Queue > 0
 	}

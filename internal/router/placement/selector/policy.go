@@ -10,11 +10,14 @@ type Policy string
 
 // The policies.
 const (
-	// KV ranks by uncached prefill work, queued prefill work and decode load,
-	// with a tie-break that keeps cold prefixes evenly spread.
+	// KV ranks by the time that a request is expected to take on a rank, and by the delay that
+	// it causes to others there. It ranks as KVBlocks until these times are learned.
 	KV Policy = "kv"
+	// KVBlocks ranks by uncached prefill work, queued prefill work and decode load, in blocks,
+	// with a tie-break that keeps cold prefixes evenly spread.
+	KVBlocks Policy = "kv_blocks"
 	// KVDynamo is the cost function of NVIDIA Dynamo's router with its
-	// defaults and its random tie-break: the baseline that KV is measured by.
+	// defaults and its random tie-break: the baseline that the others are measured by.
 	KVDynamo Policy = "kv_dynamo"
 	// LeastLoaded takes the rank with the fewest requests running or waiting, or with the
 	// fewest of this router where a rank reports no load.
@@ -34,6 +37,7 @@ const (
 // names its function.
 var policies = []policy{
 	{name: KV, caches: true},
+	{name: KVBlocks, caches: true},
 	{name: KVDynamo, caches: true},
 	{name: LeastLoaded, requests: true},
 	{name: RoundRobin, chose: "its turn"},
@@ -70,9 +74,15 @@ func rankBy(in *Input, out *Ranking) {
 		rankSession(in, out)
 	case KVDynamo:
 		rankKV(in, out, false)
+	case KVBlocks:
+		rankKV(in, out, true)
 	default:
 		out.Policy = KV
-		rankKV(in, out, true)
+		if in.Pricing != nil {
+			rankTimes(in, out)
+		} else {
+			rankKV(in, out, true)
+		}
 	}
 }
 

@@ -85,7 +85,7 @@ func decodeShare(c *decision.Candidate) float64 {
 	return float64(c.DecodeBlocks) / float64(c.KVBlocks)
 }
 
-// rankKV is both kv policies; ours selects KV.
+// rankKV is kv_blocks and kv_dynamo; ours selects kv_blocks.
 //
 // Every product is rounded by a conversion before it is added to anything: else
 // Go may round product and sum at once where the processor can, and the same
@@ -125,6 +125,19 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 				t.Stall = float64(w.Stall * float64(compute*float64(c.ActiveRequests)))
 			}
 			c.Cost = float64(w.PrefillLoadScale*compute) + t.Queue + t.Decode + t.Stall + t.Spread + t.Request
+			if c.Times > 1 {
+				// What it has to do takes longer there, and so does its own answer. A rank of the
+				// decode phase need not compute the prompt.
+				own := t.Queue + t.Decode + t.Stall + t.Spread + t.Request
+				if in.Phase != route.Decode {
+					own += float64(w.PrefillLoadScale * compute)
+				}
+				if in.Phase != route.Prefill {
+					own += float64(w.DecodeLoad * blocks)
+				}
+				t.Slow = float64((c.Times - 1) * own)
+				c.Cost += t.Slow
+			}
 			continue
 		}
 		// Dynamo's routers: prefill does not track blocks; decode, with
@@ -170,12 +183,17 @@ func compareCost(x, y *decision.Candidate) int {
 	return cmp.Compare(x.Cost, y.Cost)
 }
 
-// compareKV is the documented order of policy kv.
+// compareKV is the order of the kv policies by blocks.
 func compareKV(in *Input, a, b int) (int, TieBreak) {
-	x, y := &in.Candidates[a], &in.Candidates[b]
-	if c := compareCost(x, y); c != 0 {
+	if c := compareCost(&in.Candidates[a], &in.Candidates[b]); c != 0 {
 		return c, TieNone
 	}
+	return compareTies(in, a, b)
+}
+
+// compareTies is the documented order of ranks that cost the same.
+func compareTies(in *Input, a, b int) (int, TieBreak) {
+	x, y := &in.Candidates[a], &in.Candidates[b]
 	if c := cmp.Compare(y.OverlapBlocks, x.OverlapBlocks); c != 0 {
 		return c, TieOverlap
 	}
@@ -218,7 +236,7 @@ func sample(in *Input, out *Ranking) {
 	out.Sampled = true
 }
 
-// byLoad orders by load: what an engine reports, or what this router has there if that is
+// byLoad orders by load, of a slow rank with the request counted as often as it takes longer: what an engine reports, or what this router has there if that is
 // more. The report is a scrape old, and a burst within one scrape must not land on one rank.
 // Where a rank reports no load, the router's ledger alone is compared: it counts the same of
 // all ranks. The ledger also breaks ties.
@@ -229,6 +247,9 @@ func byLoad(in *Input, out *Ranking, limit int) {
 		c.Cost = float64(c.ActiveRequests)
 		if known {
 			c.Cost = float64(max(c.Running+c.Waiting, c.ActiveRequests))
+		}
+		if c.Times > 1 {
+			c.Cost = float64((c.Cost+1)*c.Times) - 1
 		}
 	}
 	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareLoad(in, a, b) })

@@ -8,13 +8,15 @@
 // reused.
 //
 // Costs are in blocks of the router's block size; fractions are kept, as the
-// terms are tokens divided by the block size.
+// terms are tokens divided by the block size. Policy kv compares times, in ms, once they are
+// known.
 package selector
 
 import (
 	"errors"
 	"fmt"
 
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
@@ -53,6 +55,9 @@ type Weights struct {
 	Spread float64 `json:"spread"`
 	// ActiveRequest is added for every active request, in blocks.
 	ActiveRequest float64 `json:"active_request"`
+	// Others is what a delay of other requests costs beside one of its own, in policy kv, as a
+	// multiple of what the objective says.
+	Others float64 `json:"others,omitempty"`
 	// Temperature of the softmax over normalised costs; 0 takes the cheapest.
 	Temperature float64 `json:"temperature"`
 }
@@ -61,7 +66,18 @@ type Weights struct {
 // docs/adr/0004-cost-function.md for how Queue, Stall and Spread were chosen, and
 // docs/policies.md for DecodeLoad; StepTokens is from the ADR, too. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
 func DefaultWeights() Weights {
-	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, StepTokens: 256, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 8, Stall: 1.0 / 16, Spread: 1.0 / 128}
+	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, StepTokens: 256, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 8, Stall: 1.0 / 16, Spread: 1.0 / 128, Others: cost.Tuned.Others}
+}
+
+// CachedTokens is how many tokens of a prompt a rank with overlap leading
+// blocks takes from its cache. The last token is always computed, because its
+// logits give the first token of the answer; as caches hold whole blocks, a
+// prompt that is cached to its end loses its last block.
+func CachedTokens(isl, overlapBlocks, blockSize int) int {
+	if isl <= 0 || overlapBlocks <= 0 || blockSize <= 0 {
+		return 0
+	}
+	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
 }
 
 // Held is how many blocks of the prompt a candidate holds: those on its device, and
@@ -110,6 +126,9 @@ type Input struct {
 	// empty keeps that rank out of this ranking, as Candidate.KeptOut does of
 	// all.
 	Veto []string
+	// Pricing is what policy kv prices candidates by; nil where that is not known, and it ranks
+	// as kv_blocks.
+	Pricing *Pricing
 	// SessionKey is HashSession of the session's name; 0 when there is none.
 	SessionKey uint64
 	// Home is the label of the rank where policy session has the session, or HomeNew. It is
@@ -218,11 +237,14 @@ type Ranking struct {
 	Order []int
 	// Eligible is how many ranks could have been chosen.
 	Eligible int
-	// Margin is by how many blocks the runner-up costs more than the chosen rank;
-	// 0 without a runner-up.
+	// InTime says that costs are in ms.
+	InTime bool
+	// Margin is by how much the runner-up costs more than the chosen rank; 0 without a
+	// runner-up. Of ranks that count as equal it may cost less.
 	Margin float64
-	// Tied is how many ranks shared the best cost, or were near it and drawn among
-	// (TieRouter); TieBreak is what put the chosen one before the runner-up.
+	// Tied is how many ranks shared the best cost, came as near to it as costs are not sure of,
+	// or were near it and drawn among (TieRouter); TieBreak is what put the chosen one before
+	// the runner-up.
 	Tied     int
 	TieBreak TieBreak
 	// Sampled says that the first rank was drawn by temperature and need not

@@ -22,11 +22,11 @@ type Siblings struct {
 // its request's turn. Policies that draw, or that follow a session, need none.
 func spread(in *Input, out *Ranking) {
 	s := &in.Siblings
-	if s.Router == 0 || len(out.Order) < 2 || out.Sampled || out.Policy != KV && (out.Policy != LeastLoaded || in.Policy == Session && in.SessionKey != 0) {
+	if s.Router == 0 || len(out.Order) < 2 || out.Sampled || out.Policy != KV && out.Policy != KVBlocks && (out.Policy != LeastLoaded || in.Policy == Session && in.SessionKey != 0) {
 		return
 	}
 	best := &in.Candidates[out.Order[0]]
-	unseen, most := in.unseenCost(), 1+int(math.Ceil(min(s.Unseen, float64(len(out.Order)))))
+	unseen, most := in.unseenCost(out), 1+int(math.Ceil(min(s.Unseen, float64(len(out.Order)))))
 	first, least, among, sum := 0, uint64(math.MaxUint64), 0, 0.0
 	for k, i := range out.Order {
 		c := &in.Candidates[i]
@@ -56,10 +56,18 @@ func (in *Input) drawOf(c *decision.Candidate) uint64 {
 	return mix(in.Siblings.Router ^ mix(in.Turn) ^ fnv(c.Rank))
 }
 
-// unseenCost is what the unseen decisions add to the cost of a rank that all of them take.
-func (in *Input) unseenCost() float64 {
-	s := &in.Siblings
-	if in.Policy != KV {
+// unseenCost is what the unseen decisions add to the cost of the first rank if all of them take it.
+func (in *Input) unseenCost(out *Ranking) float64 {
+	s, c := &in.Siblings, &in.Candidates[out.Order[0]]
+	switch {
+	case out.InTime:
+		was := *c
+		c.ActiveRequests += int(math.Ceil(s.Unseen))
+		c.PrefillTokens += int(s.Unseen * s.Tokens)
+		p := in.price(out.Order[0])
+		*c = was
+		return max(p.Sum()-c.Cost, 0)
+	case out.Policy == LeastLoaded:
 		return s.Unseen
 	}
 	return float64(s.Unseen * in.Weights.Queue * s.Tokens / float64(max(in.BlockSize, 1)))

@@ -1,0 +1,158 @@
+package cost
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
+)
+
+// known is a learner that knows prompts, transfers and steps of run.
+func known(o Objective) *Learner {
+	l := NewLearner(o)
+	for i := range 400 {
+		now := time.Duration(i) * time.Second
+		w := Work{Tokens: 100 + i%9*400, Context: 100 + i%9*400, Queued: i % 5 * 500, Running: i % 7}
+		took := time.Duration((10 + float64(w.Tokens)/50 + float64(w.Queued)/60) * float64(time.Millisecond))
+		l.Took(LocalLeg, &w, took, now)
+		l.Took(PrefillLeg, &w, took, now)
+		l.Took(TransferLeg, &Work{Tokens: w.Tokens}, time.Duration(3+w.Tokens/1000)*time.Millisecond, now)
+		run(l, 1+i%8, 1000*(1+i%11), 1, now)
+		answer(l, 100, 10*time.Millisecond)
+	}
+	return l
+}
+
+// TestLearnsSteps: how long steps take follows from stretches of answers: by the answers that
+// run, their contexts, and the prompts that are computed meanwhile.
+func TestLearnsSteps(t *testing.T) {
+	m := known(Objective{For: ForE2E}).Model()
+	for _, c := range []struct{ running, context, want float64 }{{1, 1000, 5.7}, {8, 4000, 9.8}, {4, 11000, 9.2}} {
+		if got := m.step(&Load{c.running, c.context, 0}); math.Abs(got-c.want) > 0.1*c.want {
+			t.Errorf("a step of %v answers of %v tokens takes %.2f ms, want %.2f", c.running, c.context, got, c.want)
+		}
+	}
+	one := Request{ISL: 500, Output: 100, Others: 1}
+	w := Work{Tokens: 500, Context: 500, Running: 1, Answering: 1}
+	if p := m.LocalPrice(&one, &w); p.Stall < 16 || p.Stall > 24 {
+		t.Errorf("a prompt of 500 tokens stalls an answer for %.1f ms, want about 20", p.Stall)
+	}
+}
+
+// TestKnowsWithoutTransfers: a fleet without prefill ranks has prices, too, which say that paths
+// cannot be compared; and the change is reported once.
+func TestKnowsWithoutTransfers(t *testing.T) {
+	l := NewLearner(Objective{For: ForE2E})
+	var changes []Change
+	for i := range 40 {
+		now := time.Duration(i) * time.Second
+		w := Work{Tokens: 1000, Context: 1000}
+		run(l, 1+i%8, 2000, 1, now)
+		if c := l.Took(LocalLeg, &w, 30*time.Millisecond, now); c != NoChange {
+			changes = append(changes, c)
+		}
+	}
+	if m := l.Model(); !m.Timed() || m.Compares() || len(changes) != 1 || changes[0] != Timed {
+		t.Errorf("%+v, changes %v", m, changes)
+	}
+	if k := l.Known(); k.Crossings != nil || k.Stretches < 30 {
+		t.Errorf("known %+v", k)
+	}
+	teach(l, time.Minute)
+	l.Renew(2 * time.Minute)
+	if m := l.Model(); !m.Compares() {
+		t.Errorf("with transfers %+v", m)
+	}
+}
+
+// TestObjectives: what a price counts follows from the objective.
+func TestObjectives(t *testing.T) {
+	one := Request{ISL: 2000, Output: 200, Others: 1}
+	w := Work{Tokens: 2000, Context: 2000, Running: 6, Answering: 6, Held: 9000}
+	price := func(o Objective) Price { return known(o).Model().LocalPrice(&one, &w) }
+	limits := Objective{TTFT: 2 * time.Second, ITL: 12 * time.Millisecond}
+	first, whole, gaps := price(Objective{For: ForTTFT}), price(Objective{For: ForE2E}), price(Objective{For: ForITL})
+	limits.For = ForGoodput
+	good := price(limits)
+	if first.Answer != 0 || first.Stall != 0 || first.Slower != 0 || first.Behind != 0 || first.Compute <= 0 || first.Sum() != first.Wait+first.Compute {
+		t.Errorf("for the first token: %+v", first)
+	}
+	if whole.Answer <= 0 || whole.Stall <= 0 || whole.Slower <= 0 || whole.Late != 0 || whole.Spoilt != 0 {
+		t.Errorf("for all times: %+v", whole)
+	}
+	if gaps.Stall < 19*whole.Stall || gaps.Slower < 19*whole.Slower || gaps.Answer != whole.Answer {
+		t.Errorf("for the time between tokens: %+v, for all times %+v", gaps, whole)
+	}
+	if good.Late <= 0 || good.Spoilt <= 0 || good.Answer != whole.Answer {
+		t.Errorf("for good requests: %+v", good)
+	}
+	one.Others = 0.5
+	if half := price(Objective{For: ForE2E}); math.Abs(half.Stall-whole.Stall/2) > 1e-9 || half.Answer != whole.Answer {
+		t.Errorf("half the weight of others: %+v, before %+v", half, whole)
+	}
+}
+
+// TestPriceProperties: whatever was learned, prices are numbers; more waiting, more answers on a
+// rank, a longer answer or a slower rank never cost less; the same inputs give the same price
+// without an allocation.
+func TestPriceProperties(t *testing.T) {
+	property.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
+		l := NewLearner(Objective{For: Aim(rapid.SampledFrom(Aims()).Draw(t, "aim")), TTFT: time.Second, ITL: 20 * time.Millisecond})
+		for i := range rapid.IntRange(12, 60).Draw(t, "outcomes") {
+			now := time.Duration(i) * time.Second
+			for leg := range legKinds {
+				w := Work{Tokens: rng.IntN(1 << rng.IntN(20)), Context: 1 << 20 * rng.IntN(2), Queued: rng.IntN(1 << rng.IntN(22)), Running: rng.IntN(300)}
+				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), now)
+			}
+			var a Running
+			on := Decoding{Running: 1 + rng.IntN(200), Held: rng.IntN(1 << rng.IntN(24)), HeldCached: rng.IntN(1 << 20), Times: float64(rng.IntN(4))}
+			l.Ran(&a, 1, now, on)
+			on.Prompts, on.Computed = rng.Uint64N(9), rng.Uint64N(90000)
+			l.Ran(&a, 1+stretch+rng.IntN(40), now+time.Duration(rng.ExpFloat64()*float64(time.Second)), on)
+		}
+		l.Renew(time.Hour)
+		m := l.Model()
+		if !m.Timed() {
+			t.Fatal("nothing is known")
+		}
+		one := Request{ISL: rapid.IntRange(0, 1<<20).Draw(t, "isl"), Output: rapid.IntRange(0, 1<<16).Draw(t, "output"), Others: rapid.Float64Range(0, 4).Draw(t, "others")}
+		w := Work{Tokens: one.ISL - rng.IntN(one.ISL+1), Context: one.ISL, Queued: rng.IntN(1 << 22), Running: rng.IntN(500), Held: rng.IntN(1 << 24), Times: float64(rng.IntN(5))}
+		w.Answering = rng.IntN(w.Running + 1)
+		all := func(q Request, w Work) [3]float64 {
+			local, prefill := m.LocalPrice(&q, &w), m.PrefillPrice(&q, &w)
+			remote := m.RemotePrice(&q, &prefill, &w)
+			return [3]float64{local.Sum(), prefill.Sum(), remote.Sum()}
+		}
+		was := all(one, w)
+		for i, v := range was {
+			if !(v >= 0) || math.IsInf(v, 0) {
+				t.Fatalf("price %d is %v of %+v by %+v", i, v, w, m)
+			}
+		}
+		if again := all(one, w); again != was {
+			t.Fatalf("%v, then %v", was, again)
+		}
+		for what, change := range map[string]func(q *Request, w *Work){
+			"waiting": func(_ *Request, w *Work) { w.Queued += 4096 },
+			"answers": func(_ *Request, w *Work) { w.Running++; w.Answering++ },
+			"output":  func(q *Request, _ *Work) { q.Output = max(q.Output, int(m.Length)) + 100 },
+			"slower":  func(_ *Request, w *Work) { w.Times = 2 * w.times() },
+		} {
+			q, more := one, w
+			change(&q, &more)
+			for i, v := range all(q, more) {
+				if was[i] > v+1e-9*math.Abs(v) && !(what == "slower" && m.Loss > 0) {
+					t.Fatalf("%s: price %d is %v, before %v, of %+v by %+v", what, i, v, was[i], w, m)
+				}
+			}
+		}
+		if n := testing.AllocsPerRun(3, func() { all(one, w) }); n != 0 {
+			t.Fatalf("%v allocations", n)
+		}
+	})
+}

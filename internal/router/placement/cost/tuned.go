@@ -1,0 +1,52 @@
+package cost
+
+import "time"
+
+// Constants are what results of simulations chose, and nothing else: docs/lab/cost-in-time.md
+// has what each does to the figures when it is half as much again, or half as much. A model
+// carries those it was made with, so that a recording is decided again by the constants of its
+// time.
+type Constants struct {
+	// Others is what a millisecond costs that the request makes others wait, in milliseconds of
+	// its own: the default of routing.others. 1 counts all alike.
+	Others float64 `json:"-"`
+	// Loss is what a request costs that is late, as a share of the limit to the first token.
+	Loss float64 `json:"loss"`
+	// Scatter is how far outcomes lie around what is expected, as a share of a limit: a request
+	// that is expected to take Scatter less than the limit is late with a chance of 1/4.
+	Scatter float64 `json:"scatter"`
+	// Behind is how many requests will wait behind this one for each that it finds waiting.
+	Behind float64 `json:"behind"`
+	// Stays is how far a rank's load stays from that of its peers while an answer runs, as a
+	// share of the difference: requests that come go where there is less to do.
+	Stays float64 `json:"stays"`
+	// Keep is what it costs that a token which was not cached takes the place of others, as a
+	// share of the time that it takes to compute one: how likely those are needed again.
+	Keep float64 `json:"keep"`
+	// TeachEvery is one in how many requests takes a path of which little is known, and
+	// TeachWithin how many times as much as the other path it may cost for that.
+	TeachEvery  float64 `json:"teach_every"`
+	TeachWithin float64 `json:"teach_within"`
+	// Stretches is from how many stretches of answers on the time of a step is known.
+	Stretches float64 `json:"stretches"`
+	// Stale is after how many seconds without an outcome little is known of a path.
+	Stale float64 `json:"stale_s"`
+}
+
+// Tuned are the constants of the router.
+var Tuned = Constants{
+	Others: 1, Loss: 2, Scatter: 0.3, Behind: 1, Stays: 0.4, Keep: 2, TeachEvery: 20, TeachWithin: 2, Stretches: 12, Stale: 60,
+}
+
+// calm is how many times as much a delay of others counts with ForITL.
+const calm = 20
+
+// Teaches reports whether a request takes what little is known of, by its number: one in
+// TeachEvery, in no other rhythm than theirs.
+func (c *Constants) Teaches(number uint64) bool {
+	every := uint64(c.TeachEvery)
+	return every > 0 && (number+1)*0x9e3779b97f4a7c15>>32%every == 0
+}
+
+// stale is Stale as a time.
+func (c *Constants) stale() time.Duration { return time.Duration(c.Stale * float64(time.Second)) }

@@ -1,0 +1,116 @@
+package selector
+
+import (
+	"cmp"
+
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/route"
+)
+
+// Pricing is what the candidates of a phase are priced by.
+type Pricing struct {
+	Model   *cost.Model
+	Request cost.Request
+	// Prefill is the price of the prefill rank that would be chosen for any decode rank;
+	// without Remote there is none.
+	Prefill cost.Price
+	Remote  bool
+}
+
+// Work is what a request asks of candidate i, and what stands before it there. tokens are
+// computed, or taken over from a prefill rank; context is the prompt's length where it is
+// computed.
+func (in *Input) Work(i, tokens, context int) cost.Work {
+	c := &in.Candidates[i]
+	return cost.Work{
+		Tokens: tokens, Context: context, Queued: c.PrefillTokens, Running: c.ActiveRequests,
+		Answering: c.Answering, Held: (c.DecodeBlocks - c.CachedBlocks) * in.BlockSize, HeldCached: c.CachedBlocks * in.BlockSize, Times: c.Times,
+	}
+}
+
+// Usual is the mean load of the candidates that are not kept out.
+func (in *Input) Usual() (l cost.Load) {
+	n, running, blocks, cached := 0, 0, 0, 0
+	for i := range in.Candidates {
+		if c := &in.Candidates[i]; c.KeptOut == "" {
+			n, running, blocks, cached = n+1, running+c.ActiveRequests, blocks+c.DecodeBlocks, cached+c.CachedBlocks
+		}
+	}
+	if n == 0 {
+		return l
+	}
+	of := func(sum int) float64 { return float64(sum) / float64(n) }
+	return cost.Load{Running: of(running), Held: of((blocks - cached) * in.BlockSize), HeldCached: of(cached * in.BlockSize)}
+}
+
+// Uncached is how many tokens of the prompt candidate i does not hold.
+func (in *Input) Uncached(i int) int {
+	return in.ISL - CachedTokens(in.ISL, int(in.Weights.Held(&in.Candidates[i])), in.BlockSize)
+}
+
+// price is what candidate i would cost.
+func (in *Input) price(i int) cost.Price {
+	p, n := in.Pricing, in.Uncached(i)
+	w := in.Work(i, n, in.ISL)
+	if in.Phase == route.Prefill {
+		return p.Model.PrefillPrice(&p.Request, &w)
+	}
+	way := in.Candidates[i].Way
+	if !p.Remote || way == decision.LocalOnly {
+		return p.Model.LocalPrice(&p.Request, &w)
+	}
+	moved := w
+	moved.Context = 0
+	remote := p.Model.RemotePrice(&p.Request, &p.Prefill, &moved)
+	if way == decision.RemoteOnly {
+		return remote
+	}
+	if local := p.Model.LocalPrice(&p.Request, &w); !p.Model.RemoteCheaper(local.Sum(), remote.Sum()) {
+		return local
+	}
+	return remote
+}
+
+// rankTimes orders by prices. Those that are no further from the best than prices are sure of
+// are equal, and in the order of kv_blocks.
+func rankTimes(in *Input, out *Ranking) {
+	out.InTime = true
+	best := 0.0
+	for n, i := range out.Order {
+		c, p := &in.Candidates[i], in.price(i)
+		c.Terms.Times = decision.Times{
+			Wait: p.Wait, Compute: p.Compute, Transfer: p.Transfer, Answer: p.Answer, Late: p.Late,
+			Pause: p.Stall, Behind: p.Behind, Slower: p.Slower, Spoil: p.Spoilt, Evict: p.Evict,
+		}
+		if c.Cost = p.Sum(); n == 0 || c.Cost < best {
+			best = c.Cost
+		}
+	}
+	equal := in.Pricing.Model.Equal(best)
+	limit := in.Limit
+	if in.Weights.Temperature > 0 {
+		limit = 0 // the draw needs all
+	}
+	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareTimes(in, equal, a, b) })
+	for _, i := range out.Order {
+		if in.Candidates[i].Cost <= equal {
+			out.Tied++
+		}
+	}
+	switch {
+	case in.Weights.Temperature > 0:
+		sample(in, out)
+	case out.Tied > 1:
+		_, out.TieBreak = compareTimes(in, equal, out.Order[0], out.Order[1])
+	}
+}
+
+// compareTimes is the order of policy kv by times, of which those up to equal are.
+func compareTimes(in *Input, equal float64, a, b int) (int, TieBreak) {
+	x, y := in.Candidates[a].Cost, in.Candidates[b].Cost
+	if x <= equal && y <= equal {
+		return compareTies(in, a, b)
+	}
+	return cmp.Or(cmp.Compare(x, y), cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank)), TieNone
+}
