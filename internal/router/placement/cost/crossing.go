@@ -42,10 +42,10 @@ func crossings(m *Model, fits *[legKinds]fit) []Crossing {
 				Transfer: Work{Tokens: n, Running: running, Answering: running},
 			}
 			one := Request{ISL: n, Others: 1}
-			c := m.Compare(&one, &q)
+			c, quote := m.Compare(&one, &q), m.Quote(&one)
 			stalled := m.Stall * float64(running)
 			if own := m.Local.compute(&q.Local); m.Timed() && own > 0 {
-				stalled = m.LocalPrice(&one, &q.Local).Stall / own
+				stalled = quote.Local(&q.Local).Stall / own
 			}
 			lv, lm := errors[LocalLeg].of(&q.Local, stalled)
 			pv, pm := errors[PrefillLeg].of(&q.Prefill, 0)

@@ -33,7 +33,7 @@ func TestSlowRank(t *testing.T) {
 	}
 	one := Request{ISL: 2000, Output: 100, Others: 1}
 	q := Paths{Local: w, Prefill: w, Transfer: w}
-	before, fast := m.Compare(&one, &q), m.LocalPrice(&one, &w)
+	before, fast := m.Compare(&one, &q), localPrice(m, &one, &w)
 	if moves := m.transfer(&q.Transfer); moves < 4 || moves > 6 {
 		t.Errorf("KV moves in %.1f ms, want about 5", moves)
 	}
@@ -45,7 +45,7 @@ func TestSlowRank(t *testing.T) {
 	if after := m.Compare(&one, &q); after.Local != before.Local || after.Remote <= before.Remote {
 		t.Errorf("with a slow prefill rank %+v, before %+v", after, before)
 	}
-	slow := m.LocalPrice(&one, &w)
+	slow := localPrice(m, &one, &w)
 	// What prompts stall on average is not the rank's.
 	stalled := 100 * m.Stalled
 	slow.Answer, fast.Answer = slow.Answer-stalled, fast.Answer-stalled
