@@ -37,9 +37,9 @@ func crossings(m *Model, fits *[legKinds]fit) []Crossing {
 		// gain is what remote saves, more or less by err.
 		gain := func(n int) (ms, err float64) {
 			q := Paths{
-				Local:    Work{Tokens: n, Context: n, Running: running, Answering: running},
+				Local:    Work{Tokens: n, Context: n, Running: running, Answering: int32(running)},
 				Prefill:  Work{Tokens: n, Context: n},
-				Transfer: Work{Tokens: n, Running: running, Answering: running},
+				Transfer: Work{Tokens: n, Running: running, Answering: int32(running)},
 			}
 			one := Request{ISL: n, Others: 1}
 			c, quote := m.Compare(&one, &q), m.Quote(&one)

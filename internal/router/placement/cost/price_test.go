@@ -116,9 +116,9 @@ func TestPriceProperties(t *testing.T) {
 				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), now)
 			}
 			var a Running
-			on := Decoding{Running: 1 + rng.IntN(200), Held: rng.IntN(1 << rng.IntN(24)), HeldCached: rng.IntN(1 << 20), Times: float64(rng.IntN(4))}
+			on := Decoding{Running: 1 + rng.Int32N(200), Held: rng.Int32N(1 << rng.IntN(24)), HeldCached: rng.Int32N(1 << 20), Times: float32(rng.IntN(4))}
 			l.Ran(&a, 1, now, on)
-			on.Prompts, on.Computed = rng.Uint64N(9), rng.Uint64N(90000)
+			on.Prompts, on.Computed = rng.Uint32N(9), rng.Uint32N(90000)
 			l.Ran(&a, 1+stretch+rng.IntN(40), now+time.Duration(rng.ExpFloat64()*float64(time.Second)), on)
 		}
 		l.Renew(time.Hour)
@@ -127,8 +127,8 @@ func TestPriceProperties(t *testing.T) {
 			t.Fatal("nothing is known")
 		}
 		one := Request{ISL: rapid.IntRange(0, 1<<20).Draw(t, "isl"), Output: rapid.IntRange(0, 1<<16).Draw(t, "output"), Others: rapid.Float64Range(0, 4).Draw(t, "others")}
-		w := Work{Tokens: one.ISL - rng.IntN(one.ISL+1), Context: one.ISL, Queued: rng.IntN(1 << 22), Running: rng.IntN(500), Held: rng.IntN(1 << 24), Times: float64(rng.IntN(5))}
-		w.Answering = rng.IntN(w.Running + 1)
+		w := Work{Tokens: one.ISL - rng.IntN(one.ISL+1), Context: one.ISL, Queued: rng.IntN(1 << 22), Running: rng.IntN(500), Held: rng.Int32N(1 << 24), Times: float64(rng.IntN(5))}
+		w.Answering = rng.Int32N(int32(w.Running) + 1)
 		all := func(q Request, w Work) [3]float64 {
 			quote := m.Quote(&q)
 			local, prefill := quote.Local(&w), quote.Prefill(&w)

@@ -66,7 +66,7 @@ func TestSlowRank(t *testing.T) {
 // 500 tokens that is computed meanwhile takes 20 ms.
 func run(l *Learner, answers, context int, times float64, now time.Duration) {
 	var a Running
-	on := Decoding{Running: answers, Held: context, Times: times}
+	on := Decoding{Running: int32(answers), Held: int32(context), Times: float32(times)}
 	l.Ran(&a, 1, now, on)
 	ms := 16 * (5 + 0.5*float64(answers) + 0.2*float64(context)/1000)
 	if answers%2 == 0 {

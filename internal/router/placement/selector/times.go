@@ -2,6 +2,7 @@ package selector
 
 import (
 	"cmp"
+	"math"
 
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -25,9 +26,12 @@ func (in *Input) Work(i, tokens, context int) cost.Work {
 	c := &in.Candidates[i]
 	return cost.Work{
 		Tokens: tokens, Context: context, Queued: c.PrefillTokens, Running: c.ActiveRequests,
-		Answering: c.Answering, Held: (c.DecodeBlocks - c.CachedBlocks) * in.BlockSize, HeldCached: c.CachedBlocks * in.BlockSize, Times: c.Times,
+		Answering: small(c.Answering), Held: small((c.DecodeBlocks - c.CachedBlocks) * in.BlockSize), HeldCached: small(c.CachedBlocks * in.BlockSize), Times: c.Times,
 	}
 }
+
+// small is n in 32 bits, or the most there.
+func small(n int) int32 { return int32(max(min(n, math.MaxInt32), 0)) }
 
 // Usual is the mean load of the candidates that are not kept out.
 func (in *Input) Usual() (l cost.Load) {
