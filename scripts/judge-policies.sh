@@ -1,5 +1,5 @@
 #!/bin/sh
-# Judges policy kv against the others: 5 workloads, 3 fleets, 3 loads, 4 seeds. Prints a row
+# Judges policy kv against the others: 7 workloads, 3 fleets, 3 loads, 4 seeds. Prints a row
 # for each cell, the verdicts and the worst cells. docs/lab/judge.md has the rule.
 #
 #   scripts/judge-policies.sh -conversation conversation_trace.jsonl.gz
@@ -11,6 +11,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 CGO_ENABLED=0 go build -trimpath -o bin/judge-policies ./benchmarks/judge
-# Weights and constants of kv may be chosen on the first two workloads only. The others judge
+# Weights and constants of kv may be chosen on the first three workloads only. The others judge
 # them.
-exec bin/judge-policies -tuning agents,documents -judging conversation,chats,bursts "$@"
+exec bin/judge-policies -tuning agents,chats,documents -judging conversation,bursts,coders,mixture "$@"

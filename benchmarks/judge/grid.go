@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +24,8 @@ type workload struct {
 	blocks int
 	// closed says that a turn of a session waits for the answer to the turn before it.
 	closed bool
+	// seeds are counted from this one on: weights were chosen by the first ones.
+	seeds uint64
 	// padded is the fleet whose engines pad their steps under this workload.
 	padded string
 }
@@ -39,8 +43,18 @@ var workloads = []workload{
 	{name: "agents", blocks: 1024, closed: true, padded: "4p12d"},
 	{name: "chats", blocks: 4096, padded: "16a"},
 	{name: "documents", blocks: 4096, padded: "4p12d"},
-	{name: "bursts", blocks: 4096, padded: "2p14d"},
+	{name: "bursts", blocks: 4096, seeds: unseen, padded: "2p14d"},
+	{name: coders, blocks: 2048, closed: true, seeds: unseen, padded: "16a"},
+	{name: mixture, blocks: 4096, seeds: unseen, padded: "2p14d"},
 }
+
+// Workloads that no weight was chosen by, and from where on their seeds are counted.
+const (
+	// coders are fewer agents with a longer head, mixture is chats and documents at
+	// once.
+	coders, mixture = "coders", "mixture"
+	unseen          = 100
+)
 
 var fleets = []string{"16a", "4p12d", "2p14d"}
 
@@ -117,8 +131,16 @@ func (w *workload) fleet(text, profile string) (sim.Fleet, error) {
 // requests makes the n requests of a workload for a seed out of several, counted from 0.
 // recorded is the conversation trace.
 func (w *workload) requests(n, seed, seeds int, recorded []arrivals.Request) ([]arrivals.Request, error) {
-	if w.name != conversation {
-		return arrivals.Generate(arrivals.Options{Shape: w.name, Requests: n, Seed: uint64(seed) + 1, Head: 2048, Sessions: agentsAtATime})
+	o := arrivals.Options{Shape: w.name, Requests: n, Seed: w.seeds + uint64(seed) + 1, Head: 2048, Sessions: agentsAtATime}
+	switch w.name {
+	case conversation:
+	case coders:
+		o.Shape, o.Head, o.Sessions = "agents", 8192, 48
+		return arrivals.Generate(o)
+	case mixture:
+		return mixed(o)
+	default:
+		return arrivals.Generate(o)
 	}
 	if n > len(recorded) {
 		return nil, fmt.Errorf("workload %s: the trace has %d requests, want %d", w.name, len(recorded), n)
@@ -130,6 +152,30 @@ func (w *workload) requests(n, seed, seeds int, recorded []arrivals.Request) ([]
 	}
 	out := make([]arrivals.Request, n)
 	copy(out, recorded[from:])
+	for i := range out {
+		out[i].Number = i
+	}
+	return out, nil
+}
+
+// mixed makes chats and documents, each at its own pace, in the order of their arrival.
+func mixed(o arrivals.Options) ([]arrivals.Request, error) {
+	var out []arrivals.Request
+	for i, shape := range []string{"chats", "documents"} {
+		o.Shape = shape
+		all, err := arrivals.Generate(o)
+		if err != nil {
+			return nil, err
+		}
+		for k := range all {
+			for j := range all[k].Blocks { // the names of blocks are each shape's own
+				all[k].Blocks[j] |= uint64(i) << 62
+			}
+		}
+		out = append(out, all...)
+	}
+	slices.SortStableFunc(out, func(a, b arrivals.Request) int { return cmp.Compare(a.At, b.At) })
+	out = out[:o.Requests]
 	for i := range out {
 		out[i].Number = i
 	}

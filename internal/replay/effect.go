@@ -78,7 +78,7 @@ func (r Ranks) weighs(p selector.Policy, phase route.Phase, a, b *selector.Weigh
 		}
 		var out selector.Ranking
 		// Policy kv ranks by blocks at first, and by times when it knows them.
-		for _, known := range []*selector.Pricing{nil, {Model: &someTimes, Request: cost.Request{ISL: in.ISL, Others: w.Others}}} {
+		for _, known := range []*selector.Pricing{nil, {Model: &someTimes, Quote: someTimes.Quote(&cost.Request{ISL: in.ISL, Others: w.Others})}} {
 			in.Pricing = known
 			selector.Pick(&in, &out)
 			for i := range in.Candidates {

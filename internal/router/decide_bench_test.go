@@ -41,7 +41,7 @@ func benchRouter(b *testing.B, kind string, ranks int) *Router {
 	switch kind {
 	case "threshold":
 		c.Routing.Threshold.Tokens = 2048
-	case "auto":
+	case "auto", "times":
 		c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
 	}
 	for i := range ranks {
@@ -74,10 +74,10 @@ const benchBlock = 16 // tokens
 
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
 // tokens over ranks that hold different parts of it. Busy ones are aggregated, have
-// work in flight, and their engines have reported a load. With "auto" the costs of both paths are known
-// and compared.
+// work in flight, and their engines have reported a load. With "auto" the costs of both paths
+// are known and compared, with "times" those of every rank, too.
 func BenchmarkDecision(b *testing.B) {
-	for _, kind := range []string{"aggregated", "disaggregated", "threshold", "auto", "busy"} {
+	for _, kind := range []string{"aggregated", "disaggregated", "threshold", "auto", "times", "busy"} {
 		for _, ranks := range []int{64, 512, 2048} {
 			b.Run(fmt.Sprintf("%s/%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
 		}
@@ -107,16 +107,22 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			if err := r.predicted.AddRank(slot, k.Number, k.Label); err != nil {
 				b.Fatal(err)
 			}
-			if kind == "busy" {
+			if kind == "busy" || kind == "times" {
 				r.ledger.Reserve(k, ledger.Claim{PrefillTokens: 512 * (i % 9), ContextTokens: 4096 + i, BlockSize: block})
 				k.SetLoad(&workers.Load{Running: i % 7, Waiting: i % 3, KVUsage: 0.5, At: r.started})
 			}
 			r.predicted.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 		}
 	}
-	if kind == "auto" {
+	if kind == "auto" || kind == "times" {
 		l, w := r.costs.Of("bench"), cost.Work{Tokens: 4096, Context: 8192}
 		for range cost.EnoughComputed {
+			if kind == "times" {
+				var a cost.Running
+				on := cost.Decoding{Running: 3, Held: 9000}
+				l.Ran(&a, 1, 0, on)
+				l.Ran(&a, 17, 160*time.Millisecond, on)
+			}
 			l.Took(cost.PrefillLeg, &w, 80*time.Millisecond, 0)
 			l.Took(cost.TransferLeg, &w, 8*time.Millisecond, 0)
 		}
@@ -139,7 +145,7 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 	if q.Run.Plan.Err != nil || q.Run.Plan.CachedTokens == 0 || len(q.Run.In.Decode.Candidates)+len(q.Run.In.Prefill.Candidates) < ranks {
 		b.Fatalf("not the decision to measure: %+v", q.Run.Plan)
 	}
-	if kind == "auto" && q.Run.Plan.CostRevision == 0 {
+	if (kind == "auto" || kind == "times") && q.Run.Plan.CostRevision == 0 || q.Run.Plan.Decode.InTime != (kind == "times") {
 		b.Fatalf("costs did not decide: %+v", q.Run.Plan)
 	}
 	b.ReportAllocs()

@@ -28,7 +28,7 @@ func Costs(c *outcome.Collector) Subscriber {
 				c.Runs(&r.costs, r.Model, e.Leg.Peer.Rank, e.Leg.Tokens, e.At)
 			}
 		},
-		Piece: func(e *Event) { e.Request.costs.Ran(e.Leg.Tokens, e.At) },
+		Piece: func(e *Event) { e.Request.costs.Ran(e.Leg.Peer.Rank, e.Leg.Tokens, e.At) },
 		Answered: func(e *Event) {
 			if r := e.Request; r.Answer.Gaps.Count() > 0 {
 				r.costs.Ended()

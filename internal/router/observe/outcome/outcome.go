@@ -85,9 +85,8 @@ type RequestSamples struct {
 	prefilled atomic.Int64
 	learner   *cost.Learner // of the answer that is running; nil for none
 	running   cost.Running
-	rank      *workers.Rank // where it runs
-	c         *Collector    // nil before the plan of an attempt is carried out
-	block     int           // tokens of a block in its plan
+	c         *Collector // nil before the plan of an attempt is carried out
+	block     int        // tokens of a block in its plan
 }
 
 // Begins reports that a plan is carried out, whose blocks have so many tokens.
@@ -95,11 +94,6 @@ func (c *Collector) Begins(q *RequestSamples, blockSize int) { q.c, q.block = c,
 
 // Begun reports whether a plan is carried out.
 func (q *RequestSamples) Begun() bool { return q.c != nil }
-
-// decoding is what the rank does on which the answer runs.
-func (q *RequestSamples) decoding() cost.Decoding {
-	return decide.DecodingOn(q.c.o.Ledger, q.rank, q.block)
-}
 
 // PrefillBegins reports that the prefill leg of another attempt goes out.
 func (q *RequestSamples) PrefillBegins() { q.prefilled.Store(0) }
@@ -166,18 +160,18 @@ func changeEvent(c cost.Change, leg cost.LegKind, l *LegSample) eventlog.Event {
 
 // Runs begins to report an answer of a model on a rank that has so many tokens now.
 func (c *Collector) Runs(q *RequestSamples, model string, rank *workers.Rank, tokens int, now time.Time) {
-	q.learner, q.running, q.rank = c.Of(model), cost.Running{}, rank
-	q.Ran(tokens, now)
+	q.learner, q.running = c.Of(model), cost.Running{}
+	q.Ran(rank, tokens, now)
 }
 
-// Ran reports that the answer has so many tokens now.
-func (q *RequestSamples) Ran(tokens int, now time.Time) {
+// Ran reports that the answer, which runs on a rank, has so many tokens now.
+func (q *RequestSamples) Ran(rank *workers.Rank, tokens int, now time.Time) {
 	if q.learner == nil {
 		return
 	}
 	var on cost.Decoding
 	if q.running.Due(tokens) {
-		on = q.decoding()
+		on = decide.DecodingOn(q.c.o.Ledger, rank, q.block)
 	}
 	q.learner.Ran(&q.running, tokens, now.Sub(q.c.began), on)
 }

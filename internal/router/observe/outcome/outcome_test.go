@@ -121,7 +121,7 @@ func TestAnswers(t *testing.T) {
 	for range 20 { // until times are known
 		c.Runs(&q, "m", rank, 1, c.at)
 		c.at = c.at.Add(time.Second)
-		q.Ran(100, c.at)
+		q.Ran(rank, 100, c.at)
 		q.Ended()
 		c.Took(&q, &decide.Plan{Path: route.Local, Paths: cost.Paths{Local: cost.Work{Tokens: 1000, Context: 1000}}}, LegSample{"m", "its id", route.Decode, c.at, c.at.Add(time.Second)})
 	}

@@ -37,7 +37,7 @@ type Work struct {
 	// Answering is how many of its requests have their first token. Held is the tokens of the
 	// contexts that it decodes, HeldCached those that it had before, which requests may share.
 	// They are for prices only.
-	Answering, Held, HeldCached int
+	Answering, Held, HeldCached int32
 	// Times is how many times as long as its peers the rank takes; 0 is as long.
 	Times float64
 }

@@ -37,15 +37,15 @@ func crossings(m *Model, fits *[legKinds]fit) []Crossing {
 		// gain is what remote saves, more or less by err.
 		gain := func(n int) (ms, err float64) {
 			q := Paths{
-				Local:    Work{Tokens: n, Context: n, Running: running, Answering: running},
+				Local:    Work{Tokens: n, Context: n, Running: running, Answering: int32(running)},
 				Prefill:  Work{Tokens: n, Context: n},
-				Transfer: Work{Tokens: n, Running: running, Answering: running},
+				Transfer: Work{Tokens: n, Running: running, Answering: int32(running)},
 			}
 			one := Request{ISL: n, Others: 1}
-			c := m.Compare(&one, &q)
+			c, quote := m.Compare(&one, &q), m.Quote(&one)
 			stalled := m.Stall * float64(running)
 			if own := m.Local.compute(&q.Local); m.Timed() && own > 0 {
-				stalled = m.LocalPrice(&one, &q.Local).Stall / own
+				stalled = quote.Local(&q.Local).Stall / own
 			}
 			lv, lm := errors[LocalLeg].of(&q.Local, stalled)
 			pv, pm := errors[PrefillLeg].of(&q.Prefill, 0)

@@ -27,18 +27,24 @@ func known(o Objective) *Learner {
 	return l
 }
 
+// localPrice is what the rank of w costs that computes the prompt, too.
+func localPrice(m *Model, r *Request, w *Work) Price {
+	q := m.Quote(r)
+	return q.Local(w)
+}
+
 // TestLearnsSteps: how long steps take follows from stretches of answers: by the answers that
 // run, their contexts, and the prompts that are computed meanwhile.
 func TestLearnsSteps(t *testing.T) {
 	m := known(Objective{For: ForE2E}).Model()
 	for _, c := range []struct{ running, context, want float64 }{{1, 1000, 5.7}, {8, 4000, 9.8}, {4, 11000, 9.2}} {
-		if got := m.step(&Load{c.running, c.context, 0}); math.Abs(got-c.want) > 0.1*c.want {
+		if got := m.step(c.running, c.context, 0); math.Abs(got-c.want) > 0.1*c.want {
 			t.Errorf("a step of %v answers of %v tokens takes %.2f ms, want %.2f", c.running, c.context, got, c.want)
 		}
 	}
 	one := Request{ISL: 500, Output: 100, Others: 1}
 	w := Work{Tokens: 500, Context: 500, Running: 1, Answering: 1}
-	if p := m.LocalPrice(&one, &w); p.Stall < 16 || p.Stall > 24 {
+	if p := localPrice(m, &one, &w); p.Stall < 16 || p.Stall > 24 {
 		t.Errorf("a prompt of 500 tokens stalls an answer for %.1f ms, want about 20", p.Stall)
 	}
 }
@@ -73,7 +79,7 @@ func TestKnowsWithoutTransfers(t *testing.T) {
 func TestObjectives(t *testing.T) {
 	one := Request{ISL: 2000, Output: 200, Others: 1}
 	w := Work{Tokens: 2000, Context: 2000, Running: 6, Answering: 6, Held: 9000}
-	price := func(o Objective) Price { return known(o).Model().LocalPrice(&one, &w) }
+	price := func(o Objective) Price { return localPrice(known(o).Model(), &one, &w) }
 	limits := Objective{TTFT: 2 * time.Second, ITL: 12 * time.Millisecond}
 	first, whole, gaps := price(Objective{For: ForTTFT}), price(Objective{For: ForE2E}), price(Objective{For: ForITL})
 	limits.For = ForGoodput
@@ -110,9 +116,9 @@ func TestPriceProperties(t *testing.T) {
 				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), now)
 			}
 			var a Running
-			on := Decoding{Running: 1 + rng.IntN(200), Held: rng.IntN(1 << rng.IntN(24)), HeldCached: rng.IntN(1 << 20), Times: float64(rng.IntN(4))}
+			on := Decoding{Running: 1 + rng.Int32N(200), Held: rng.Int32N(1 << rng.IntN(24)), HeldCached: rng.Int32N(1 << 20), Times: float32(rng.IntN(4))}
 			l.Ran(&a, 1, now, on)
-			on.Prompts, on.Computed = rng.Uint64N(9), rng.Uint64N(90000)
+			on.Prompts, on.Computed = rng.Uint32N(9), rng.Uint32N(90000)
 			l.Ran(&a, 1+stretch+rng.IntN(40), now+time.Duration(rng.ExpFloat64()*float64(time.Second)), on)
 		}
 		l.Renew(time.Hour)
@@ -121,11 +127,12 @@ func TestPriceProperties(t *testing.T) {
 			t.Fatal("nothing is known")
 		}
 		one := Request{ISL: rapid.IntRange(0, 1<<20).Draw(t, "isl"), Output: rapid.IntRange(0, 1<<16).Draw(t, "output"), Others: rapid.Float64Range(0, 4).Draw(t, "others")}
-		w := Work{Tokens: one.ISL - rng.IntN(one.ISL+1), Context: one.ISL, Queued: rng.IntN(1 << 22), Running: rng.IntN(500), Held: rng.IntN(1 << 24), Times: float64(rng.IntN(5))}
-		w.Answering = rng.IntN(w.Running + 1)
+		w := Work{Tokens: one.ISL - rng.IntN(one.ISL+1), Context: one.ISL, Queued: rng.IntN(1 << 22), Running: rng.IntN(500), Held: rng.Int32N(1 << 24), Times: float64(rng.IntN(5))}
+		w.Answering = rng.Int32N(int32(w.Running) + 1)
 		all := func(q Request, w Work) [3]float64 {
-			local, prefill := m.LocalPrice(&q, &w), m.PrefillPrice(&q, &w)
-			remote := m.RemotePrice(&q, &prefill, &w)
+			quote := m.Quote(&q)
+			local, prefill := quote.Local(&w), quote.Prefill(&w)
+			remote := quote.Remote(&prefill, &w)
 			return [3]float64{local.Sum(), prefill.Sum(), remote.Sum()}
 		}
 		was := all(one, w)

@@ -33,7 +33,7 @@ func TestSlowRank(t *testing.T) {
 	}
 	one := Request{ISL: 2000, Output: 100, Others: 1}
 	q := Paths{Local: w, Prefill: w, Transfer: w}
-	before, fast := m.Compare(&one, &q), m.LocalPrice(&one, &w)
+	before, fast := m.Compare(&one, &q), localPrice(m, &one, &w)
 	if moves := m.transfer(&q.Transfer); moves < 4 || moves > 6 {
 		t.Errorf("KV moves in %.1f ms, want about 5", moves)
 	}
@@ -45,7 +45,7 @@ func TestSlowRank(t *testing.T) {
 	if after := m.Compare(&one, &q); after.Local != before.Local || after.Remote <= before.Remote {
 		t.Errorf("with a slow prefill rank %+v, before %+v", after, before)
 	}
-	slow := m.LocalPrice(&one, &w)
+	slow := localPrice(m, &one, &w)
 	// What prompts stall on average is not the rank's.
 	stalled := 100 * m.Stalled
 	slow.Answer, fast.Answer = slow.Answer-stalled, fast.Answer-stalled
@@ -66,7 +66,7 @@ func TestSlowRank(t *testing.T) {
 // 500 tokens that is computed meanwhile takes 20 ms.
 func run(l *Learner, answers, context int, times float64, now time.Duration) {
 	var a Running
-	on := Decoding{Running: answers, Held: context, Times: times}
+	on := Decoding{Running: int32(answers), Held: int32(context), Times: float32(times)}
 	l.Ran(&a, 1, now, on)
 	ms := 16 * (5 + 0.5*float64(answers) + 0.2*float64(context)/1000)
 	if answers%2 == 0 {

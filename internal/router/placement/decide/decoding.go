@@ -10,9 +10,9 @@ import (
 func DecodingOn(l *ledger.Ledger, k *workers.Rank, blockSize int) cost.Decoding {
 	load := l.Load(k)
 	prompts, computed := l.Computed(k)
-	tokens := func(blocks int) int { return blocks * blockSize * load.Answering / max(load.Requests, 1) }
+	tokens := func(blocks int) int32 { return int32(blocks * blockSize * load.Answering / max(load.Requests, 1)) }
 	return cost.Decoding{
-		Running: load.Answering, Held: tokens(load.DecodeBlocks - load.CachedBlocks), HeldCached: tokens(load.CachedBlocks),
-		Prompts: prompts, Computed: computed, Times: k.Times(),
+		Running: int32(load.Answering), Held: tokens(load.DecodeBlocks - load.CachedBlocks), HeldCached: tokens(load.CachedBlocks),
+		Prompts: uint32(prompts), Computed: uint32(computed), Times: float32(k.Times()),
 	}
 }

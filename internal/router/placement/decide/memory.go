@@ -51,7 +51,7 @@ func (r *Run) Compact() {
 		return
 	}
 	in, plan := Input{}, r.Plan
-	plan.Decode, plan.Prefill, plan.decodeVeto, plan.prefillVeto = selector.Ranking{}, selector.Ranking{}, nil, nil
+	plan.Decode, plan.Prefill, plan.decodeVeto, plan.prefillVeto, plan.pricing = selector.Ranking{}, selector.Ranking{}, nil, nil, nil
 	in.Decode.BlockSize, in.Prefill.BlockSize = r.In.Decode.BlockSize, r.In.Prefill.BlockSize
 	var chosen [2]workers.Peer
 	if i := plan.DecodeIndex; i >= 0 {
@@ -86,5 +86,5 @@ var noPlan = func() (p Plan) { p.reset(); return }()
 func (p *Plan) reset() {
 	p.Decode.Reset()
 	p.Prefill.Reset()
-	*p = Plan{Decode: p.Decode, Prefill: p.Prefill, decodeVeto: p.decodeVeto, prefillVeto: p.prefillVeto, DecodeIndex: -1, PrefillIndex: -1}
+	*p = Plan{Decode: p.Decode, Prefill: p.Prefill, decodeVeto: p.decodeVeto, prefillVeto: p.prefillVeto, pricing: p.pricing, DecodeIndex: -1, PrefillIndex: -1}
 }

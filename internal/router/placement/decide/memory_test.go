@@ -40,7 +40,7 @@ func TestCompactKeepsThePlan(t *testing.T) {
 		was, is := reflect.ValueOf(before), reflect.ValueOf(r.Plan)
 		for i := range was.NumField() {
 			switch name := was.Type().Field(i).Name; name {
-			case "Decode", "Prefill", "decodeVeto", "prefillVeto", "slowVeto", "DecodeIndex", "PrefillIndex": // the memory, and places in it
+			case "Decode", "Prefill", "decodeVeto", "prefillVeto", "pricing", "DecodeIndex", "PrefillIndex": // the memory, and places in it
 			default:
 				if !was.Field(i).Equal(is.Field(i)) {
 					t.Errorf("threshold %d: %s is %v, was %v", threshold, name, is.Field(i), was.Field(i))

@@ -151,8 +151,15 @@ type Plan struct {
 
 	// Why candidates of a phase are kept out of a ranking; see selector.Input.Veto.
 	decodeVeto, prefillVeto []string
-	// What policy kv prices candidates by.
-	decodePricing, prefillPricing selector.Pricing
+	pricing                 *pricing // nil before a decision
+}
+
+// pricing is what policy kv prices candidates by, and the request of the quotes.
+type pricing struct {
+	decode, prefill selector.Pricing
+	request         cost.Request
+	// ranked says that the plan's ranking of prefill ranks is that for any decode rank.
+	ranked bool
 }
 
 // Errors of a plan.
@@ -304,7 +311,9 @@ func (p *Plan) planFor(in *Input, d int) bool {
 	p.EffISL = f.ISL - w.cached
 	p.Local = Work{Compute: p.EffISL, Queued: decode.PrefillTokens}
 	p.PrefillIndex, p.HasRemote, p.Remote, p.PrefillCached = -1, false, Work{}, 0
-	p.Prefill.Reset()
+	if w.whole || !p.pricing.ranked {
+		p.Prefill.Reset()
+	}
 	if !w.whole {
 		p.rankPrefill(in, d)
 	}
@@ -348,9 +357,11 @@ func (p *Plan) weigh(in *Input, d int) {
 		return
 	}
 	if m := in.Costs; m.Compares() {
-		request := in.priced()
-		request.Usual = p.prefillPricing.Request.Usual
-		p.Costs, p.CostRevision = m.Compare(&request, &p.Paths), m.Revision
+		request := &cost.Request{}
+		if m.Timed() {
+			request = &p.pricing.request
+		}
+		p.Costs, p.CostRevision = m.Compare(request, &p.Paths), m.Revision
 		if m.RemoteCheaper(p.Costs.Local, p.Costs.Remote) {
 			p.Path, p.Reason = route.Remote, route.ReasonRemoteCheaper
 		} else {
@@ -365,27 +376,27 @@ func (p *Plan) weigh(in *Input, d int) {
 	}
 }
 
-// priced is what prices depend on of the request.
-func (in *Input) priced() cost.Request {
-	return cost.Request{ISL: in.Facts.ISL, Output: in.Facts.Output, Others: in.Decode.Weights.Others}
-}
-
 // price has policy kv rank both phases by times, where they are known.
 func (p *Plan) price(in *Input, phase *selector.Input) {
 	in.Prefill.Pricing = nil
+	if p.pricing == nil {
+		p.pricing = &pricing{}
+	}
+	x := p.pricing
+	x.ranked = false
 	if !in.Costs.Timed() {
 		return
 	}
-	p.prefillPricing = selector.Pricing{Model: in.Costs, Request: in.priced()}
-	p.prefillPricing.Request.Usual = in.Decode.Usual()
+	*x = pricing{request: cost.Request{ISL: in.Facts.ISL, Output: in.Facts.Output, Others: in.Decode.Weights.Others, Usual: in.Decode.Usual()}}
+	x.prefill = selector.Pricing{Model: in.Costs, Quote: in.Costs.Quote(&x.request)}
 	if in.Prefill.Policy == selector.KV {
-		in.Prefill.Pricing = &p.prefillPricing
+		in.Prefill.Pricing = &x.prefill
 	}
 	if phase.Policy != selector.KV {
 		return
 	}
-	p.decodePricing = p.prefillPricing
-	phase.Pricing = &p.decodePricing
+	x.decode = x.prefill
+	phase.Pricing = &x.decode
 	if phase.Phase == route.Aggregated {
 		return
 	}
@@ -395,7 +406,8 @@ func (p *Plan) price(in *Input, phase *selector.Input) {
 		return
 	}
 	w := in.Prefill.Work(best, in.Prefill.Uncached(best), in.Facts.ISL)
-	p.decodePricing.Prefill, p.decodePricing.Remote = in.Costs.PrefillPrice(&p.decodePricing.Request, &w), true
+	x.decode.Prefill, x.decode.Remote = x.decode.Quote.Prefill(&w), true
+	x.ranked = true
 	gated := in.gated(best)
 	for i := range in.Decode.Candidates {
 		in.Decode.Candidates[i].Way = in.way(i, gated)
@@ -486,7 +498,11 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 func (p *Plan) choosePrefill(in *Input) {
 	phase := in.Prefill
 	phase.Veto = p.prefillVeto
-	selector.Pick(&phase, &p.Prefill)
+	// Where all of them can send to the decode rank, they are ranked already.
+	if !p.pricing.ranked || slices.ContainsFunc(p.prefillVeto, func(why string) bool { return why != "" }) {
+		selector.Pick(&phase, &p.Prefill)
+	}
+	p.pricing.ranked = false // but for this decode rank
 	best, ok := p.Prefill.Best()
 	if !ok {
 		p.HasRemote = false

@@ -2,6 +2,7 @@ package selector
 
 import (
 	"cmp"
+	"math"
 
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -10,8 +11,8 @@ import (
 
 // Pricing is what the candidates of a phase are priced by.
 type Pricing struct {
-	Model   *cost.Model
-	Request cost.Request
+	Model *cost.Model
+	Quote cost.Quote
 	// Prefill is the price of the prefill rank that would be chosen for any decode rank;
 	// without Remote there is none.
 	Prefill cost.Price
@@ -25,9 +26,12 @@ func (in *Input) Work(i, tokens, context int) cost.Work {
 	c := &in.Candidates[i]
 	return cost.Work{
 		Tokens: tokens, Context: context, Queued: c.PrefillTokens, Running: c.ActiveRequests,
-		Answering: c.Answering, Held: (c.DecodeBlocks - c.CachedBlocks) * in.BlockSize, HeldCached: c.CachedBlocks * in.BlockSize, Times: c.Times,
+		Answering: small(c.Answering), Held: small((c.DecodeBlocks - c.CachedBlocks) * in.BlockSize), HeldCached: small(c.CachedBlocks * in.BlockSize), Times: c.Times,
 	}
 }
+
+// small is n in 32 bits, or the most there.
+func small(n int) int32 { return int32(max(min(n, math.MaxInt32), 0)) }
 
 // Usual is the mean load of the candidates that are not kept out.
 func (in *Input) Usual() (l cost.Load) {
@@ -54,22 +58,15 @@ func (in *Input) price(i int) cost.Price {
 	p, n := in.Pricing, in.Uncached(i)
 	w := in.Work(i, n, in.ISL)
 	if in.Phase == route.Prefill {
-		return p.Model.PrefillPrice(&p.Request, &w)
+		return p.Quote.Prefill(&w)
 	}
-	way := in.Candidates[i].Way
-	if !p.Remote || way == decision.LocalOnly {
-		return p.Model.LocalPrice(&p.Request, &w)
+	switch way := in.Candidates[i].Way; {
+	case !p.Remote || way == decision.LocalOnly:
+		return p.Quote.Local(&w)
+	case way == decision.RemoteOnly:
+		return p.Quote.Remote(&p.Prefill, &w)
 	}
-	moved := w
-	moved.Context = 0
-	remote := p.Model.RemotePrice(&p.Request, &p.Prefill, &moved)
-	if way == decision.RemoteOnly {
-		return remote
-	}
-	if local := p.Model.LocalPrice(&p.Request, &w); !p.Model.RemoteCheaper(local.Sum(), remote.Sum()) {
-		return local
-	}
-	return remote
+	return p.Quote.Cheaper(&p.Prefill, &w)
 }
 
 // rankTimes orders by prices. Those that are no further from the best than prices are sure of
@@ -79,10 +76,6 @@ func rankTimes(in *Input, out *Ranking) {
 	best := 0.0
 	for n, i := range out.Order {
 		c, p := &in.Candidates[i], in.price(i)
-		c.Terms.Times = decision.Times{
-			Wait: p.Wait, Compute: p.Compute, Transfer: p.Transfer, Answer: p.Answer, Late: p.Late,
-			Pause: p.Stall, Behind: p.Behind, Slower: p.Slower, Spoil: p.Spoilt, Evict: p.Evict,
-		}
 		if c.Cost = p.Sum(); n == 0 || c.Cost < best {
 			best = c.Cost
 		}
@@ -103,6 +96,18 @@ func rankTimes(in *Input, out *Ranking) {
 		sample(in, out)
 	case out.Tied > 1:
 		_, out.TieBreak = compareTimes(in, equal, out.Order[0], out.Order[1])
+	}
+	// Only those that are kept show their terms.
+	shown := out.Order
+	if in.Limit > 0 {
+		shown = shown[:min(in.Limit, len(shown))]
+	}
+	for _, i := range shown {
+		p := in.price(i)
+		in.Candidates[i].Terms.Times = decision.Times{
+			Wait: p.Wait, Compute: p.Compute, Transfer: p.Transfer, Answer: p.Answer, Late: p.Late,
+			Pause: p.Stall, Behind: p.Behind, Slower: p.Slower, Spoil: p.Spoilt, Evict: p.Evict,
+		}
 	}
 }
 
