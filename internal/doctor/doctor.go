@@ -546,7 +546,7 @@ func (e *exam) handshakes(ws []admin.Worker) (bad bool) {
 		case len(apart) == 0:
 		case pairs == 0:
 			bad = true
-			e.add("handshake", d.Name, Fail, fmt.Sprintf("NIXL would refuse every prefill worker of its model: %s (%s)", why, strings.Join(apart, ", ")), "give prefill and decode engines the same vLLM and --kv-cache-dtype; until then prompts stay local")
+			e.add("handshake", d.Name, Fail, fmt.Sprintf("NIXL would refuse every prefill worker of its model: %s (%s)", why, strings.Join(apart, ", ")), "give prefill and decode engines one version of vLLM and one type of cache; until then prompts stay local")
 		default:
 			e.add("handshake", d.Name, Warn, fmt.Sprintf("it pairs with %s, and NIXL would refuse %s: %s", count(pairs, "prefill worker"), strings.Join(apart, ", "), why), "as in a rolling update; pairs are kept within a version")
 		}
