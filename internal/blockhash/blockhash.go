@@ -130,21 +130,52 @@ func Next(parent, local uint64) uint64 {
 // TextChunks appends one local hash per full chunk of chunkBytes bytes of each text to dst and
 // returns it. What is left of one text is part of the first hash of the next.
 func TextChunks(dst []uint64, chunkBytes int, key Key, texts ...[]byte) []uint64 {
-	if chunkBytes < 1 {
-		return dst
-	}
-	seed, rest := key.seed(textSeed, 0), key.seed(textSeed, 1)
+	c := NewChunker(chunkBytes, key)
 	for _, text := range texts {
-		for len(text) >= chunkBytes {
-			dst = append(dst, xxh3.HashSeed(text[:chunkBytes], seed))
-			text, seed = text[chunkBytes:], rest
-		}
-		if len(text) > 0 {
-			seed = xxh3.HashSeed(text, seed)
-		}
+		dst = c.Text(dst, text)
 	}
 	return dst
 }
+
+// Chunker names the parts of a prompt whose token ids are not known, one after the other.
+type Chunker struct {
+	size       int
+	seed, rest uint64
+}
+
+// NewChunker begins a prompt, in chunks of size bytes. With a size below 1 there are none.
+func NewChunker(size int, key Key) Chunker {
+	return Chunker{size, key.seed(textSeed, 0), key.seed(textSeed, 1)}
+}
+
+// Text appends one local hash for each full chunk of a text to dst and returns it. What is
+// left is part of the hash that comes next.
+func (c *Chunker) Text(dst []uint64, text []byte) []uint64 {
+	if c.size < 1 {
+		return dst
+	}
+	for len(text) >= c.size {
+		dst = append(dst, xxh3.HashSeed(text[:c.size], c.seed))
+		text, c.seed = text[c.size:], c.rest
+	}
+	if len(text) > 0 {
+		c.seed = xxh3.HashSeed(text, c.seed)
+	}
+	return dst
+}
+
+// Whole appends one local hash for something with a name, as an image, that is no text.
+func (c *Chunker) Whole(dst []uint64, name [16]byte) []uint64 {
+	if c.size < 1 {
+		return dst
+	}
+	dst = append(dst, xxh3.HashSeed(name[:], c.seed^wholeSeed))
+	c.seed = c.rest
+	return dst
+}
+
+// wholeSeed keeps the name of an image apart from a text of the same bytes.
+const wholeSeed = 0x77686f6c65
 
 // littleEndian reports whether a uint32 lies in memory in the order in which it is hashed.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1

@@ -19,6 +19,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
+// RouterOfEnvironment is the router that commands talk to unless a flag names another.
+func RouterOfEnvironment() string { return cmp.Or(os.Getenv("DYNCTL_ROUTER"), DefaultRouter) }
+
 // DefaultRouter is the admin address that serve listens on by default.
 const DefaultRouter = "http://127.0.0.1:8001"
 
@@ -105,7 +108,7 @@ type RouterFlags struct {
 
 // Add adds the flags, for the commands below cmd, too.
 func (f *RouterFlags) Add(cmd *cobra.Command) {
-	url := cmp.Or(os.Getenv("DYNCTL_ROUTER"), DefaultRouter)
+	url := RouterOfEnvironment()
 	cmd.PersistentFlags().StringVar(&f.url, "router", url, "admin `URL` of the router (environment DYNCTL_ROUTER)")
 	f.access.Add(cmd.PersistentFlags())
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -65,6 +66,9 @@ func (f *TargetFlags) Open(ctx context.Context, stderr io.Writer, defaultSim str
 	engines := len(f.Prefill)+len(f.Decode)+len(f.Worker) > 0
 	if engines && f.Sim != "" || f.Router != "" && (engines || f.Sim != "") {
 		return nil, WithCode(ExitUsage, errors.New("give only one of --router, --sim and engines (--prefill, --decode, --worker)"))
+	}
+	if !engines && f.Sim == "" && f.Router == "" {
+		f.Router = os.Getenv("DYNCTL_ROUTER")
 	}
 	if f.Profile != "" && (f.Router != "" || engines) {
 		return nil, WithCode(ExitUsage, errors.New("--profile is for simulated engines: leave it out, or name a fleet with --sim"))

@@ -90,6 +90,7 @@ type exam struct {
 	salt   string
 	number int
 	down   map[string]bool // workers whose one finding says why they get no requests
+	locked bool            // the data plane takes no request of this examination
 }
 
 // Run examines a target. The error is of what made the examination impossible.
@@ -132,6 +133,10 @@ func run(ctx context.Context, o Options) (*Report, error) {
 	if e.facts, err = o.Target.Describe(ctx, model); err != nil {
 		e.add("engines", "router", Fail, err.Error(), "")
 		return e.r, nil
+	}
+	if e.locked && !o.Passive {
+		e.add("probes", "engines", Skip, "no request was sent: the data plane does not take any", "")
+		return e.r, ctx.Err()
 	}
 	var own bool
 	o.Step("the tokenizer")
@@ -196,6 +201,13 @@ func (e *exam) router(ctx context.Context, s *admin.Status, ws []admin.Worker) {
 	switch {
 	case err != nil:
 		e.add("data plane", e.o.Target.URL, Fail, err.Error(), "is this the address that clients use? give --data URL")
+	case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		e.locked = true
+		text := "requires an API key, and none was given"
+		if e.o.Target.APIKey != "" {
+			text = fmt.Sprintf("does not accept the API key (GET /v1/models answers %d)", code)
+		}
+		e.add("data plane", e.o.Target.URL, Fail, text, "give --api-key-file FILE; dynctl keys new makes a key")
 	case code != http.StatusOK:
 		e.add("data plane", e.o.Target.URL, Fail, fmt.Sprintf("GET /v1/models answers %d", code), "")
 	default:
@@ -417,7 +429,7 @@ func sentence(f *Finding) string {
 // rest counts what a verdict does not name.
 func rest(n int, word, more string, warnings int, warning string) (s string) {
 	if n > 0 {
-		s = fmt.Sprintf("; %s more%s", count(n, word), more)
+		s = fmt.Sprintf("; %d more%s%s", n, strings.TrimPrefix(count(n, word), strconv.Itoa(n)), more)
 	}
 	if warnings > 0 {
 		s += "; " + count(warnings, warning)

@@ -106,6 +106,33 @@ func TestDrainedWorker(t *testing.T) {
 	}
 }
 
+// TestLockedDataPlane: without an API key where one is required there is one finding, which
+// names the flag, and no probe.
+func TestLockedDataPlane(t *testing.T) {
+	g := loopbacktest.Start(t, loopback.Options{Fleet: "1p1d:profile=instant"})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := g.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	locked := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
+	defer locked.Close()
+	for key, want := range map[string]string{"": "requires an API key", "wrong": "does not accept the API key"} {
+		tgt, err := fleet.New(ctx, g.Admin, fleet.Options{URL: locked.URL, APIKey: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := doctor.Run(ctx, doctor.Options{Target: tgt})
+		tgt.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failed := states(r, "data plane")[doctor.Fail]; r.Failed != 1 || len(failed) != 1 || !strings.Contains(r.Verdict, want) || len(states(r, "probes")[doctor.Skip]) != 1 {
+			t.Errorf("%q %+v", r.Verdict, r.Findings)
+		}
+	}
+}
+
 func TestBlockSizesContradict(t *testing.T) {
 	r := examine(t, loopback.Options{Fleet: "1p:block=16,profile=instant+1d:block=32,profile=instant"}, true)
 	if got := states(r, "block size")[doctor.Fail]; len(got) != 1 || !strings.Contains(got[0], "block size") {

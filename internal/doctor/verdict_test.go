@@ -22,11 +22,11 @@ func TestVerdict(t *testing.T) {
 		"nothing is wrong": {{State: OK}},
 		"nothing is wrong in what could be examined; 1 check could not be made":                            {{State: OK}, {State: Skip}},
 		"decode-1 is down: connection refused":                                                             {down},
-		"decode-1 is down: connection refused; 1 check more failed; 1 warning":                             {size, down, events},
+		"decode-1 is down: connection refused; 1 more check failed; 1 warning":                             {size, down, events},
 		"block size of decode-0: 16 here, 32 there":                                                        {size},
 		"nothing failed; decode-1 is draining: it gets no new requests, 0 are in progress":                 {drains},
 		"nothing failed; events: fragile":                                                                  {events},
-		"nothing failed; decode-1 is draining: it gets no new requests, 0 are in progress; 1 warning more": {events, drains},
+		"nothing failed; decode-1 is draining: it gets no new requests, 0 are in progress; 1 more warning": {events, drains},
 	} {
 		if got := verdict(&Report{Findings: list}); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -57,6 +57,8 @@ type Decoder struct {
 	b      *Batch // in work
 	extras []byte // the raw extra_keys of the event in work
 	mm     []byte // the raw block_mm_infos of the event in work
+	ahead  []byte // the raw lookahead_token_ids of the event in work
+	wide   []wideToken
 }
 
 // Decode reads payload into b, whose former contents are overwritten. Events
@@ -66,7 +68,7 @@ type Decoder struct {
 func (d *Decoder) Decode(payload []byte, b *Batch) error {
 	b.reset()
 	d.lim, d.b = d.Limits.withDefaults(), b
-	defer func() { d.b, d.extras, d.mm = nil, nil, nil }()
+	defer func() { d.b, d.extras, d.mm, d.ahead = nil, nil, nil, nil }()
 	if len(payload) > d.lim.Payload {
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrPayload, len(payload), d.lim.Payload)
 	}
@@ -204,7 +206,7 @@ func (d *Decoder) events(c *cursor, b *Batch) error {
 // event reads one event and always consumes the whole of it, unless it returns
 // errTruncated. Kind Unknown without an error is an unknown tag.
 func (d *Decoder) event(c *cursor, e *Event) error {
-	d.extras, d.mm = nil, nil
+	d.extras, d.mm, d.ahead, d.wide = nil, nil, nil, d.wide[:0]
 	var present fields
 	var err error
 	switch b := c.peek(); {
@@ -256,6 +258,7 @@ const (
 	fSession
 	fLocality
 	fOwnership
+	fAhead
 )
 
 func fieldOf(key []byte) field {
@@ -292,6 +295,8 @@ func fieldOf(key []byte) field {
 		return fLocality
 	case "ownership":
 		return fOwnership
+	case "lookahead_token_ids":
+		return fAhead
 	}
 	return fNone
 }

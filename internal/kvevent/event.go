@@ -18,6 +18,7 @@
 //	hash    = int | bin | str
 //	tokens  = [*int] | [*[int, int]]                ; pairs: EAGLE bigrams
 //	extra_keys = [*(null | [*(str | bin | [id, offset])])]   ; one entry a block
+//	lookahead_token_ids = [*[*int]]                 ; one entry a block, in maps only
 //
 // The fields after index 8 are distinguished by their types, because forks put
 // one more list in front of them. Map events also know cache_salt, session_id,
@@ -139,7 +140,8 @@ type Event struct {
 	// counts as no parent: llm-d's simulator writes it for the first block.
 	Parent    Hash
 	HasParent bool
-	// Tokens are the token ids of the blocks. There may be fewer than
+	// Tokens are the token ids of the blocks; one of more than 32 bits (SGLang's, in place of
+	// an image) is math.MaxUint32 here, and counts in ExtraKeys. There may be fewer than
 	// len(Hashes)*BlockSize (a partial block) and none (an offloaded block).
 	Tokens []uint32
 	// Bigram says that the engine sent pairs of tokens (EAGLE), of which Tokens
@@ -157,8 +159,11 @@ type Event struct {
 	Salt string
 	// ExtraKeys has one digest per block of what else its hash depends on:
 	// multimodal inputs and prompt embeddings, not LoRA and salt. 0 is nothing.
-	// It is empty when no block has any.
+	// It is empty when no block has any. See [blockhash.Extras] for those of a prompt.
 	ExtraKeys []uint64
+	// Ahead is how many tokens after a block its name and its digest cover (vLLM 0.33 with
+	// EAGLE or MTP); 0 for none.
+	Ahead int32
 
 	Locality  Locality
 	Ownership string // id of the secondary tier that owns the blocks

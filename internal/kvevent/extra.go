@@ -1,7 +1,13 @@
 package kvevent
 
-// foldExtras reads the extra_keys and block_mm_infos that were noted while the
-// event was read: LoRA name and parent, which decide what a bare string means,
+import (
+	"math"
+
+	"github.com/dynctl/dynctl/internal/blockhash"
+)
+
+// foldExtras reads the extra_keys, block_mm_infos and lookahead_token_ids that were noted
+// while the event was read: LoRA name and parent, which decide what a bare string means,
 // may come after them in a map.
 func (d *Decoder) foldExtras(e *Event) error {
 	if d.extras != nil {
@@ -11,6 +17,12 @@ func (d *Decoder) foldExtras(e *Event) error {
 	}
 	if d.mm != nil {
 		if err := d.foldInfos(e); err != nil {
+			return err
+		}
+	}
+	d.foldWide(e)
+	if d.ahead != nil {
+		if err := d.foldAhead(e); err != nil {
 			return err
 		}
 	}
@@ -104,11 +116,26 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
 			c.pos = start
 		}
 		var err error
-		if digest, err = foldValue(c, digest); err != nil {
+		if digest, err = foldKey(c, digest); err != nil {
 			return 0, err
 		}
 	}
 	return digest, nil
+}
+
+// foldKey adds one key to a digest. A media item, [identifier, offset], counts as its values,
+// however they are encoded, so that the digest can be computed for a prompt.
+func foldKey(c *cursor, digest uint64) (uint64, error) {
+	probe := *c
+	if n, ok := probe.arrayLen(); isArray(c.peek()) && ok && n == 2 && isStr(probe.peek()) {
+		if id, ok := probe.str(); ok && isInt(probe.peek()) {
+			if at, neg, ok := probe.integer(); ok && (neg || at <= math.MaxInt64) {
+				*c = probe
+				return blockhash.ExtraMedia(digest, string(id), int(at)), nil
+			}
+		}
+	}
+	return foldValue(c, digest)
 }
 
 // foldInfos adds the per-block multimodal infos of Dynamo's form to the digests.
@@ -121,11 +148,7 @@ func (d *Decoder) foldInfos(e *Event) error {
 	if n > d.lim.Blocks {
 		return errBlocks
 	}
-	if len(e.ExtraKeys) < n {
-		digests := d.b.hashes.take(n)
-		clear(digests[copy(digests, e.ExtraKeys):])
-		e.ExtraKeys = digests
-	}
+	d.needDigests(e, n)
 	for i := range n {
 		if b := c.peek(); b == 0xc0 || b == 0x90 || b == 0x80 { // null or empty
 			c.pos++
@@ -134,6 +157,69 @@ func (d *Decoder) foldInfos(e *Event) error {
 		var err error
 		if e.ExtraKeys[i], err = foldValue(&c, e.ExtraKeys[i]); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// needDigests makes the event have a digest for n blocks or more.
+func (d *Decoder) needDigests(e *Event, n int) {
+	if len(e.ExtraKeys) < n {
+		digests := d.b.hashes.take(n)
+		clear(digests[copy(digests, e.ExtraKeys):])
+		e.ExtraKeys = digests
+	}
+}
+
+// foldWide adds the token ids of more than 32 bits to the digests of their blocks.
+func (d *Decoder) foldWide(e *Event) {
+	size := int(e.BlockSize)
+	if size == 0 && len(e.Hashes) > 0 {
+		size = len(e.Tokens) / len(e.Hashes)
+	}
+	if len(d.wide) == 0 || size == 0 {
+		return
+	}
+	d.needDigests(e, (len(e.Tokens)+size-1)/size)
+	for _, w := range d.wide {
+		x := &e.ExtraKeys[w.at/size]
+		*x = blockhash.ExtraWide(*x, w.at%size, w.id)
+	}
+}
+
+// foldAhead adds the tokens after each block that its name covers (vLLM 0.33's
+// lookahead_token_ids), of which all blocks have equally many.
+func (d *Decoder) foldAhead(e *Event) error {
+	c := cursor{p: d.ahead}
+	if c.null() {
+		return nil
+	}
+	n, ok := c.arrayLen()
+	if !ok {
+		return errType
+	}
+	if n > d.lim.Blocks {
+		return errBlocks
+	}
+	d.needDigests(e, n)
+	for i := range n {
+		m, ok := c.arrayLen()
+		if !ok {
+			return errType
+		}
+		if m > maxAhead || i > 0 && m != int(e.Ahead) {
+			return errRange
+		}
+		e.Ahead = int32(m)
+		for range m {
+			id, err := token(&c, false)
+			if err != nil {
+				return err
+			}
+			if id > math.MaxUint32 {
+				return errRange
+			}
+			e.ExtraKeys[i] = blockhash.ExtraAhead(e.ExtraKeys[i], uint32(id))
 		}
 	}
 	return nil

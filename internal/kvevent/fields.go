@@ -70,6 +70,8 @@ func (d *Decoder) known(c *cursor, e *Event, f field) error {
 		return raw(c, &d.extras)
 	case fTail:
 		return raw(c, &d.mm)
+	case fAhead:
+		return raw(c, &d.ahead)
 	}
 	if !c.skip() {
 		return errTruncated
@@ -182,7 +184,7 @@ func (d *Decoder) hashes(c *cursor, e *Event) error {
 }
 
 func (d *Decoder) tokens(c *cursor, e *Event) error {
-	e.Tokens, e.Bigram = nil, false
+	e.Tokens, e.Bigram, d.wide = nil, false, d.wide[:0]
 	if c.null() {
 		return nil
 	}
@@ -200,18 +202,40 @@ func (d *Decoder) tokens(c *cursor, e *Event) error {
 		i = tokenRun(c, dst)
 	}
 	for ; i < n; i++ {
-		var err error
-		if dst[i], err = token(c, pairs); err != nil {
+		id, err := token(c, pairs)
+		if err != nil {
 			d.b.tokens.untake(n)
 			return err
 		}
+		if id > math.MaxUint32 {
+			if len(d.wide) == maxWide {
+				d.b.tokens.untake(n)
+				return errRange
+			}
+			d.wide = append(d.wide, wideToken{i, id})
+			id = math.MaxUint32
+		}
+		dst[i] = uint32(id)
 	}
 	e.Tokens, e.Bigram = dst, pairs
 	return nil
 }
 
+// wideToken is a token id of more than 32 bits, and its place in the event.
+type wideToken struct {
+	at int
+	id uint64
+}
+
+const (
+	// maxWide bounds the token ids of more than 32 bits in one event, maxAhead the tokens
+	// after a block that its name covers.
+	maxWide  = 1 << 18
+	maxAhead = 64
+)
+
 // token reads one token id, or the first one of a pair.
-func token(c *cursor, pair bool) (uint32, error) {
+func token(c *cursor, pair bool) (uint64, error) {
 	if pair {
 		if m, ok := c.arrayLen(); !ok || m != 2 {
 			return 0, errType
@@ -226,10 +250,10 @@ func token(c *cursor, pair bool) (uint32, error) {
 			return 0, errType
 		}
 	}
-	if neg || v > math.MaxUint32 {
+	if neg {
 		return 0, errRange
 	}
-	return uint32(v), nil
+	return v, nil
 }
 
 // tokenRun reads tokens in their usual encodings while at least 5 bytes of input

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -52,16 +53,17 @@ var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 // newExchange makes the exchange of a request that has come now.
 func newExchange(r *Router, w http.ResponseWriter, req *http.Request, now time.Time) *exchange {
 	x := exchanges.Get().(*exchange)
-	*x = exchange{r: r, w: w, req: req, call: serving.New()}
-	c := x.call
+	c := serving.New()
 	c.Start, c.Record, c.Idle = now, &x.record, x
-	x.record = lifecycle.Record{To: r.stream, Start: c.Start, Routing: &c.Routing}
+	x.r, x.w, x.req, x.call = r, w, req, c // the rest is zero
+	x.record.To, x.record.Start, x.record.Routing = r.stream, now, &c.Routing
 	return x
 }
 
 // release gives the exchange back, with all that it holds. It must not be used then.
 func (x *exchange) release() {
 	x.call.Release()
+	x.record.Release()
 	*x = exchange{}
 	exchanges.Put(x)
 }
@@ -290,7 +292,7 @@ func (x *exchange) enter() error {
 	if err = x.ctx.Err(); err != nil || l.TryEnter() {
 		return err
 	}
-	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, c.View.EstimateTokens())
+	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, prompt.Estimate(&c.View, x.r.media, c.View.Model, "").ISL)
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -336,11 +338,19 @@ func (x *exchange) resolve() error {
 			return x.refuse("request", err)
 		}
 	}
-	x.call.Routing.FindSession(x.req.Header.Get(s.SessionHeader), x.req.Header, &x.call.View)
+	x.call.Routing.FindSession(first(x.req.Header[s.SessionHeader]), x.req.Header, &x.call.View)
 	if err := x.pinToResponse(); err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
+}
+
+// first is the first value of a header; empty without one.
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
 }
 
 // findModel finds the model and its workers, and the adapter that the prompt's

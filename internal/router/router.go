@@ -25,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -38,6 +39,8 @@ type Options struct {
 	Config settings.Config
 	// Origin says where each key of the config came from; may be nil.
 	Origin map[string]string
+	// ReplicaName is this router's name among others; empty makes one ([ReplicaName]).
+	ReplicaName string
 	// Sim are the simulated engines that run in this process; may be nil.
 	Sim []workers.Spec
 	// EngineTLS is how https engines are spoken to instead of as the config says; nil
@@ -76,9 +79,9 @@ type Router struct {
 	hop  api.Hop
 	*base
 	*entry
+	*others
 	*engines
 	*observing
-	*others
 	*deciding
 	*served
 	*sources
@@ -102,13 +105,13 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.entry = newEntry(&o.Config, r.base)
-	if r.engines, err = newEngines(&o, r.hop, r.base, r.entry); err != nil {
-		return nil, err
-	}
-	r.observing = newObserving(&o, r.base, r.entry, r.engines)
 	if r.others, err = newOthers(&o, r.base, r.entry); err != nil {
 		return nil, err
 	}
+	if r.engines, err = newEngines(&o, r.hop, r.base, r.entry, r.others); err != nil {
+		return nil, err
+	}
+	r.observing = newObserving(&o, r.base, r.entry, r.engines)
 	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing, r.others); err != nil {
 		return nil, err
 	}
@@ -209,4 +212,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 func (r *Router) applyInForce(now *effective.Settings) {
 	r.rankQueue.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())
+	if r.siblings != nil {
+		r.siblings.SetSettings(siblings.Digest(sections(&now.Config)))
+	}
 }

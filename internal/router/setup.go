@@ -34,6 +34,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/media"
 	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
@@ -114,6 +115,26 @@ func newEntry(c *settings.Config, b *base) *entry {
 	return e
 }
 
+// others is how the router shares load with the other routers of its fleet.
+type others struct {
+	siblings *siblings.Siblings // nil unless it does
+	stored   *stored.Responses
+}
+
+func newOthers(o *Options, b *base, in *entry) (*others, error) {
+	s := &others{stored: stored.New(1 << 16)}
+	if !o.Config.Replicas.On() {
+		return s, nil
+	}
+	self, err := identity(o, b.started)
+	if err != nil {
+		return nil, err
+	}
+	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
+	s.stored.Tap(s.siblings.Keeps)
+	return s, nil
+}
+
 // engines is what talks to workers, and what is known of their caches and health.
 type engines struct {
 	requests       context.Context // ends when the router stops waiting for requests
@@ -129,13 +150,13 @@ type engines struct {
 	feeds          *kvfeed.Manager
 }
 
-func newEngines(o *Options, hop api.Hop, b *base, in *entry) (*engines, error) {
+func newEngines(o *Options, hop api.Hop, b *base, in *entry, s *others) (*engines, error) {
 	c := &o.Config
 	e := &engines{
 		client: upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: b.secure.EngineTLS()}),
 		outliers: health.NewOutliers(b.registry, health.OutlierOptions{Answering: func(w *workers.Worker) bool {
 			return slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return in.ledger.Load(k).Answering > 0 })
-		}}, b.event),
+		}, Hinted: s.siblings.Ejected}, b.event),
 		index:     kvindex.New(kvindex.Options{MaxBlocks: int64(c.Index.MaxBlocks)}),
 		predicted: approx.New(approx.Options{TTL: c.Tokens.ApproxTTL}),
 	}
@@ -173,13 +194,14 @@ type observing struct {
 	causes   *watch.Causes
 	costs    *outcome.Collector
 	lengths  *outputs.Lengths
+	media    *media.Table
 	// untrusted reports whether the index may be wrong about the rank with a slot.
 	untrusted func(slot uint32) bool
 	stream    *lifecycle.Stream
 }
 
 func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
-	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts}), lengths: outputs.New()}
+	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts}), lengths: outputs.New(), media: media.NewTable()}
 	l.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return b.registry.Snapshot().Ranks }, Event: b.event,
 		Found: func(worker string, requests int) {
@@ -217,29 +239,9 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 			},
 			Distrust: e.fleet.Distrust,
 		}),
-		Failures: &l.failures, Event: b.event, Costs: l.costs, Lengths: l.lengths, AccessLog: o.AccessLog, Decision: o.Observer.Decision, Outcome: o.Observer.Outcome,
+		Failures: &l.failures, Event: b.event, Costs: l.costs, Lengths: l.lengths, Media: l.media, AccessLog: o.AccessLog, Decision: o.Observer.Decision, Outcome: o.Observer.Outcome,
 	}).Stream()
 	return l
-}
-
-// others is how the router shares load with the other routers of its fleet.
-type others struct {
-	siblings *siblings.Siblings // nil unless it does
-	stored   *stored.Responses
-}
-
-func newOthers(o *Options, b *base, in *entry) (*others, error) {
-	s := &others{stored: stored.New(1 << 16)}
-	if !o.Config.Replicas.On() {
-		return s, nil
-	}
-	self, err := identity(o, b.started)
-	if err != nil {
-		return nil, err
-	}
-	s.siblings = siblings.New(siblings.Options{Self: self, Fleet: b.registry.Snapshot, Ledger: in.ledger, Event: b.event, Clock: time.Now, Learned: s.stored.Learn, Rates: b.secure.Keys()})
-	s.stored.Tap(s.siblings.Keeps)
-	return s, nil
 }
 
 // deciding is what reads prompts and decides.
@@ -254,14 +256,14 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	tokens, err := prompt.New(prompt.Options{
 		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
-		CacheBytes: c.Tokens.CacheBytes,
+		CacheBytes: c.Tokens.CacheBytes, Media: l.media,
 	})
 	if err != nil {
 		return nil, err
 	}
 	a := &deciding{tokens: tokens, finder: stored.NewFinder()}
 	a.decider = routing.New(routing.Sources{
-		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Prompts: tokens, Readmit: e.outliers.Last, Siblings: s.siblings,
+		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Media: l.media, Prompts: tokens, Readmit: e.outliers.Last, Siblings: s.siblings,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
 	a.lists = models.Lists{

@@ -23,6 +23,9 @@ func (r *Router) share(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if at := bus.Addr(); at != nil {
+		r.log.Info(fmt.Sprintf("%s shares its load with other routers on %s", r.siblings.Name(), at))
+	}
 	return errors.Join(r.siblings.Run(ctx, bus), bus.Close())
 }
 
@@ -68,20 +71,31 @@ func readPassword(path string) (string, error) {
 	return password, nil
 }
 
+// ReplicaName is the name of a router with these settings among others: that of the settings,
+// or one that no other process has. It is empty for a router alone.
+func ReplicaName(c *settings.Replicas) (string, error) {
+	if c.Name != "" || !c.On() {
+		return c.Name, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("replicas.name is not set, and the host has no name: %w", err)
+	}
+	return clip(host + "-" + strings.ToLower(rand.Text()[:6])), nil
+}
+
 // identity is how other routers see this one.
 func identity(o *Options, started time.Time) (replicas.Identity, error) {
-	c := &o.Config.Replicas
-	name := c.Name
+	c, name := &o.Config.Replicas, o.ReplicaName
 	if name == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return replicas.Identity{}, fmt.Errorf("replicas.name is not set, and the host has no name: %w", err)
+		var err error
+		if name, err = ReplicaName(c); err != nil {
+			return replicas.Identity{}, err
 		}
-		name = host + "-" + strings.ToLower(rand.Text()[:6])
 	}
 	version := cmp.Or(o.Version, "unknown")
 	return replicas.Identity{
-		Fleet: c.Fleet, Origin: clip(name), Epoch: started, Version: clip(version), Settings: siblings.Digest(sections(&o.Config)),
+		Fleet: c.Fleet, Origin: name, Epoch: started, Version: clip(version), Settings: siblings.Digest(sections(&o.Config)),
 	}, nil
 }
 

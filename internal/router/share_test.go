@@ -145,9 +145,12 @@ func TestReplicasShareLoad(t *testing.T) {
 			t.Errorf("metrics lack %s", want)
 		}
 	}
-	if len(b.events("replica_found")) != 1 {
-		t.Errorf("events %+v", b.allEvents())
-	}
+	b.eventually("the event", func() error {
+		if n := len(b.events("replica_found")); n != 1 {
+			return fmt.Errorf("%d events", n)
+		}
+		return nil
+	})
 }
 
 // TestReplicasStart: what cannot work is refused at the start, in words.

@@ -72,7 +72,8 @@ measured by load as it routes by itself.
 
 The target is a running router (--router, its admin URL; it needs
 --allow-routing-headers), engines behind a router in this process (--prefill,
---decode), or simulated engines (--sim, also when nothing is named).
+--decode), or simulated engines (--sim, also when nothing is named and DYNCTL_ROUTER
+is not set).
 
 Times: intended is when a request should have been sent, sent is when it was.
   TTFT      first piece with a token - sent; from intended in an open loop
@@ -110,7 +111,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl := cmd.Flags()
 	t := &f.target
 	t.Add(fl)
-	fl.StringVar(&t.Router, "router", "", "admin `URL` of a running router")
+	fl.StringVar(&t.Router, "router", "", "admin `URL` of a running router (environment DYNCTL_ROUTER)")
 	fl.StringArrayVar(&t.Prefill, "prefill", nil, "engine that prefills, `URL[,key=value,...]` (repeatable)")
 	fl.StringVar(&t.Sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default "+simulated+" when no target is named)")
 	fl.StringVar(&t.Profile, "profile", "", "timing of simulated engines whose part of --sim names none: a model of a real GPU, see dynctl sim --help")

@@ -328,3 +328,12 @@ func TestLostFleetHasItsCode(t *testing.T) {
 		t.Error("a run that ends well has an error")
 	}
 }
+
+// TestBenchOfTheEnvironmentsRouter: DYNCTL_ROUTER is the router of bench, too, and not
+// simulated engines.
+func TestBenchOfTheEnvironmentsRouter(t *testing.T) {
+	t.Setenv("DYNCTL_ROUTER", "http://127.0.0.1:1") // port 1 is closed
+	if code, _, stderr := typed("bench", "--out", filepath.Join(t.TempDir(), "r")); code != cli.ExitUnreachable || !strings.Contains(stderr, "http://127.0.0.1:1") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}

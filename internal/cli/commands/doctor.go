@@ -1,12 +1,10 @@
 package commands
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +44,7 @@ drained; 2 for wrong flags or an address that is no admin API; 3 when a check fa
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if f.Router == "" && f.Sim == "" && len(f.Prefill)+len(f.Decode)+len(f.Worker) == 0 {
-				f.Router = cmp.Or(os.Getenv("DYNCTL_ROUTER"), cli.DefaultRouter)
+				f.Router = cli.RouterOfEnvironment()
 			}
 			p := startProgress(cmd.Context(), cmd.ErrOrStderr())
 			defer p.stop()

@@ -76,7 +76,7 @@ func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blo
 	log := cli.NewLogger(settings.Log{Level: "info", Format: "text"}, stderr)
 	index := kvindex.New(kvindex.Options{})
 	defer func() { _ = index.Close() }() // memory only
-	tap := newTap("record")
+	tap := newTap("record", "")
 	m, err := kvfeed.New(kvfeed.Options{
 		Index: index, BlockSize: blockSize, Logger: log,
 		Observer: func(o kvfeed.Observation) { observeBatch(tap, o) },

@@ -40,8 +40,8 @@ func (f *recordFlags) Add(cmd *cobra.Command, path string) {
 }
 
 // newTap makes the tap of a router.
-func newTap(source string) *recorder.Tap {
-	return recorder.NewTap(trace.Header{Source: source, Version: cli.BuildVersion().Version})
+func newTap(source, router string) *recorder.Tap {
+	return recorder.NewTap(trace.Header{Source: source, Version: cli.BuildVersion().Version, Router: router})
 }
 
 // recordingObserver feeds a tap with what a router does.

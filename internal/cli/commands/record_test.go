@@ -33,7 +33,7 @@ func recorded(t *testing.T, fleet string, configure func(*settings.Config), most
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	tap := newTap("serve")
+	tap := newTap("serve", "")
 	flags := &recordFlags{Path: filepath.Join(t.TempDir(), "t.jsonl")}
 	flags.file.MaxBytes = most
 	file, err := startRecording(tap, flags, cli.NewLogger(settings.Log{Level: "error", Format: "text"}, io.Discard))

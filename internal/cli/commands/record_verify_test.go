@@ -73,7 +73,7 @@ func TestRecordAndVerify(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	path := filepath.Join(t.TempDir(), "run.jsonl.zst")
-	tap := newTap("serve")
+	tap := newTap("serve", "")
 	g, err := loopback.Start(ctx, loopback.Options{
 		Fleet: "2p3d:dp=2,kv_blocks=200,speed=20", Observer: recordingObserver(tap), Admin: router.AdminOptions{Stream: tap},
 		Configure: func(c *settings.Config) { c.Routing.Threshold.Tokens, c.Continue.Mode = 200, settings.ContinueExact },

@@ -107,11 +107,15 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		defer func() { err = errors.Join(err, engines.Close()) }()
 		specs, control, trust = engines.Specs("--sim"), engines.Control(), engines.ClientTLS()
 	}
-	tap := newTap("serve")
+	name, err := router.ReplicaName(&l.Config.Replicas)
+	if err != nil {
+		return err
+	}
+	tap := newTap("serve", name)
 	tap.Tokens = record.Tokens
 	v := cli.BuildVersion()
 	options := router.Options{
-		Config: l.Config, Origin: l.Origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
+		Config: l.Config, Origin: l.Origin, ReplicaName: name, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
 		Observer: recordingObserver(tap),
 		Reloaded: func(old, now *settings.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config

@@ -161,8 +161,11 @@ simulated engines under a virtual clock: one row of the table for each policy.
 Reads dynctl's own recordings, Dynamo's KV event recorder and request traces,
 request traces of Mooncake and Bailian, and raw captures, plain or compressed
 (.gz, .zst), or stdin (-).
-The parts of one recording are given in their order.`,
+The parts of one recording are given in their order. With --verify the recordings of several
+routers that share their load are verified one by one; then it shows what the routers
+did not see of each other's decisions, and what that cost.`,
 		Example: `  dynctl replay trace.jsonl.zst --verify
+  dynctl replay router-a.jsonl router-b.jsonl --verify
   dynctl replay trace.jsonl --speed 10x --from 1m --to 5m
   dynctl replay trace.jsonl --at 41208 --step
   dynctl replay trace.jsonl --what-if threshold=4096
@@ -217,6 +220,15 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	if len(changes) > 0 {
 		return f.redecide(cmd, files, changes)
+	}
+	if f.verify {
+		routers, err := files.byRouter()
+		if err != nil {
+			return err
+		}
+		if routers != nil {
+			return f.verifyRouters(cmd, routers, minMatch)
+		}
 	}
 	return f.play(cmd, files, minMatch)
 }

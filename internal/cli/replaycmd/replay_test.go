@@ -3,6 +3,7 @@ package replaycmd
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -321,6 +322,44 @@ func TestNothingToVerify(t *testing.T) {
 	code, stdout, stderr := typed("replay", file, "--verify")
 	if code != cli.ExitOK || !strings.Contains(stdout, "RESULT  nothing to verify: the recording has no decisions") || strings.Contains(stdout, "100.00%") {
 		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+}
+
+// TestVerifyRouters: recordings of several routers are verified each by itself, whatever the
+// order of their files, and then together; without the routers' names they are parts of one.
+func TestVerifyRouters(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "events.jsonl")
+	if code, _, stderr := typed("replay", "convert", realRecording, "-w", file); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(router string) string {
+		path := filepath.Join(dir, router+".jsonl")
+		named := strings.Replace(string(raw), `"start":`, `"router":"`+router+`","start":`, 1)
+		if err := os.WriteFile(path, []byte(named), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	a, b := of("router-a"), of("router-b")
+	code, stdout, stderr := typed("replay", a, b, "--verify", "--min-match", "0%")
+	if code != cli.ExitOK || strings.Count(stdout, "RESULT  ") != 2 || !strings.Contains(stdout, "ROUTER  router-a\n") || !strings.Contains(stdout, "ROUTER  router-b\n") || !strings.Contains(stdout, "BLIND   0.00% of ") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	code, stdout, stderr = typed("replay", a, b, "--verify", "-o", "json", "--min-match", "0%")
+	var whole struct {
+		Routers   []struct{ Router string }
+		Blindness *replay.BlindReport
+	}
+	if err := json.Unmarshal([]byte(stdout), &whole); code != cli.ExitOK || err != nil || len(whole.Routers) != 2 || whole.Blindness == nil || whole.Blindness.Decisions == 0 {
+		t.Errorf("code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	if _, stdout, _ = typed("replay", a, a, "--verify", "--min-match", "0%"); strings.Contains(stdout, "ROUTER  ") {
+		t.Errorf("parts of one recording\n%s", stdout)
 	}
 }
 

@@ -140,7 +140,7 @@ add("EAGLE pairs", [1.5, [["BlockStored", [1], None, [[a, a + 1] for a in T], 8,
 # siblings survive
 add("unknown tag between", [1.5, [["BlockRemoved", [5]], ["BlockPinned", {"a": 1}, [2]], {"type": "Later", "block_hashes": "?"}, ["BlockRemoved", [6]]], 0],
     [{"kind": "removed", "hashes": ["5"], "group": -1}, {"kind": "removed", "hashes": ["6"], "group": -1}], rank=0, unknown=2)
-add("bad events between", [1.5, [["BlockRemoved", "x"], ["BlockStored", [1], None, [1, -1], 2, None], ["BlockStored", [1], None, [2**32], 1, None],
+add("bad events between", [1.5, [["BlockRemoved", "x"], ["BlockStored", [1], None, [1, -1], 2, None], ["BlockStored", [1], None, [1.5], 1, None],
     ["BlockStored", [1]], [], 7, None, {"block_hashes": [1]}, {"type": 4}, ["BlockRemoved", [1.5]], ["BlockRemoved", [6]]], 0],
     [{"kind": "removed", "hashes": ["6"], "group": -1}], rank=0, skipped=10)
 add("largest token and odd ranks", [1.5, [["BlockStored", [1], None, [0, 2**32 - 1], 2, None]], -4], [st([1], [0, 2**32 - 1], block_size=2)])

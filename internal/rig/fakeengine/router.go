@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -515,7 +514,7 @@ func copied(c *serving.Call, a *serving.Answer, q *Ask, body *strings.Builder) e
 	defer along.Release()
 	for {
 		p, head, err := a.Next()
-		if errors.Is(err, io.EOF) {
+		if upstream.AtEnd(err) {
 			c.Record.Answer.Learn(along.Scanner.Summary())
 			return nil
 		}

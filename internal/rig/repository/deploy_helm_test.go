@@ -214,7 +214,7 @@ func manifests(t *testing.T, text []byte) map[string]any {
 }
 
 // charts are the values that the chart is tried with, and how many documents each makes.
-var charts = map[string]int{"default": 10, "everything": 16, "all-namespaces": 6}
+var charts = map[string]int{"default": 10, "everything": 17, "all-namespaces": 6}
 
 func chartValues(name string) string { return filepath.Join(chartDir, "ci", name+"-values.yaml") }
 
@@ -261,6 +261,17 @@ func TestChart(t *testing.T) {
 				if port := at[string](t, m, "spec", "endpoints", 0, "port"); port != at[string](t, docs["Service/dynctl-admin"], "spec", "ports", 0, "name") {
 					t.Errorf("the ServiceMonitor asks port %s", port)
 				}
+			}
+			if share := docs["Service/dynctl-share"]; share != nil {
+				port := at[int](t, share, "spec", "ports", 0, "port")
+				if got := fmt.Sprintf("dynctl-share:%d", port); !slices.Equal(c.Replicas.Routers, []string{got}) || c.Replicas.Listen != fmt.Sprintf("0.0.0.0:%d", port) {
+					t.Errorf("routers look for each other at %v and listen on %s, the Service has %s", c.Replicas.Routers, c.Replicas.Listen, got)
+				}
+				if d := cmp.Diff(at[any](t, docs["Service/dynctl"], "spec", "selector"), at[any](t, share, "spec", "selector")); d != "" || at[string](t, share, "spec", "clusterIP") != "None" {
+					t.Errorf("the routers' Service is not that of all routers: %s", d)
+				}
+			} else if c.Replicas.On() {
+				t.Error("the routers look for each other, and no Service has their addresses")
 			}
 			checkFields(t, docs)
 			checkReferences(t, docs)
@@ -411,7 +422,7 @@ func TestChartNames(t *testing.T) {
 		}
 		for name, doc := range manifests(t, out.manifests) {
 			_, is, _ := strings.Cut(name, "/")
-			if is, _, _ = strings.Cut(is, "."); is != c.want && is != c.want+"-admin" && is != c.want+"-dashboard" {
+			if is, _, _ = strings.Cut(is, "."); is != c.want && is != c.want+"-admin" && is != c.want+"-share" && is != c.want+"-dashboard" {
 				t.Errorf("release %s with %s: %s", c.release, c.values, name)
 			}
 			labels := at[map[string]any](t, doc, "metadata", "labels")

@@ -20,7 +20,7 @@ import (
 
 // engineFlags are flags of engines and of other routers that texts may name.
 var engineFlags = []string{
-	"block-size", "disaggregation-bootstrap-port", "disaggregation-mode", "enable-metrics", "enable-prompt-tokens-details",
+	"block-size", "disaggregation-bootstrap-port", "disaggregation-mode", "enable-metrics", "enable-prompt-tokens-details", "enable-scale-out",
 	"chat-template", "router-conditional-disagg-config", "routing-logic", "kv-events-config", "kv-transfer-config", "served-model-name", "max-num-batched-tokens", "page-size", "prefix-caching-hash-algo",
 	"vllm-port", "decoder-port", // of llm-d's routing sidecar
 }

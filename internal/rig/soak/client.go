@@ -17,6 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
@@ -176,7 +177,7 @@ func (s *soak) judge(ctx context.Context, t *try) {
 		switch {
 		case restarted:
 			c.cutByRestart.Add(1)
-		case s.chaos.faulty(t.worker, t.from, t.to):
+		case s.chaos.faulty(t.worker, t.from, t.to) || s.prefillHit(ctx, t):
 			c.cutByFault.Add(1)
 			if t.job.stream && t.said.failed == "" {
 				s.violation("silent cut", t, "a stream ended without an error event")
@@ -185,6 +186,23 @@ func (s *soak) judge(ctx context.Context, t *try) {
 			s.violation("broken answer", t, fmt.Sprintf("%s was well, but its answer broke off: %v %s", t.worker, t.err, t.said.failed))
 		}
 	}
+}
+
+// prefillHit reports whether something was done to a prefill engine whose KV a request's
+// answer needed: the decode engine then ends its stream with an error.
+func (s *soak) prefillHit(ctx context.Context, t *try) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	raw, err := s.rig.Admin.Decision(ctx, t.decision)
+	if err != nil {
+		return false
+	}
+	for l := range rawjson.Value(raw).Get("legs").Elements() {
+		if l.Get("kind").String() == string(route.Prefill) && s.chaos.faulty(l.Get("worker").String(), t.from, t.to) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *soak) failedBefore(ctx context.Context, t *try, restarted bool) {

@@ -621,7 +621,7 @@ func (l *leg) watch() {
 func (r *response) ReadAll(int64) (all []byte, err error) {
 	for {
 		p, err := r.Next()
-		if errors.Is(err, io.EOF) {
+		if upstream.AtEnd(err) {
 			return all, nil
 		}
 		if err != nil {

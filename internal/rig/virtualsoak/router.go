@@ -192,6 +192,14 @@ func (f feeds) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *r
 	return n
 }
 
+// Naming is for routing.Sources.
+func (f feeds) Naming(id kvindex.Rank) (ahead, parts int) {
+	if at := f.of(uint32(id)); at != nil {
+		ahead = at.feed.stream.Shape().Ahead
+	}
+	return ahead, 0 // its prompts are text
+}
+
 // tokens are those of prompts and texts, by the simulator's tokenizer.
 type tokens struct{ s *stage }
 

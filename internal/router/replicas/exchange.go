@@ -41,8 +41,8 @@ type Exchange struct {
 type More struct {
 	// Fill adds facts to a message; all of them to a full state.
 	Fill func(full bool, f *Facts)
-	// Heard gets the facts of another router's message that is new, and keeps none of it.
-	Heard func(from *Identity, f *Facts)
+	// Heard gets another router's message that is new, and keeps nothing of it.
+	Heard func(m *Message)
 }
 
 // NewExchange subscribes a router to a transport, which the caller closes. own appends the
@@ -134,7 +134,7 @@ func (e *Exchange) receive(message []byte) {
 	if m.Ask == "" {
 		taken, ask := e.view.take(e.clock(), m)
 		if taken && e.more.Heard != nil {
-			e.more.Heard(&m.Identity, &m.Facts)
+			e.more.Heard(m)
 		}
 		if ask {
 			ask := Message{Identity: Identity{Fleet: e.self.Fleet, Origin: e.self.Origin, Epoch: e.self.Epoch}, Ask: m.Origin}

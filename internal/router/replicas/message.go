@@ -46,6 +46,7 @@ const (
 	keyOrders   = "d" // [[worker, at, drain], …]
 	keyStored   = "n" // [[id, tenant, worker], …]
 	keySpent    = "k" // [[key, requests, settled, tokens, settled tokens], …]
+	keyEjected  = "j" // [worker, …]
 	keyGone     = "g" // true
 )
 
@@ -58,7 +59,7 @@ const orderFields, storedFields, spentFields = 3, 3, 5
 // Append appends the encoded message to b. The caller keeps the limits of this package.
 func (m *Message) Append(b []byte) []byte {
 	n := uint32(4)
-	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0, len(m.Orders) > 0, len(m.Stored) > 0, len(m.Spent) > 0, m.Gone} {
+	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0, len(m.Orders) > 0, len(m.Stored) > 0, len(m.Spent) > 0, len(m.Ejected) > 0, m.Gone} {
 		if has {
 			n++
 		}
@@ -111,6 +112,12 @@ func (m *Message) Append(b []byte) []byte {
 			b = msgp.AppendInt64(msgp.AppendInt64(msgp.AppendUint64(b, s.Settled), s.Tokens), s.SettledTokens)
 		}
 	}
+	if len(m.Ejected) > 0 {
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, keyEjected), uint32(len(m.Ejected)))
+		for _, w := range m.Ejected {
+			b = msgp.AppendUint64(b, uint64(w))
+		}
+	}
 	if m.Gone {
 		b = msgp.AppendBool(msgp.AppendString(b, keyGone), true)
 	}
@@ -120,7 +127,7 @@ func (m *Message) Append(b []byte) []byte {
 // Decode reads a message from b, which it does not keep. It reuses the memory of m's lists. The
 // error describes what is wrong with the message; m must not be used then.
 func (m *Message) Decode(b []byte) error {
-	*m = Message{Rows: m.Rows[:0], Facts: Facts{Orders: m.Orders[:0], Stored: m.Stored[:0], Spent: m.Spent[:0]}}
+	*m = Message{Rows: m.Rows[:0], Facts: Facts{Orders: m.Orders[:0], Stored: m.Stored[:0], Spent: m.Spent[:0], Ejected: m.Ejected[:0]}}
 	if err := m.decode(b); err != nil {
 		return fmt.Errorf("message from another router refused: %w", err)
 	}
@@ -193,6 +200,8 @@ func (m *Message) member(key string, b []byte) (rest []byte, err error) {
 		return m.readStored(b)
 	case keySpent:
 		return m.readSpent(b)
+	case keyEjected:
+		return m.readEjected(b)
 	case keyGone:
 		m.Gone, rest, err = msgp.ReadBoolBytes(b)
 	default:
@@ -354,4 +363,23 @@ func (m *Message) readSpent(b []byte) ([]byte, error) {
 		m.Spent = append(m.Spent, s)
 		return b, err
 	})
+}
+
+func (m *Message) readEjected(b []byte) ([]byte, error) {
+	m.Ejected = m.Ejected[:0]
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err == nil && n > MaxOrders {
+		err = fmt.Errorf("%d ejected workers, at most %d are read", n, MaxOrders)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for range n {
+		var w uint64
+		if w, b, err = msgp.ReadUint64Bytes(b); err != nil {
+			return nil, err
+		}
+		m.Ejected = append(m.Ejected, Rank(w))
+	}
+	return b, nil
 }

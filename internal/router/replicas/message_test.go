@@ -58,7 +58,7 @@ func TestMessageRoundTrip(t *testing.T) {
 		{Identity: Identity{Origin: "router-1", Epoch: start}, Ask: "router-2"},
 		{Identity: self, Seq: math.MaxUint64, Full: true, To: math.MaxUint64},
 		{Identity: self, Seq: 7, Full: true, From: 3, To: 9, Rows: []Row{{3, Load{1, 0, 5, 70000, MaxAmount}}, {9, Load{}}}},
-		{Identity: self, Seq: 9, Facts: Facts{Orders: []Order{{1, 2, Moved}, {math.MaxUint64, -1, Resumed}}, Stored: []Stored{{"resp_1", "team-a", 7}, {Worker: 8}}, Spent: []Spent{{math.MaxUint64, 9, 8, -7, -8}}, Gone: true}},
+		{Identity: self, Seq: 9, Facts: Facts{Orders: []Order{{1, 2, Moved}, {math.MaxUint64, -1, Resumed}}, Stored: []Stored{{"resp_1", "team-a", 7}, {Worker: 8}}, Spent: []Spent{{math.MaxUint64, 9, 8, -7, -8}}, Ejected: []Rank{1, math.MaxUint64}, Gone: true}},
 		{Identity: self, Seq: 8, Rows: []Row{{0, Load{Requests: 1}}, {math.MaxUint64, Load{FreshTokens: 1}}}},
 	} {
 		var got Message
@@ -69,7 +69,7 @@ func TestMessageRoundTrip(t *testing.T) {
 			got.Rows = nil
 		}
 		if len(m.Orders) == 0 {
-			got.Orders, got.Stored, got.Spent = nil, nil, nil
+			got.Orders, got.Stored, got.Spent, got.Ejected = nil, nil, nil, nil
 		}
 		if !reflect.DeepEqual(got, m) {
 			t.Errorf("got %+v, want %+v", got, m)
@@ -112,6 +112,7 @@ func TestHostileMessages(t *testing.T) {
 		{"a million responses", wire(map[string][]byte{keyStored: million}), "1000000 stored responses, at most 128"},
 		{"a million keys", wire(map[string][]byte{keySpent: million}), "1000000 keys, at most 512"},
 		{"a key that counts back", wire(map[string][]byte{keySpent: rows(row(1, 2, 3, 4, 5))}), "fewer requests than before"},
+		{"a million ejections", wire(map[string][]byte{keyEjected: million}), "1000000 ejected workers, at most 512"},
 		{"a long response id", wire(map[string][]byte{keyStored: rows(append(msgp.AppendString(msgp.AppendArrayHeader(nil, 3), strings.Repeat("x", MaxText+1)), 0xa0, 1))}), "257 bytes of text"},
 		{"a rank too many", wire(map[string][]byte{keyRows: rows(sorted...)}), "4097 ranks"},
 		{"a negative amount", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, -3, 1, 1))}), "amount -3 is not from 0"},
@@ -153,7 +154,7 @@ func FuzzMessage(f *testing.F) {
 	f.Add(wire(nil))
 	f.Add(wire(map[string][]byte{keyFull: row(0, 9), keyRows: rows(row(5, 1, 2, 3, 4, 5))}))
 	f.Add(wire(map[string][]byte{keySeq: msgp.AppendUint64(nil, 0), keyAsk: msgp.AppendString(nil, "router-2")}))
-	f.Add(wire(map[string][]byte{keyOrders: rows(row(1, 2, 0)), keyStored: rows([]byte{0x93, 0xa1, 'r', 0xa0, 1}), keySpent: rows(row(1, 2, 2, 4, 3)), keyGone: {0xc3}}))
+	f.Add(wire(map[string][]byte{keyOrders: rows(row(1, 2, 0)), keyStored: rows([]byte{0x93, 0xa1, 'r', 0xa0, 1}), keySpent: rows(row(1, 2, 2, 4, 3)), keyEjected: row(4, 5), keyGone: {0xc3}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m, again Message
 		if m.Decode(b) != nil {
@@ -169,7 +170,7 @@ func FuzzMessage(f *testing.F) {
 				t.Fatalf("%+v", m.Rows)
 			}
 		}
-		if len(m.Orders) > MaxOrders || len(m.Stored) > MaxStored || len(m.Spent) > MaxSpent {
+		if len(m.Orders) > MaxOrders || len(m.Stored) > MaxStored || len(m.Spent) > MaxSpent || len(m.Ejected) > MaxOrders {
 			t.Fatalf("%+v", m)
 		}
 		if len(m.Rows) > MaxRows || max(len(m.Fleet), len(m.Origin), len(m.Ask), len(m.Version), len(m.Settings)) > MaxText {

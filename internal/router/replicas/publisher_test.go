@@ -1,7 +1,9 @@
 package replicas
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -159,5 +161,28 @@ func TestManyRanks(t *testing.T) {
 			t.Errorf("round %d: %+v", round, s)
 		}
 		now = now.Add(Pace)
+	}
+}
+
+// TestTraffic: four routers with 128 ranks, all of which change all the time, send each other
+// less than a megabyte a second.
+func TestTraffic(t *testing.T) {
+	p := NewPublisher(Identity{Fleet: "default", Origin: "dynctl-7d4b9c6f5d-x2x7q", Epoch: start, Version: "v0.1.0", Settings: strings.Repeat("x", 150)})
+	bytes, now := 0, start
+	for step := 0; now.Sub(start) < 10*time.Second; step++ {
+		var own []Row
+		for i := range 128 {
+			own = append(own, Row{RankOf(fmt.Sprint("http://10.0.0.", i, ":8000"), 0), Load{40 + step%9, 30, 100_000 + step*7919%50_000, 20_000 + step, 250_000 + step}})
+		}
+		for _, m := range p.Publish(now, own) {
+			bytes += len(m)
+		}
+		now = p.Next()
+	}
+	const routers = 4
+	all := bytes * routers * (routers - 1) / 10
+	t.Logf("%d KB a second in all", all/1000)
+	if all > 1_000_000 {
+		t.Errorf("%d bytes a second", all)
 	}
 }

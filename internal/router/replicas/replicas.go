@@ -50,8 +50,8 @@ const (
 	MaxRows = 4096
 	// MaxText is the length in bytes of each text in a message.
 	MaxText = 256
-	// MaxOrders, MaxStored and MaxSpent are the numbers of orders, of stored responses and of
-	// API keys in a message.
+	// MaxOrders, MaxStored and MaxSpent are the numbers of orders or ejected workers, of stored
+	// responses and of API keys in a message.
 	MaxOrders, MaxStored, MaxSpent = 512, 128, 512
 	// MaxAmount is the largest figure of a [Load] in a message.
 	MaxAmount = 1<<31 - 1
@@ -118,6 +118,9 @@ type Facts struct {
 	Stored []Stored
 	// Spent is what API keys let through at the sender.
 	Spent []Spent
+	// Ejected are the workers that the sender has ejected. Only full states have them, in
+	// their first message.
+	Ejected []Rank
 	// Gone is the last message of a router that ends.
 	Gone bool
 }

@@ -90,14 +90,8 @@ func (v *View) SetRanks(ranks []Rank) {
 	}
 }
 
-// Apply takes a state of another router that arrived now. It reports whether the router's
-// full state should be requested, because states are missing.
-func (v *View) Apply(now time.Time, m *Message) (ask bool) {
-	_, ask = v.take(now, m)
-	return ask
-}
-
-// take is Apply, and reports whether the state was new.
+// take takes a state of another router that arrived now. It reports whether the state was new,
+// and whether the router's full state should be requested, because states are missing.
 func (v *View) take(now time.Time, m *Message) (taken, ask bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -262,19 +256,6 @@ func (v *View) Departed(origin string) {
 		v.origins[i].left = true
 		v.revision.Add(1)
 	}
-}
-
-// Load is the load that the other live routers have on a rank, together. age is the time
-// since the oldest part of it was known to be true, without its way here. ok is false if no
-// live router has published its load on the rank, or the rank is unknown.
-func (v *View) Load(now time.Time, rank Rank) (sum Load, age time.Duration, ok bool) {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	s := v.sum(now, rank)
-	if s.Since.IsZero() {
-		return Load{}, 0, false
-	}
-	return s.Load, now.Sub(s.Since), true
 }
 
 // Sum is the load of the other live routers on one rank, together.

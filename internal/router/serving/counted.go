@@ -1,11 +1,11 @@
 package serving
 
 import (
-	"errors"
 	"io"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 )
 
 // counted is the answer of a decode leg, nil for none, that reports the cached tokens of its
@@ -55,7 +55,7 @@ func (b *countedBody) Next() (p []byte, head bool, err error) {
 		p, first, err = b.Body.Next()
 		head = head || first
 		switch {
-		case errors.Is(err, io.EOF):
+		case upstream.AtEnd(err):
 			if b.ended, p = true, b.usage.Rest(); len(p) > 0 {
 				return p, head, nil
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -142,7 +141,7 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 	for verdict == sse.Hold {
 		piece, err := b.resp.Next()
 		switch {
-		case errors.Is(err, io.EOF):
+		case upstream.AtEnd(err):
 			if verdict = head.End(); verdict != sse.Failed && len(head.Held()) == 0 {
 				return b.g.broke(ctx, b.c, route.Decode, w, Ended(b.answer.Addr, "the stream ended before its first event"))
 			}

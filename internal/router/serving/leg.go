@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/pair"
@@ -86,7 +85,7 @@ func readUpTo(r Response, limit int) (body []byte, more bool, err error) {
 	body = make([]byte, 0, max(512, min(r.Begins().ContentLength, int64(limit))))
 	for len(body) < limit {
 		p, err := r.Next()
-		if errors.Is(err, io.EOF) {
+		if upstream.AtEnd(err) {
 			return body, false, nil
 		}
 		if err != nil {

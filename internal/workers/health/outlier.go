@@ -53,6 +53,9 @@ type OutlierOptions struct {
 	Trial       time.Duration // after which an unreported trial request counts for none: 30 s
 	// Answering reports whether a worker is in the middle of answers; nil for never.
 	Answering func(w *workers.Worker) bool
+	// Hinted reports whether another router has ejected a worker, whose next failure here then
+	// counts double; nil for never.
+	Hinted func(w *workers.Worker) bool
 	// Now is the clock: time.Now. Run is for that one; under another, whoever has it
 	// calls Step.
 	Now func() time.Time
@@ -253,7 +256,14 @@ func (o *Outliers) Report(a Admission, out Outcome) Admission {
 		return a
 	}
 	a.streak = r.streak
-	if reason := o.judge(&r.counts, out); reason != "" && (r.connects >= o.opts.Connects || o.differs(r, now)) {
+	counts := r.counts
+	if o.opts.Hinted != nil && o.opts.Hinted(r.worker) {
+		counts.failures++
+		if out == ConnectError {
+			counts.connects++
+		}
+	}
+	if reason := o.judge(&counts, out); reason != "" && (counts.connects >= o.opts.Connects || o.differs(r, now)) {
 		o.eject(r, a.number, reason, now)
 	}
 	return a

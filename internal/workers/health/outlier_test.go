@@ -536,3 +536,28 @@ func BenchmarkReport(b *testing.B) {
 		}
 	})
 }
+
+// TestHints: a worker that another router has ejected is ejected one failure earlier, and not on
+// hearsay.
+func TestHints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reg, _ := outliers(t, OutlierOptions{Hinted: func(w *workers.Worker) bool { return w.Name != "c" }}, "http://a:1,name=a", "http://b:1,name=b", "http://c:1,name=c", "http://d:1,name=d")
+		a, b, c := get(t, reg, "a"), get(t, reg, "b"), get(t, reg, "c")
+		if !usable(a) {
+			t.Fatal("ejected on hearsay")
+		}
+		report(t, o, a, ConnectError)
+		report(t, o, c, ConnectError)
+		if usable(a) || !usable(c) {
+			t.Errorf("after a connect error: hinted %v, not hinted %v", usable(a), usable(c))
+		}
+		report(t, o, b, ServerError, ServerError, ServerError)
+		if !usable(b) {
+			t.Error("ejected by three failures")
+		}
+		report(t, o, b, ServerError)
+		if usable(b) {
+			t.Error("not ejected by four failures and a hint")
+		}
+	})
+}

@@ -377,6 +377,21 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond
 	return kvstream.Usable(s, g, t, overlap, p, beyond)
 }
 
+// Naming returns how rank id's engine names blocks (see [kvstream.Shape]): how many tokens after
+// a block its name covers, and of how many router blocks one of its blocks is; 0 where that is
+// not known.
+func (m *Manager) Naming(id kvindex.Rank) (ahead, parts int) {
+	at := m.readerState(id)
+	if at == nil {
+		return 0, 0
+	}
+	w := at.word.Load()
+	if at.groups.Load() == nil { // else each group has blocks of its own size
+		parts = int(w >> wordParts)
+	}
+	return int(uint8(w >> wordAhead)), parts
+}
+
 // Untrusted reports whether rank id is fed and its entries may not be used now, so
 // that 0 from Usable says nothing about it.
 func (m *Manager) Untrusted(id kvindex.Rank) bool {

@@ -135,7 +135,8 @@ const (
 	wordDrops
 	wordFed          // there is a feed
 	wordMore         // groups or tiers
-	wordParts = iota // shift
+	wordAhead = iota // shift of the tokens after a block that its name covers, 8 bits
+	wordParts = wordAhead + 8
 )
 
 // publish makes state and shape visible to Trusted and Usable, until the feed has ended.
@@ -145,7 +146,7 @@ func (r *rank) publish() {
 		return
 	}
 	s := r.stream.Shape()
-	w := uint64(s.Parts)<<wordParts | wordFed
+	w := uint64(s.Parts)<<wordParts | uint64(uint8(s.Ahead))<<wordAhead | wordFed
 	if s.Bigram {
 		w |= wordBigram
 	}

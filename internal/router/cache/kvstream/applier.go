@@ -50,6 +50,7 @@ type Applier struct {
 	size   int // router block size in tokens
 	engine int // engine block size in tokens, 0 = not seen yet
 	parts  int // router blocks per engine block, 0 = mismatch or not seen yet
+	ahead  int // tokens after a block that its name covers
 	group  int32
 	bigram bool
 	// unknown are the names of cache kinds that nothing is known of, at most
@@ -118,7 +119,7 @@ func NewApplier(blockSize int) *Applier {
 // Reset forgets what was learned from the events of a publisher that began
 // anew. Counters stay.
 func (a *Applier) Reset() {
-	a.engine, a.parts, a.group, a.bigram = 0, 0, -1, false
+	a.engine, a.parts, a.ahead, a.group, a.bigram = 0, 0, 0, -1, false
 	a.unknown, a.aside, a.groups = nil, kvevent.CacheAbsent, nil
 	a.split.reset()
 }
@@ -144,6 +145,9 @@ type Shape struct {
 	Bigram bool `json:"bigram,omitempty"`
 	// Drops is as in [kvgroup.Traits].
 	Drops bool `json:"last_block_dropped,omitempty"`
+	// Ahead is how many tokens after a block its name covers, 0 for none (vLLM 0.33 with EAGLE
+	// or MTP and without a connector). A prompt's blocks have to be named with as many.
+	Ahead int `json:"lookahead_tokens,omitempty"`
 }
 
 // Usable returns how many of overlap leading router blocks of a prompt the engine is
@@ -165,7 +169,8 @@ func (s Shape) Usable(overlap int, p *kvgroup.Prompt) int {
 
 // Shape returns the shape learned so far.
 func (a *Applier) Shape() Shape {
-	return Shape{EngineBlock: a.engine, Parts: a.parts, Bigram: a.bigram, Drops: a.Drops}
+	// An engine whose names cover the tokens that its drafter reads ahead drops no block.
+	return Shape{EngineBlock: a.engine, Parts: a.parts, Bigram: a.bigram, Drops: a.Drops && a.ahead == 0, Ahead: a.ahead}
 }
 
 // Mismatch returns why the rank's blocks cannot be held, or "" if they can.
@@ -260,6 +265,13 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 		if full--; full == 0 {
 			return
 		}
+	}
+	if ahead := int(e.Ahead); ahead != a.ahead {
+		if a.engine != 0 { // what is held was named otherwise
+			a.Counters.Resized++
+			a.clear(ops)
+		}
+		a.ahead = ahead
 	}
 	if bs != a.engine && !a.learn(bs, ops) {
 		a.Counters.Partial += uint64(full)

@@ -33,7 +33,7 @@ func (a *Applier) several(b *kvevent.Batch) bool {
 func (s *Stream) beginGroups() {
 	a := s.app
 	a.groups = kvgroup.New(a.size)
-	a.groups.Know(a.Traits)
+	a.groups.Know(a.traits())
 	if a.engine == 0 {
 		return
 	}
@@ -46,6 +46,16 @@ func (s *Stream) beginGroups() {
 		}
 		return true
 	})
+}
+
+// traits are those that the rank's groups go by: names that cover what the drafter reads ahead
+// cannot be computed, and no block is dropped then.
+func (a *Applier) traits() kvgroup.Traits {
+	t := a.Traits
+	if a.ahead > 0 {
+		t.Drops, t.HashAlgorithm, t.HashSeed = false, "", ""
+	}
+	return t
 }
 
 // noteGroups keeps account of an event for all groups of a rank with several.

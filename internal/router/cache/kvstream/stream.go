@@ -284,7 +284,7 @@ func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
 	s.base, s.complete = p.Base, p.Complete
 	s.setShort(p.Short)
-	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
+	s.app.engine, s.app.parts, s.app.ahead, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Ahead, p.Bigram, p.Group
 	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size
 		return
@@ -295,7 +295,7 @@ func (s *Stream) Resume(p Position) {
 			s.Reset() // kept by a router with another form of it
 			return
 		}
-		g.Know(s.app.Traits)
+		g.Know(s.app.traits())
 		s.app.groups = g
 	}
 	if len(p.Tiers) > 0 {

@@ -17,7 +17,7 @@ var kinds = []kind{
 		name: workers.ConnectorNIXL, order: Sequential,
 		prefill: nixlAsks, decode: []member{answered}, answer: checkNIXL,
 		leased: true, anyRank: true, fetches: true,
-		carries: vllmAndGenerate,
+		carries: vllmAndGenerate, media: vllmMedia,
 	},
 	{
 		// vLLM's NixlPushConnector (0.32): the decode engine sends the prefill engine over its
@@ -87,6 +87,8 @@ var kinds = []kind{
 		name: workers.ConnectorSGLang, order: Concurrent, body: sglangBody,
 		// Its Messages and Responses have no bootstrap fields.
 		carries: func(k api.Kind, _ *workers.Worker) bool { return k == api.SGLangGenerate },
+		// Both engines get the whole body and prepare the media themselves.
+		media: func(*workers.Worker) bool { return true },
 	},
 	{
 		name: workers.ConnectorLMCache, order: Sequential, body: lmcacheBody, answer: checkLMCache,
@@ -99,6 +101,7 @@ var kinds = []kind{
 		carries: func(k api.Kind, _ *workers.Worker) bool {
 			return k == api.Generate || k == api.Messages || k == api.Responses
 		},
+		media: vllmMedia, // names of media are in the names of its files
 	},
 }
 
@@ -134,6 +137,9 @@ type kind struct {
 	// carries reports whether its fields exist on an endpoint of w besides chats and
 	// completions, on which every connector's do.
 	carries func(k api.Kind, w *workers.Worker) bool
+	// media reports whether it is known to move prompts with images, sounds or videos from or to
+	// w; nil where that is not known.
+	media func(w *workers.Worker) bool
 	// leased says that the prefill engine keeps the KV for a limited time only; see
 	// Transfer.Leased.
 	leased bool
@@ -164,6 +170,10 @@ const (
 func vllmCarries(k api.Kind, w *workers.Worker) bool {
 	return (k == api.Messages || k == api.Responses) && w.VersionAtLeast(0, 32)
 }
+
+// vllmMedia: NIXL moves blocks whatever they hold, and both engines prepare the media of the body,
+// as was seen on vLLM 0.32. What engines before that do was not read.
+func vllmMedia(w *workers.Worker) bool { return w.VersionAtLeast(0, 32) }
 
 func vllmAndGenerate(k api.Kind, w *workers.Worker) bool {
 	return k == api.Generate || vllmCarries(k, w)
@@ -214,6 +224,13 @@ func Carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 	}
 	carries := kindOf(c).carries
 	return carries != nil && carries(k, w)
+}
+
+// MovesMedia reports whether a connector is known to move prompts with images, sounds or videos
+// from or to w.
+func MovesMedia(c workers.Connector, w *workers.Worker) bool {
+	moves := kindOf(c).media
+	return moves != nil && moves(w)
 }
 
 // CountsTransfers reports whether engines count tokens that came over a connector

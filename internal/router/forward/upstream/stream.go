@@ -87,6 +87,10 @@ type Body interface {
 	Done() bool
 }
 
+// AtEnd reports whether an error of [Body.Next] is the end of a body. A failure may wrap the
+// io.EOF of a connection that another engine closed, and is no end.
+func AtEnd(err error) bool { return err == io.EOF } //nolint:errorlint // see above
+
 // Stream forwards a body to the client, whose head must have been written,
 // piece by piece as it arrives, in the calling goroutine; flush says that each must go out
 // at once. The error is a [*ClientError] when the client broke off, the body's when that
@@ -96,7 +100,7 @@ func Stream(w http.ResponseWriter, r Body, flush bool, opt StreamOptions) error 
 	for {
 		p, err := r.Next()
 		if err != nil {
-			if !errors.Is(err, io.EOF) {
+			if !AtEnd(err) {
 				return err
 			}
 			// The end goes out after this, perhaps long after the last piece.

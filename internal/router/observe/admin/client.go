@@ -47,13 +47,17 @@ type StatusError struct {
 	Status  int
 	Code    string
 	Message string
+	token   bool // one was sent
 }
 
 // Error is the router's own message.
 func (e *StatusError) Error() string {
 	switch e.Status {
 	case http.StatusUnauthorized:
-		return "the router asks for a token: give --token-file (" + e.Message + ")"
+		if e.token {
+			return "the router does not accept the token of --token-file (" + e.Message + ")"
+		}
+		return "the router requires a token: give --token-file (" + e.Message + ")"
 	case http.StatusNotFound:
 		if e.Message == "" {
 			return "not found: this router may be older than this dynctl"
@@ -226,7 +230,7 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		return fmt.Errorf("%s %s: the answer is larger than %d bytes", method, path, maxAnswer)
 	}
 	if resp.StatusCode/100 != 2 {
-		e := statusError(resp.StatusCode, raw)
+		e := c.statusError(resp.StatusCode, raw)
 		if e.Code == dataPlaneCode {
 			return &DataPlaneError{URL: c.base, Admin: c.adminBeside(ctx)}
 		}
@@ -273,8 +277,8 @@ func (c *Client) send(ctx context.Context, method, target string, body io.Reader
 }
 
 // statusError makes an error of an answer's body.
-func statusError(status int, raw []byte) *StatusError {
-	e := &StatusError{Status: status}
+func (c *Client) statusError(status int, raw []byte) *StatusError {
+	e := &StatusError{Status: status, token: c.token != ""}
 	var p Problem
 	if json.Unmarshal(raw, &p) == nil {
 		e.Code, e.Message = p.Error.Code, p.Error.Message
@@ -304,7 +308,7 @@ func (c *Client) Stream(ctx context.Context) (io.ReadCloser, error) {
 	if resp.StatusCode/100 != 2 {
 		defer resp.Body.Close()
 		raw, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // the status says enough
-		return nil, statusError(resp.StatusCode, raw)
+		return nil, c.statusError(resp.StatusCode, raw)
 	}
 	return resp.Body, nil
 }

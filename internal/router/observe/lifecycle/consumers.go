@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
+	"github.com/dynctl/dynctl/internal/router/request/media"
 )
 
 // Consumers are what the subscribers of a router's stream need.
@@ -27,6 +28,7 @@ type Consumers struct {
 	Event          func(eventlog.Event) // adds to the event log
 	Costs          *outcome.Collector
 	Lengths        *outputs.Lengths
+	Media          *media.Table // nil for none
 	AccessLog      *slog.Logger // nil for none
 	// Decision and Outcome are as in Recording.
 	Decision func(queried time.Time, d *trace.Decision)
@@ -50,6 +52,7 @@ func (c *Consumers) Stream(further ...Subscriber) *Stream {
 		Failures(c.Failures, c.Event),
 		Costs(c.Costs),
 		AnswerLengths(c.Lengths),
+		MediaLengths(c.Media),
 		Progress(),
 		AccessLog(c.AccessLog),
 		Recording(c.Decision, c.Outcome),

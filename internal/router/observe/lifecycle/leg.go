@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -51,13 +52,25 @@ func (l *LegRecord) send(e Event) {
 	l.of.To.send(&e)
 }
 
+// legs is memory for legs.
+var legs = sync.Pool{New: func() any { return new(LegRecord) }}
+
+// Release gives back the memory of a request that has ended. Its record, and that of its first
+// decode leg, must not be used then.
+func (r *Record) Release() {
+	if l := r.first; l != nil {
+		r.first, *l = nil, LegRecord{}
+		legs.Put(l)
+	}
+}
+
 // BeginLeg reports that a leg is about to be sent, now. A subscriber may add headers to the call.
 func (r *Record) BeginLeg(phase route.Phase, p workers.Peer, call *upstream.Leg, now time.Time) *LegRecord {
-	l := new(LegRecord)
-	if phase == route.Decode && r.first.of == nil { // no decode leg runs beside another one
-		l = &r.first
+	l := legs.Get().(*LegRecord)
+	if phase == route.Decode && r.first == nil { // no decode leg begins beside another one
+		r.first = l
 	}
-	*l = LegRecord{of: r, Phase: phase, Peer: p, Start: now}
+	l.of, l.Phase, l.Peer, l.Start = r, phase, p, now
 	l.send(Event{Kind: LegSent, Call: call})
 	return l
 }

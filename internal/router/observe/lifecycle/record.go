@@ -55,7 +55,7 @@ type Record struct {
 	learns bool
 	begun  bool // see Recompute
 
-	first LegRecord // memory for the first decode leg
+	first *LegRecord // the first decode leg
 }
 
 // Outcome is how a request ended, apart from its answer.

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
+	"github.com/dynctl/dynctl/internal/router/request/media"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
@@ -39,6 +40,17 @@ func AnswerLengths(l *outputs.Lengths) Subscriber {
 		r, f := e.Request, &e.Request.Routing.Run.Criteria.Facts
 		if n := r.Tokens().Completion / (max(1, f.N) * max(1, f.Prompts)); n > 0 {
 			l.Learn(r.Model, r.Tenant, n)
+		}
+	}}
+}
+
+// MediaLengths learns how many tokens images, sounds and videos have, from the usage of answers to
+// prompts whose text is estimated.
+func MediaLengths(t *media.Table) Subscriber {
+	return Subscriber{Answered: func(e *Event) {
+		r := e.Request
+		if p := &r.Routing.Prompt; t != nil && len(p.Each) > 0 && !p.Truncated && r.Answer.Prompt > 0 {
+			t.LearnFromUsage(r.Routing.Model, p.Has, p.Text, r.Answer.Prompt)
 		}
 	}}
 }

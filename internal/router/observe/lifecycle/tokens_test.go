@@ -11,6 +11,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/media"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
@@ -90,6 +92,36 @@ func TestAnswerLengths(t *testing.T) {
 		s.Answer.Learn(sse.Summary{Usage: sse.Usage{CompletionTokens: int64(c.used)}})
 		s.Ended(Outcome{Status: 200, Err: c.err})
 		if got := lengths.Expect("m", "web"); got != c.want {
+			t.Errorf("%s: %d, want %d", c.what, got, c.want)
+		}
+	}
+}
+
+// TestMediaLengths: what an engine counts beyond the estimate of the text is learned as media.
+func TestMediaLengths(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		what string
+		p    prompt.Prompt
+		used int
+		err  *api.Error
+		want int
+	}{
+		{"two images", prompt.Prompt{Text: 100, Each: []int{1, 1}}, 700, nil, 300},
+		{"ids of the engine", prompt.Prompt{Text: 100}, 700, nil, media.FirstGuess},
+		{"a prompt that may be cut", prompt.Prompt{Text: 100, Each: []int{1, 1}, Truncated: true}, 700, nil, media.FirstGuess},
+		{"no usage", prompt.Prompt{Text: 100, Each: []int{1, 1}}, -1, nil, media.FirstGuess},
+		{"a failure", prompt.Prompt{Text: 100, Each: []int{1, 1}}, 700, &api.Error{Status: 502}, media.FirstGuess},
+	} {
+		s := newStand(t, decide.Plan{Path: route.Local})
+		table := media.NewTable()
+		s.To = NewStream(MediaLengths(table))
+		s.Routing.Model, s.Routing.Prompt = "m", c.p
+		s.Routing.Prompt.Has[api.MediaImage] = 2
+		s.Answer.Of(s.BeginLeg(route.Decode, s.peer, nil, time.Now()))
+		s.Answer.Learn(sse.Summary{Usage: sse.Usage{PromptTokens: int64(c.used)}})
+		s.Ended(Outcome{Status: 200, Err: c.err})
+		if got, _ := table.Expect("m", api.MediaImage); got != c.want {
 			t.Errorf("%s: %d, want %d", c.what, got, c.want)
 		}
 	}

@@ -38,7 +38,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 	}
 	source := cmp.Or(in.ISLSource, "-")
 	if in.Multimodal && route.Source(source) == route.FromEstimate {
-		source += " of its text, without images and other media"
+		source += " of its text, and media by what was learned of others"
 	}
 	if in.Approximate {
 		printable.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate", in.ISL, source, in.HashedBlocks)

@@ -85,7 +85,7 @@ func TestPromptLine(t *testing.T) {
 		return text
 	}
 	in := decision.Inputs{ISL: 20, ISLSource: "estimate", HashedBlocks: 1, Approximate: true, Multimodal: true, Output: 150}
-	if got, want := line(in), "20 tokens (estimate of its text, without images and other media), 1 text chunks: overlaps are approximate; each answer is expected to have 150 tokens"; got != want {
+	if got, want := line(in), "20 tokens (estimate of its text, and media by what was learned of others), 1 text chunks: overlaps are approximate; each answer is expected to have 150 tokens"; got != want {
 		t.Errorf("%s", got)
 	}
 	in = decision.Inputs{ISL: 20, ISLSource: "engine", HashedBlocks: 1, BlockSize: 16, Multimodal: true}

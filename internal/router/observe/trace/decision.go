@@ -131,6 +131,7 @@ type factsLine struct {
 	N              int          `json:"n"`
 	Prompts        int          `json:"prompts"`
 	Multimodal     bool         `json:"multimodal"`
+	Opaque         bool         `json:"opaque"`
 	Continues      bool         `json:"continues"`
 	ServerTools    bool         `json:"server_tools"`
 	PromptLogprobs bool         `json:"prompt_logprobs"`
@@ -274,6 +275,7 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.some("n", f.N)
 	o.some("prompts", f.Prompts)
 	o.yes("multimodal", f.Multimodal)
+	o.yes("opaque", f.Opaque)
 	o.yes("continues", f.Continues)
 	o.yes("server_tools", f.ServerTools)
 	o.yes("prompt_logprobs", f.PromptLogprobs)
@@ -589,7 +591,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	in := &decide.Input{
 		Rule: s.value.Rule, Model: l.Model, Force: route.Force(l.Force), GaveUp: l.GaveUp,
 		Facts: api.Facts{
-			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
+			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal, Opaque: f.Opaque,
 			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, RoutedExperts: f.RoutedExperts, MaxTokens: f.MaxTokens, Output: f.Output,
 		},
 	}

@@ -64,7 +64,7 @@ func TestEveryInputIsRecorded(t *testing.T) {
 		except map[string]string
 	}{
 		{func(d *Decision) any { return &d.Input.Facts }, map[string]string{
-			"Truncated": "only checks of a prefill's answer read it", "ThinkingBudget": "only connectors read it",
+			"MediaTokens": "windows keep workers out before a plan", "Truncated": "only checks of a prefill's answer read it", "ThinkingBudget": "only connectors read it",
 			"MaxTokensKey": "only connectors read it", "MinTokens": "only connectors read it", "StreamUsage": "only connectors read it",
 			"Logprobs": "only connectors read it", "Echo": "only connectors read it", "TokenIDs": "only connectors read them; the decision has its own where it may",
 		}},
@@ -423,7 +423,7 @@ func FuzzDecision(f *testing.F) {
 		// What only connectors read is not recorded, and words are of their sets.
 		in.Facts = api.Facts{
 			Kind: in.Facts.Kind, Splittable: in.Facts.Splittable, ISL: in.Facts.ISL, Source: facts.Source, N: in.Facts.N, Prompts: in.Facts.Prompts,
-			Multimodal: in.Facts.Multimodal, Continues: in.Facts.Continues, ServerTools: in.Facts.ServerTools, PromptLogprobs: in.Facts.PromptLogprobs, RoutedExperts: in.Facts.RoutedExperts, MaxTokens: in.Facts.MaxTokens, Output: in.Facts.Output,
+			Multimodal: in.Facts.Multimodal, Opaque: in.Facts.Opaque, Continues: in.Facts.Continues, ServerTools: in.Facts.ServerTools, PromptLogprobs: in.Facts.PromptLogprobs, RoutedExperts: in.Facts.RoutedExperts, MaxTokens: in.Facts.MaxTokens, Output: in.Facts.Output,
 		}
 		fill(reflect.ValueOf(&in.GaveUp).Elem(), r, text, figure)
 		for _, v := range []any{&d.ID, &d.RequestID, &d.Model, &d.Attempt, &d.BeganUS, &d.Locals, &d.Tokens, &d.Approximate, &d.Path, &d.Reason, &d.Error, &d.EffISL, &d.Cached, &d.DecodeRank, &d.PrefillRank} {

@@ -51,6 +51,8 @@ type Header struct {
 	// Source says who wrote the file: "serve", "record", "convert".
 	Source  string `json:"source,omitempty"`
 	Version string `json:"dynctl_version,omitempty"`
+	// Router names the router among those that share its load; empty for one alone.
+	Router string `json:"router,omitempty"`
 	// Rules is the version of the rules that decided (decide.Rules), Terms the
 	// terms of a cost. Zero terms are left out of decisions, so that only Terms
 	// show a reader that there is one that it does not know.

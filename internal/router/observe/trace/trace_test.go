@@ -97,7 +97,7 @@ func fullDecision() *Decision {
 			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
 		},
 		Facts: api.Facts{
-			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true,
+			Kind: api.Responses, Splittable: true, ISL: 100, Source: route.FromIDs, N: 2, Prompts: 3, Multimodal: true, Opaque: true,
 			Continues: true, ServerTools: true, PromptLogprobs: true, RoutedExperts: true, MaxTokens: -1, Output: 250,
 		},
 		Decode:       selector.Input{Phase: route.Decode, Policy: s.Decode, Draw: 1<<64 - 1, Turn: 12, Home: "d/dp1", Candidates: []decision.Candidate{busy, idle}},

@@ -546,6 +546,8 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 		return unpaired{"NIXL would refuse its handshake with the decode worker: " + why, "no prefill worker whose handshake NIXL would accept: " + why}
 	case !carries(c, in.Facts.Kind, from):
 		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
+	case in.Facts.Multimodal && !disagg.MovesMedia(c, from):
+		return unpaired{"not known to move images, sounds and videos", "no prefill worker that is known to move images, sounds and videos"}
 	case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
 		// Its KV would be of another prompt; a longer one makes vLLM's
 		// decode engine exit.
@@ -562,7 +564,7 @@ func mustStayWhole(in *Input, to *workers.Worker, c workers.Connector) route.Rea
 	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, to) {
 		return route.ReasonEndpoint
 	}
-	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) {
+	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) && (r != route.ReasonMultimodal || f.Opaque || !disagg.MovesMedia(c, to)) {
 		return r
 	}
 	switch {

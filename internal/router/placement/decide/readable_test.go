@@ -237,6 +237,7 @@ func readable(in *Input, p *Plan) string {
 		{f.Prompts > 1, fmt.Sprintf("%d prompts", f.Prompts)},
 		{f.MaxTokens == 0, "no output"},
 		{f.Multimodal, "multimodal"},
+		{f.Opaque, "opaque"},
 		{f.Continues, "continues a response"},
 		{f.ServerTools, "server tools"},
 		{f.PromptLogprobs, "logprobs of the prompt"},

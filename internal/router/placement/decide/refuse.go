@@ -75,7 +75,7 @@ func promptOf(f *api.Facts) int {
 	case f.Kind != api.Completion && f.Kind != api.Generate && f.Kind != api.SGLangGenerate && !f.Kind.IsChat():
 		return 0
 	case f.Source == route.FromEstimate:
-		return (f.ISL + farBeyond - 1) / farBeyond
+		return (f.ISL - f.MediaTokens + farBeyond - 1) / farBeyond // media may be much smaller than usual
 	}
 	return f.ISL
 }

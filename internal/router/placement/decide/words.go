@@ -56,7 +56,10 @@ func (p *Plan) words(in *Input) string {
 	case route.ReasonAnswers:
 		return fmt.Sprintf("the request asks for %d answers", in.Facts.N)
 	case route.ReasonMultimodal:
-		return "the prompt holds more than text"
+		if in.Facts.Opaque {
+			return "the prompt holds more than text, images, sounds and videos"
+		}
+		return "the prompt holds images, sounds or videos, which this connector and version are not known to move"
 	case route.ReasonContinues:
 		return "the response goes on from one that only its decode worker has"
 	case route.ReasonServerTools:

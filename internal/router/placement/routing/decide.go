@@ -20,25 +20,30 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/media"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/settings/effective"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Sources are what decisions are made from. All but Answers are needed.
+// Sources are what decisions are made from. All but Answers and Media are needed.
 type Sources struct {
 	Index     *kvindex.Index
 	Predicted *approx.Index
 	// Feeds say how much of what the index has of a rank can be used, as kvfeed.Manager
-	// does, and Fleet which ranks are fed, as follower.Follower does.
+	// does, and how its engine names blocks; Fleet says which ranks are fed, as
+	// follower.Follower does.
 	Feeds interface {
+		Naming(id kvindex.Rank) (ahead, parts int)
 		Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int
 	}
 	Fleet    interface{ Fed(k *workers.Rank) bool }
 	Ledger   *ledger.Ledger
 	Learners *cost.Learners   // of the costs of both paths, for a threshold that is auto
 	Answers  *outputs.Lengths // nil knows nothing
+	// Media is what is known of images, sounds and videos; nil knows nothing.
+	Media *media.Table
 	// Prompts find the ids of prompts, as [prompt.Stage] does.
 	Prompts interface {
 		Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) prompt.Prompt
@@ -76,26 +81,63 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 	if q.LoRA != "" { // its path is in the engine's names of blocks, too, and not known
 		named = nil
 	}
+	if m := q.Prompt.Media; len(m) > 0 { // so are media, and with them all blocks behind
+		named = named[:min(m[0].Offset, len(named))]
+	}
 	q.hashed.text.Set(named, v.CacheSalt)
 	switch {
 	case q.Chunked && q.Settings.Decisions.Blind():
 		// Predictions that nobody asks for are not worth reading the prompt.
 	case q.Chunked:
-		// A text chunk stands for the tokens it is estimated to have.
-		bytes := q.Settings.Tokens.ChunkBytes
-		h := q.view(max(1, bytes/4))
-		h.locals = blockhash.TextChunks(h.locals, bytes, key, v.Tools(), v.PromptValue.Of(v.Body))
-		h.seq = blockhash.Chain(h.seq, h.locals)
+		q.hashChunks(v, key)
 	default:
 		for _, w := range q.List {
-			size := q.Settings.BlockOf(w)
-			if h := q.view(size); len(h.locals) == 0 {
-				h.locals = blockhash.Locals(h.locals, q.Prompt.IDs, size, key)
+			size, named := q.Settings.BlockOf(w), d.naming(q, w)
+			if h := q.view(size, named); len(h.locals) == 0 {
+				ids := q.Prompt.IDs
+				if named != (naming{parts: 1}) || len(q.Prompt.Media) > 0 {
+					h.extra = blockhash.Extras(h.extra, ids, q.Prompt.Media, size*named.parts, named.ahead, named.parts)
+					ids = ids[:max(0, len(ids)-named.ahead)] // a block without that many behind it has no name
+				}
+				h.locals = blockhash.LocalsAt(h.locals, ids, size, 0, h.extra, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
 			}
 		}
 	}
 	q.Took.Hash = time.Since(start)
+}
+
+// naming is how a worker's engine names the blocks of the prompt, as far as it matters.
+func (d *Decider) naming(q *Request, w *workers.Worker) naming {
+	n := naming{parts: 1}
+	if len(w.Ranks) > 0 && d.from.Feeds != nil {
+		var parts int
+		if n.ahead, parts = d.from.Feeds.Naming(kvindex.Rank(w.Ranks[0].Slot)); n.ahead > 0 || len(q.Prompt.Media) > 0 {
+			n.parts = max(parts, 1)
+		}
+	}
+	return n
+}
+
+// hashChunks names chunks of the prompt's text, each of which stands for the tokens that it is
+// estimated to have, and each of its media as one that has theirs.
+func (q *Request) hashChunks(v *api.View, key blockhash.Key) {
+	bytes := q.Settings.Tokens.ChunkBytes
+	h := q.view(max(1, bytes/4), naming{parts: 1})
+	c := blockhash.NewChunker(bytes, key)
+	h.locals = c.Text(h.locals, v.Tools())
+	text := v.PromptValue
+	for i, tokens := range q.Prompt.Each {
+		m := &v.Media[i]
+		if m.Value.Len() == 0 || m.Value.Start < text.Start || m.Value.End > text.End {
+			continue // its name stands in the text
+		}
+		h.locals = c.Whole(c.Text(h.locals, v.Body[text.Start:m.Value.Start]), v.MediaName(m))
+		h.whole = append(h.whole, whole{len(h.locals), tokens})
+		text.Start = m.Value.End
+	}
+	h.locals = c.Text(h.locals, text.Of(v.Body))
+	h.seq = blockhash.Chain(h.seq, h.locals)
 }
 
 // findHolders finds the ranks that hold the prompt's blocks, and returns when it was done.

@@ -59,7 +59,7 @@ func (q *Request) ReleaseHashes() {
 	}
 	for i := range m.views {
 		if h := &m.views[i]; cap(h.locals) > maxKeep/4 {
-			h.locals, h.seq = nil, nil
+			h.locals, h.seq, h.extra, h.whole = nil, nil, nil, nil
 		}
 	}
 	m.text.Forget(maxKeep / 4)

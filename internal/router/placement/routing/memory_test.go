@@ -13,7 +13,7 @@ func TestLargeMemoryIsNotKept(t *testing.T) {
 	}{{maxKeep, true}, {maxKeep + 1, false}} {
 		q.AcquireHashes()
 		q.IDs = make([]uint32, 0, c.tokens)
-		h := q.view(16)
+		h := q.view(16, naming{parts: 1})
 		h.locals, h.seq = make([]uint64, 0, c.tokens/4+c.tokens%4), make([]uint64, 0, 1)
 		m := q.hashed
 		q.ReleaseHashes()

@@ -23,7 +23,7 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 	q.Unread = tokenized && q.Settings.Limits.WaitForWorker && !slices.ContainsFunc(q.List, decide.Serves)
 	switch {
 	case q.Unread:
-		q.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: route.FromEstimate, Note: "not tokenized: the model has no usable worker"}
+		q.Prompt = prompt.Estimate(v, d.from.Media, q.Model, "not tokenized: the model has no usable worker")
 	case tokenized:
 		model := q.Model
 		if _, unlisted := q.Fleet.Candidates(model); unlisted {
@@ -34,7 +34,7 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 			q.IDs = q.Prompt.IDs
 		}
 	case ep.Body == api.JSONBody && v.Prompt != api.PromptNone:
-		q.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: route.FromEstimate}
+		q.Prompt = prompt.Estimate(v, d.from.Media, q.Model, "")
 	default:
 		q.Prompt = prompt.Prompt{Source: route.FromNothing}
 	}
@@ -45,7 +45,7 @@ func (d *Decider) Read(ctx context.Context, q *Request, ep *api.Endpoint, kind a
 	*f = api.Facts{
 		Kind: kind, Splittable: ep.Splittable && ep.Body == api.JSONBody,
 		ISL: q.Prompt.ISL, Source: q.Prompt.Source,
-		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
+		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal, Opaque: v.Opaque, MediaTokens: q.Prompt.MediaTokens(),
 		PromptLogprobs: v.PromptLogprobs || v.Echo && (v.Logprobs || v.Kind == api.Chat), RoutedExperts: v.RoutedExperts,
 		MaxTokens: v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
 		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: q.Prompt.IDs,

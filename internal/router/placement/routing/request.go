@@ -23,7 +23,31 @@ import (
 // them.
 type hashes struct {
 	blockSize   int
+	naming      naming
 	locals, seq []uint64
+	// extra are the digests of the blocks that media stand in; empty without any.
+	extra []uint64
+	// whole are the chunks that have another number of tokens than blockSize.
+	whole []whole
+}
+
+// naming is how an engine names blocks: how many tokens after a block its name covers, and of how
+// many router blocks one of its blocks is, where that matters.
+type naming struct{ ahead, parts int }
+
+// whole is a chunk that stands for an image or the like: the number of chunks up to it, and its
+// tokens.
+type whole struct{ chunks, tokens int }
+
+// tokens is how many tokens the first n blocks have.
+func (h *hashes) tokens(n int) int {
+	sum := n * h.blockSize
+	for _, w := range h.whole {
+		if w.chunks <= n {
+			sum += w.tokens - h.blockSize
+		}
+	}
+	return sum
 }
 
 // overlaps is who holds the blocks of a prompt at one block size.
@@ -87,10 +111,10 @@ type StageTimes struct {
 	Why   string
 }
 
-// view finds or makes the hashes of a block size.
-func (q *Request) view(blockSize int) *hashes {
+// view finds or makes the hashes of a block size, named in one way.
+func (q *Request) view(blockSize int, named naming) *hashes {
 	for i := range q.views[:q.used] {
-		if q.views[i].blockSize == blockSize {
+		if q.views[i].blockSize == blockSize && q.views[i].naming == named {
 			return &q.views[i]
 		}
 	}
@@ -99,7 +123,7 @@ func (q *Request) view(blockSize int) *hashes {
 	}
 	h := &q.views[q.used]
 	q.used++
-	h.blockSize, h.locals, h.seq = blockSize, h.locals[:0], h.seq[:0]
+	h.blockSize, h.naming, h.locals, h.seq, h.extra, h.whole = blockSize, named, h.locals[:0], h.seq[:0], h.extra[:0], h.whole[:0]
 	return h
 }
 
@@ -164,11 +188,11 @@ func (q *Request) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tier
 		if q.used == 0 {
 			return 0
 		}
-		return q.holders.views[0].predicted.Depth(slot) * q.views[0].blockSize
+		return q.views[0].tokens(q.holders.views[0].predicted.Depth(slot))
 	}
-	size := q.Settings.BlockOf(w)
+	size, named := q.Settings.BlockOf(w), q.decider.naming(q, w)
 	for i := range q.views[:q.used] {
-		if q.views[i].blockSize != size {
+		if q.views[i].blockSize != size || q.views[i].naming != named {
 			continue
 		}
 		o := &q.holders.views[i]

@@ -26,17 +26,20 @@ func spread(in *Input, out *Ranking) {
 		return
 	}
 	best := &in.Candidates[out.Order[0]]
-	near, most := best.Cost+in.unseenCost(), 1+int(math.Ceil(min(s.Unseen, float64(len(out.Order)))))
-	first, least, among := 0, uint64(math.MaxUint64), 0
+	unseen, most := in.unseenCost(), 1+int(math.Ceil(min(s.Unseen, float64(len(out.Order)))))
+	first, least, among, sum := 0, uint64(math.MaxUint64), 0, 0.0
 	for k, i := range out.Order {
 		c := &in.Candidates[i]
 		if c.OverlapBlocks != best.OverlapBlocks || c.Tiers != best.Tiers {
 			continue
 		}
-		if c.Cost != best.Cost && (among >= most || !(c.Cost <= near)) {
+		// The unseen work would raise the ranks before this one to its cost, as water fills a
+		// vessel; where it does not reach that, this one stays dearer.
+		if c.Cost != best.Cost && (among >= most || !(float64(c.Cost*float64(among))-sum <= unseen)) {
 			break
 		}
 		among++
+		sum += c.Cost
 		if h := in.drawOf(c); h < least {
 			first, least = k, h
 		}

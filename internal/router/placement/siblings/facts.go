@@ -2,6 +2,7 @@ package siblings
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -26,6 +27,13 @@ type facts struct {
 	stored []kept // oldest first
 	// spent is what each process of another router published last of each key.
 	spent map[process]map[uint64]replicas.Spent
+	// ejected are the workers that each other router has ejected, by its last full state.
+	ejected map[string]ejected
+}
+
+type ejected struct {
+	at      time.Time
+	workers []replicas.Rank
 }
 
 // process is a router from its start to its end.
@@ -42,7 +50,7 @@ type kept struct {
 }
 
 func newFacts() facts {
-	return facts{byName: map[string]replicas.Rank{}, byKey: map[replicas.Rank]*workers.Worker{}, orders: map[replicas.Rank]replicas.Order{}, spent: map[process]map[uint64]replicas.Spent{}}
+	return facts{byName: map[string]replicas.Rank{}, byKey: map[replicas.Rank]*workers.Worker{}, orders: map[replicas.Rank]replicas.Order{}, spent: map[process]map[uint64]replicas.Spent{}, ejected: map[string]ejected{}}
 }
 
 // Order shares an operator's word on a worker with the other routers. The caller has
@@ -102,6 +110,11 @@ func (s *Siblings) fill(full bool, f *replicas.Facts) {
 			f.Stored = append(f.Stored, k.Stored)
 		}
 	}
+	for key, w := range s.byKey {
+		if w.State.Ejection() != nil && len(f.Ejected) < replicas.MaxOrders {
+			f.Ejected = append(f.Ejected, key)
+		}
+	}
 	for _, o := range s.orders {
 		f.Orders = append(f.Orders, o)
 	}
@@ -116,17 +129,38 @@ func (s *Siblings) fill(full bool, f *replicas.Facts) {
 	}
 }
 
+// Ejected reports whether another router has ejected the worker: a hint that it fails.
+func (s *Siblings) Ejected(w *workers.Worker) bool {
+	if s == nil {
+		return false
+	}
+	key := replicas.WorkerOf(w.URL.String())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.o.Clock()
+	for _, e := range s.ejected {
+		if now.Sub(e.at) < replicas.FullEvery+replicas.Lifetime && slices.Contains(e.workers, key) {
+			return true
+		}
+	}
+	return false
+}
+
 // heard takes the facts of another router.
-func (s *Siblings) heard(from *replicas.Identity, f *replicas.Facts) {
-	for _, e := range s.take(from, f) {
+func (s *Siblings) heard(m *replicas.Message) {
+	for _, e := range s.take(m) {
 		s.o.Event(e)
 	}
 }
 
-func (s *Siblings) take(from *replicas.Identity, f *replicas.Facts) (events []eventlog.Event) {
+func (s *Siblings) take(m *replicas.Message) (events []eventlog.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.debit(process{from.Origin, from.Epoch.UnixNano()}, f.Spent)
+	f := &m.Facts
+	s.debit(process{m.Origin, m.Epoch.UnixNano()}, f.Spent)
+	if m.Full && m.From == 0 {
+		s.ejected[m.Origin] = ejected{s.o.Clock(), slices.Clone(f.Ejected)}
+	}
 	for _, k := range f.Stored {
 		if w := s.byKey[k.Worker]; w != nil && s.o.Learned != nil {
 			s.o.Learned(k.ID, w.Name, k.Tenant)
@@ -192,6 +226,9 @@ func (s *Siblings) forget(origins []replicas.Origin) {
 		}
 		s.o.Rates.SetRouters(live)
 	}
+	maps.DeleteFunc(s.ejected, func(name string, _ ejected) bool {
+		return !slices.ContainsFunc(origins, func(o replicas.Origin) bool { return o.Origin == name })
+	})
 	for p := range s.spent {
 		if !slices.ContainsFunc(origins, func(o replicas.Origin) bool { return o.Origin == p.origin && o.Epoch.UnixNano() == p.epoch }) {
 			delete(s.spent, p)

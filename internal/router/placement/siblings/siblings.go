@@ -122,7 +122,10 @@ func (s *Siblings) Run(ctx context.Context, t replicas.Transport) error {
 
 // Join subscribes to a transport. Its caller steps the exchange, and calls Watch.
 func (s *Siblings) Join(t replicas.Transport) (*replicas.Exchange, error) {
-	x, err := replicas.NewExchange(s.o.Self, t, s.o.Clock, s.own, replicas.More{Fill: s.fill, Heard: s.heard})
+	s.mu.Lock()
+	self := s.o.Self
+	s.mu.Unlock()
+	x, err := replicas.NewExchange(self, t, s.o.Clock, s.own, replicas.More{Fill: s.fill, Heard: s.heard})
 	if err != nil {
 		return nil, err
 	}
@@ -298,6 +301,16 @@ func (s Seen) Choice() selector.Siblings {
 	}
 	// The others are taken to decide as often as this router: behind a balancer they do.
 	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * silent.Seconds(), Tokens: l.tokens}
+}
+
+// SetSettings changes the digest of the settings that other routers see.
+func (s *Siblings) SetSettings(digest string) {
+	s.mu.Lock()
+	s.o.Self.Settings = digest
+	s.mu.Unlock()
+	if x := s.exchange.Load(); x != nil {
+		x.SetSettings(digest)
+	}
 }
 
 // Name is this router's among them.

@@ -137,8 +137,11 @@ func (r *router) decide(alone bool) *decide.Run {
 	return run
 }
 
-func (r *router) tryDecide(alone bool) *decide.Run {
-	q := decide.Criteria{Facts: api.Facts{Kind: api.Completion, ISL: 2000, Source: route.FromIDs, MaxTokens: 100}}
+func (r *router) tryDecide(alone bool) *decide.Run { return r.tryPrompt(2000, alone) }
+
+// tryPrompt decides a cold prompt of some tokens.
+func (r *router) tryPrompt(tokens int, alone bool) *decide.Run {
+	q := decide.Criteria{Facts: api.Facts{Kind: api.Completion, ISL: tokens, Source: route.FromIDs, MaxTokens: 100}}
 	q.Chances[0].Turn = r.turn
 	r.turn++
 	if !alone {
@@ -362,6 +365,12 @@ func TestStrangers(t *testing.T) {
 	if c := b.sees("w00/dp0"); c.SiblingRequests != 1 {
 		t.Errorf("%+v", c)
 	}
+	other.siblings.SetSettings(siblings.Digest([]siblings.Section{{Name: "routing", Text: "kv"}, {Name: "limits", Text: "1"}}))
+	s.run(2 * replicas.FullEvery)
+	if st := b.siblings.Status(); st.Differs[0] != "" {
+		t.Errorf("after a reload: %+v", st)
+	}
+	b.siblings.SetSettings(siblings.Digest([]siblings.Section{{Name: "routing", Text: "random"}, {Name: "limits", Text: "1"}}))
 	st := b.siblings.Status()
 	if st.Live() != 1 || len(st.Differs) != 1 || st.Differs[0] != "routing" || st.Foreign == 0 || st.SameOrigin == 0 {
 		t.Errorf("%+v", st)
@@ -545,6 +554,28 @@ func TestStored(t *testing.T) {
 	s.run(10 * time.Second)
 	if n := len(b.learned); n < 1000 || n > 1100 {
 		t.Errorf("%d learned of a flood, want those that are kept for siblings", n)
+	}
+}
+
+// TestEjected: an ejection at one router is a hint at the others while it lasts, and their own
+// state of the worker stays.
+func TestEjected(t *testing.T) {
+	s := newStage(t, 2, 2)
+	s.run(time.Second)
+	a, b := s.routers[0], s.routers[1]
+	at := func(r *router, name string) *workers.Worker { w, _ := r.registry.Snapshot().Worker(name); return w }
+	at(a, "w01").State.SetEjection(&workers.Ejection{Since: s.now(), Until: s.now().Add(time.Minute)})
+	s.run(replicas.FullEvery + replicas.Pace)
+	if !b.siblings.Ejected(at(b, "w01")) || b.siblings.Ejected(at(b, "w00")) || a.siblings.Ejected(at(a, "w01")) {
+		t.Error("no hint, or one of another worker or of the router's own ejection")
+	}
+	if ok, _ := at(b, "w01").State.Usable(); !ok {
+		t.Error("it is ejected on hearsay")
+	}
+	at(a, "w01").State.SetEjection(nil)
+	s.run(replicas.FullEvery + replicas.Pace)
+	if b.siblings.Ejected(at(b, "w01")) {
+		t.Error("the hint stays")
 	}
 }
 

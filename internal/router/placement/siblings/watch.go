@@ -169,7 +169,9 @@ func (s *Status) Live() (n int) {
 
 // Status returns the other routers as they are now.
 func (s *Siblings) Status() (st Status) {
+	s.mu.Lock()
 	st.Self = s.o.Self
+	s.mu.Unlock()
 	x := s.exchange.Load()
 	if x == nil {
 		return st

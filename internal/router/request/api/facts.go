@@ -15,8 +15,11 @@ type Facts struct {
 	N, Prompts int
 	// Truncated says that the engine may cut the prompt before it works on it.
 	Truncated bool
-	// Multimodal says that the prompt holds more than text.
-	Multimodal bool
+	// Multimodal says that the prompt holds more than text, Opaque that it holds something
+	// that is no image, sound or video either. MediaTokens is how many of an
+	// estimated ISL are those of media, by what was learned of others.
+	Multimodal, Opaque bool
+	MediaTokens        int
 	// Continues says that the prompt goes on from a response that one decode
 	// engine has, ServerTools that the engine may run tools and ask itself
 	// again, with the same transfer parameters and a longer prompt.

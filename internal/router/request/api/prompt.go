@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
@@ -161,7 +160,7 @@ func (v *View) list(id keyID, param string, i int) int {
 		return v.messages(i, param)
 	case c == '{' && id != keyInputIDs:
 		// Multimodal inputs of embedding models, or prompts as objects.
-		v.Multimodal = true
+		v.Multimodal, v.Opaque = true, true
 		return s.Value(i)
 	case c == ']':
 		switch {
@@ -281,7 +280,10 @@ func (v *View) messages(i int, param string) int {
 			case "content", "output":
 				return v.content(i, param, n)
 			case "type":
-				return v.partType(i)
+				if kind, end := v.partType(i); kind != MediaNone {
+					v.Multimodal, v.Opaque = true, true
+					return end
+				}
 			case "call":
 				return v.call(i)
 			}
@@ -311,25 +313,16 @@ func (v *View) nestedKey(key Span, escaped bool) string {
 	case "tool_calls", "arguments", "input": // of chats; of the Responses API; of both others
 		return "call"
 	}
-	if mediaWord(b) {
+	if mediaOf(b) != MediaNone {
 		return "media"
 	}
+	switch string(b) {
+	case "source": // of Anthropic's images
+		return "source"
+	case "uuid":
+		return "uuid"
+	}
 	return ""
-}
-
-// mediaWord reports whether the name of a part or of its member speaks of
-// anything but text.
-func mediaWord(b []byte) bool {
-	if len(b) > 64 {
-		return false
-	}
-	s := string(b)
-	for _, w := range [...]string{"image", "audio", "video", "file", "document", "embeds"} {
-		if strings.Contains(s, w) {
-			return true
-		}
-	}
-	return false
 }
 
 // content reads the content of a message: a string, null, or a list of parts.
@@ -371,14 +364,17 @@ func (v *View) content(i int, param string, n int) int {
 // part reads one part of a message's content.
 func (v *View) part(i int, param string, n int) int {
 	s := &v.scan
-	return s.Object(i, func(key, keyEnd int, escaped bool, i int) int {
+	var m Media
+	end := s.Object(i, func(key, keyEnd int, escaped bool, i int) int {
 		switch v.nestedKey(Span{key, keyEnd}, escaped) {
 		case "text":
 			if i < len(v.Body) && v.Body[i] == '"' {
 				return v.oneText(i)
 			}
 		case "type":
-			return v.partType(i)
+			kind, end := v.partType(i)
+			m.Kind = max(m.Kind, kind)
+			return end
 		case "content": // the result of a tool, Anthropic
 			if i < len(v.Body) && (v.Body[i] == '"' || v.Body[i] == '[') {
 				return v.content(i, param, n)
@@ -386,10 +382,35 @@ func (v *View) part(i int, param string, n int) int {
 		case "call":
 			return v.call(i)
 		case "media":
-			v.Multimodal = true
+			m.Kind = max(m.Kind, mediaOf(v.Body[key:keyEnd]))
+			if escaped {
+				m.Kind = MediaOther
+			}
+			return v.mediaValue(&m, i)
+		case "source":
+			return v.mediaValue(&m, i)
+		case "uuid":
+			end := s.Value(i)
+			if end > 0 && v.Body[i] == '"' && end-i <= maxNameBytes {
+				m.UUID = unquote(v.Body[i:end])
+			}
+			return end
 		}
 		return s.Value(i)
 	})
+	if end < 0 || m.Kind == MediaNone {
+		return end
+	}
+	v.Multimodal = true
+	switch {
+	case m.Kind == MediaOther, m.Value.Len() == 0 && m.UUID == "":
+		v.Opaque = true
+	case len(v.Media) >= v.limits.Texts:
+		return v.reject(BadRequest("", "the prompt has more than %d images, sounds and videos", v.limits.Texts))
+	default:
+		v.Media = append(v.Media, m)
+	}
+	return end
 }
 
 // call reads what a model has passed to a tool. Templates print it as JSON, so its length is
@@ -414,13 +435,12 @@ func (v *View) Tools() []byte {
 	return nil
 }
 
-func (v *View) partType(i int) int {
-	s := &v.scan
-	end := s.Value(i)
-	if end > 0 && v.Body[i] == '"' && mediaWord(v.Body[i+1:end-1]) {
-		v.Multimodal = true
+// partType reads the type of a part, and returns what of media it speaks of.
+func (v *View) partType(i int) (kind MediaKind, end int) {
+	if end = v.scan.Value(i); end > 0 && v.Body[i] == '"' {
+		kind = mediaOf(v.Body[i+1 : end-1])
 	}
-	return end
+	return kind, end
 }
 
 // systemFirst moves the texts of the system prompt to the front, where every
@@ -450,7 +470,7 @@ func (v *View) Prompts() int {
 
 // EstimateTokens is the length of the prompt in tokens where no tokenizer is
 // used: the number of token ids, else the number of code points of all texts, tools
-// and calls of tools divided by four, rounded down once. What is not text does not count.
+// and calls of tools divided by four, rounded down once. Media are not in it; see package media.
 func (v *View) EstimateTokens() int {
 	if v.Prompt == PromptIDs || v.Prompt == PromptIDLists {
 		return v.IDs

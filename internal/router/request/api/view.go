@@ -126,6 +126,10 @@ type View struct {
 	IDs int
 	// Multimodal is whether the prompt holds anything but text and ids.
 	Multimodal bool
+	// Media are the images, sounds and videos of the prompt in the order of its parts. Opaque is
+	// whether the prompt holds something else that is not text, such as embeddings.
+	Media  []Media
+	Opaque bool
 
 	limits Limits
 	scan   rawjson.Scanner
@@ -146,7 +150,8 @@ func (v *View) Forget() { v.Body, v.scan = nil, rawjson.Scanner{} }
 
 // reset forgets the last body but keeps the memory of the lists.
 func (v *View) reset() {
-	*v = View{Fields: v.Fields[:0], Texts: v.Texts[:0], Lists: v.Lists[:0]}
+	clear(v.Media) // names are strings
+	*v = View{Fields: v.Fields[:0], Texts: v.Texts[:0], Lists: v.Lists[:0], Media: v.Media[:0]}
 	v.MaxTokens, v.MinTokens, v.N = -1, -1, 1
 }
 
@@ -161,6 +166,9 @@ func (v *View) Release() {
 	}
 	if cap(v.Lists) > 4096 {
 		v.Lists = nil
+	}
+	if cap(v.Media) > 256 {
+		v.Media = nil
 	}
 	clear(v.Fields[:cap(v.Fields)]) // names are strings
 	v.reset()
@@ -329,7 +337,7 @@ func (v *View) TruncateTo() (tokens int, cut bool) {
 		if !ok || b[0] == 'n' {
 			return 0, false
 		}
-		n, err := strconv.Atoi(laxNumber(b))
+		n, err := strconv.Atoi(string(laxNumber(b)))
 		if err != nil || n < 0 {
 			n = -1
 		}
@@ -466,7 +474,7 @@ func (v *View) note(id keyID, at Span) *Error {
 		}
 		v.hasNested = true
 	case keyPromptEmbeds, keyFeatures:
-		v.Multimodal = true
+		v.Multimodal, v.Opaque = true, true
 	case keyTools:
 		if v.hasTools() {
 			v.points += rawjson.CodePoints(raw)
@@ -537,17 +545,17 @@ func laxBool(raw []byte) (on, ok bool) {
 
 // laxNumber is the text of a JSON number that engines read here: a number, or a string of one.
 // It is empty for anything else.
-func laxNumber(raw []byte) string {
-	text := string(raw)
+func laxNumber(raw []byte) []byte {
+	text := raw
 	if raw[0] == '"' {
 		if len(raw) > maxNumberBytes {
-			return ""
+			return nil
 		}
-		text = strings.TrimPrefix(strings.TrimSpace(unquote(raw)), "+")
+		text = []byte(strings.TrimPrefix(strings.TrimSpace(unquote(raw)), "+"))
 	}
-	for i := range len(text) {
-		if c := text[i]; c-'0' > 9 && (i == 0 || c != '.' && c != 'e' && c != 'E' && c != '+') && c != '-' {
-			return ""
+	for i, c := range text {
+		if c-'0' > 9 && (i == 0 || c != '.' && c != 'e' && c != 'E' && c != '+') && c != '-' {
+			return nil
 		}
 	}
 	return text
@@ -557,12 +565,12 @@ func laxNumber(raw []byte) string {
 // engines accept.
 func (v *View) integer(param string, raw []byte, at Span, low, high int64) (int64, *Error) {
 	text := laxNumber(raw)
-	if text == "" {
+	if len(text) == 0 {
 		return 0, v.wrong(param, "a whole number", raw, at)
 	}
-	n, err := strconv.ParseInt(text, 10, 64)
+	n, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil {
-		f, ferr := strconv.ParseFloat(text, 64)
+		f, ferr := strconv.ParseFloat(string(text), 64)
 		switch {
 		case errors.Is(ferr, strconv.ErrSyntax), ferr == nil && f != math.Trunc(f):
 			return 0, v.wrong(param, "a whole number", raw, at)

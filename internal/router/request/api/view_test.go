@@ -348,6 +348,7 @@ func FuzzView(f *testing.F) {
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}`, `{"prompt":[1,2,[3]]}`, `{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`,
 		`{"a":"\ud83d\ude00 \\","b":1e5}`,
 		`{"tools":[{"name":"\u0061"}],"messages":[{"tool_calls":[{"id":"\\"}]},{"content":[{"input":{}}]}],"nvext":{"agent_hints":{"osl":7}}}`, `{"vllm_xargs":{"bootstrap_room":1},"bootstrap_room":2}`,
+		`{"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:,a"},"uuid":"u"},{"input_audio":{"data":"://"}},{"video_url":null}]}]}`,
 	} {
 		f.Add([]byte(s), byte(Chat))
 	}
@@ -360,6 +361,14 @@ func FuzzView(f *testing.F) {
 		v.EstimateTokens()
 		for i := range v.Lists {
 			v.AppendIDs(nil, i)
+		}
+		for i := range v.Media {
+			m := &v.Media[i]
+			if m.Kind < MediaImage || m.Kind >= MediaOther || m.UUID == "" && m.Value.Len() == 0 || !v.Multimodal {
+				t.Fatalf("%q has %+v", body, m)
+			}
+			v.MediaName(m)
+			v.Fetched(m)
 		}
 		out := Splice(nil, &v, append(v.AppendStrip(nil), Set("max_tokens", RawOne), Delete("stream"), Set("sampling_params.n", RawOne)))
 		var again View

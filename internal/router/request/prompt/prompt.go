@@ -19,8 +19,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/media"
 	"github.com/dynctl/dynctl/internal/router/request/tokenize"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -48,6 +50,9 @@ type Options struct {
 	TLS func() *tls.Config
 	// Header is what every request to an engine carries.
 	Header http.Header
+	// Media is what is known of images, sounds and videos; nil knows nothing, and learns
+	// nothing.
+	Media *media.Table
 }
 
 // Stage finds the token ids of prompts. Make it with New, run it with Run.
@@ -77,6 +82,10 @@ type modelTokens struct {
 	// tokenized; nil while they are not.
 	degraded atomic.Pointer[degradation]
 	rests    rests
+	// renders are the engines that were asked in vain where media stand in prompts, and blind
+	// says that none answers.
+	renders rests
+	blind   atomic.Bool
 	// trying says that an engine is being asked whether degraded is over.
 	trying atomic.Bool
 }
@@ -141,6 +150,9 @@ type anyWorker struct {
 // RoundTrip implements http.RoundTripper. A worker that fails or is at rest is no
 // reason to go without ids while another one has them.
 func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.URL.Path != "/tokenize" {
+		return a.render(req)
+	}
 	list := a.t.o.Registry.Snapshot().Model(a.model)
 	start := int(a.m.nextEngine.Add(1) % uint64(max(1, len(list))))
 	last := fmt.Errorf("no usable worker for model %q", a.model)
@@ -190,6 +202,35 @@ type Prompt struct {
 	Note string
 	// Truncated says that the engine may cut the prompt.
 	Truncated bool
+	// Media are the images, sounds and videos among IDs, as the engine names them.
+	Media []blockhash.Media
+	// Has counts the media of the prompt. Where they are not in Media, its text is estimated to
+	// have Text tokens, and each of its media the tokens of Each, in their order.
+	Has  media.Counts
+	Text int
+	Each []int
+}
+
+// MediaTokens is how many tokens of an estimated prompt are those of media.
+func (p *Prompt) MediaTokens() (sum int) {
+	for _, n := range p.Each {
+		sum += n
+	}
+	return sum
+}
+
+// Estimate is the prompt of a request without a tokenizer: its text by its length, and its media
+// by what t has learned of the model's. note says why.
+func Estimate(v *api.View, t *media.Table, model, note string) Prompt {
+	p := Prompt{Text: v.EstimateTokens(), Source: route.FromEstimate, Note: note}
+	p.ISL = p.Text
+	if len(v.Media) > 0 {
+		p.Has = media.Count(v)
+		var sum int
+		p.Each, sum = t.Tokens(nil, model, v)
+		p.ISL += sum
+	}
+	return p
 }
 
 // Find finds the ids of the request's first prompt. dst is reused for ids that
@@ -215,10 +256,7 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 		return Prompt{Source: route.FromNothing}
 	}
 	estimate := func(note string) Prompt {
-		return Prompt{ISL: v.EstimateTokens(), Source: route.FromEstimate, Note: note}
-	}
-	if v.Multimodal {
-		return estimate("the prompt holds more than text")
+		return Estimate(v, t.o.Media, model, note)
 	}
 	if t.o.Mode == "estimate" {
 		return estimate("")
@@ -229,6 +267,9 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 	}
 	if t.o.Mode == "auto" && t.local == nil && !anyFed(list) {
 		return estimate("") // no worker publishes KV events: ids would name no block
+	}
+	if v.Multimodal {
+		return t.findMedia(ctx, v, m, model, list)
 	}
 	ask, err := question(v, list)
 	if err != nil {
@@ -338,6 +379,9 @@ func (t *Stage) Troubles() []string {
 		}
 		if rest := m.rests.names(); len(rest) > 0 {
 			out = append(out, fmt.Sprintf("engines that are not asked for the tokens of %s until they answer a trial: %s", name, strings.Join(rest, ", ")))
+		}
+		if rest := m.renders.names(); len(rest) > 0 && m.blind.Load() {
+			out = append(out, fmt.Sprintf("prompts of %s with images, sounds or videos are placed by what was sent before: no engine says where these stand and how it names them (vLLM does with --enable-scale-out): %s", name, strings.Join(rest, ", ")))
 		}
 		if a := m.agrees.Load(); a != nil && !a.Has(tokenize.AspectPrompt) {
 			out = append(out, fmt.Sprintf("the local tokenizer is not used for %s: %s", name, disagreement(a)))

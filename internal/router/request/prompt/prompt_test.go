@@ -11,6 +11,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/media"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -59,7 +60,7 @@ func TestFind(t *testing.T) {
 	if err := image.Parse([]byte(`{"messages":[{"role":"user","content":[{"type":"text","text":"twelve chars"},{"type":"image_url","image_url":{"url":"http://x/y"}}]}]}`), api.Chat, api.Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	if p := s.Find(t.Context(), &image, "m", registry.Snapshot().Model("m"), nil); p.Source != route.FromEstimate || p.ISL != 3 || !strings.Contains(p.Note, "more than text") {
+	if p := s.Find(t.Context(), &image, "m", registry.Snapshot().Model("m"), nil); p.Source != route.FromEstimate || p.ISL != 3+media.FirstGuess || !strings.Contains(p.Note, "no engine names the images") {
 		t.Errorf("a prompt with an image: %+v", p)
 	}
 	image.Release()

@@ -67,6 +67,16 @@ func (r *rests) failed(worker, why string, now time.Time) bool {
 	return true
 }
 
+// absent notes that an engine has no page for a question, and lets it rest for the longest pause.
+func (r *rests) absent(worker, why string, now time.Time) {
+	r.failed(worker, why, now)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := r.engine[worker]; e != nil {
+		e.trying, e.pause, e.until = false, restMax, now.Add(restMax)
+	}
+}
+
 // sleep begins the next pause.
 func (e *rest) sleep(now time.Time) {
 	e.pause = min(max(2*e.pause, restMin), restMax)
@@ -287,6 +297,7 @@ func (t *Stage) trials(ctx context.Context, g *errgroup.Group, now time.Time) {
 	for name, m := range models {
 		list := fleet.Model(name)
 		m.rests.keep(list)
+		m.renders.keep(list)
 		for _, w := range list {
 			if ok, _ := w.State.Usable(); !ok {
 				continue

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// answerCache keeps ids by the hash of the question, least recently used out
+// answerCache keeps answers by the hash of the question, least recently used out
 // first, within a bound on bytes.
 type answerCache struct {
 	max int64
@@ -19,24 +19,30 @@ type answerCache struct {
 
 type answerEntry struct {
 	key [sha256.Size]byte
-	ids []uint32
+	answer
 }
 
-func (e *answerEntry) bytes() int64 { return int64(4*len(e.ids) + 200) }
+func (e *answerEntry) bytes() int64 {
+	n := 4*len(e.ids) + 200
+	for _, m := range e.media {
+		n += len(m.ID) + len(m.Modality) + 64
+	}
+	return int64(n)
+}
 
-func (c *answerCache) get(key [sha256.Size]byte) ([]uint32, bool) {
+func (c *answerCache) get(key [sha256.Size]byte) (answer, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	el, ok := c.items[key]
 	if !ok {
-		return nil, false
+		return answer{}, false
 	}
 	c.order.MoveToFront(el)
-	return el.Value.(*answerEntry).ids, true
+	return el.Value.(*answerEntry).answer, true
 }
 
-func (c *answerCache) put(key [sha256.Size]byte, ids []uint32) {
-	e := &answerEntry{key, ids}
+func (c *answerCache) put(key [sha256.Size]byte, a answer) {
+	e := &answerEntry{key, a}
 	if e.bytes() > c.max {
 		return
 	}

@@ -36,7 +36,7 @@ type EngineOptions struct {
 // time are one call, and answers are kept, least recently used out first.
 type Engine struct {
 	o     EngineOptions
-	url   string
+	base  string
 	group singleflight.Group
 	wg    sync.WaitGroup // calls in flight
 
@@ -67,7 +67,7 @@ func NewEngine(o EngineOptions) *Engine {
 	o.Timeout = cmp.Or(max(o.Timeout, 0), 2*time.Second)
 	o.MaxRequestBytes = cmp.Or(max(o.MaxRequestBytes, 0), 32<<20)
 	o.MaxResponseBytes = cmp.Or(max(o.MaxResponseBytes, 0), 32<<20)
-	return &Engine{o: o, url: strings.TrimRight(o.BaseURL, "/") + "/tokenize", cache: answerCache{max: o.CacheBytes}}
+	return &Engine{o: o, base: strings.TrimRight(o.BaseURL, "/"), cache: answerCache{max: o.CacheBytes}}
 }
 
 // Close waits for the calls that are still in flight; each ends by itself
@@ -84,7 +84,7 @@ func (e *Engine) Prompt(ctx context.Context, text string, addSpecial bool) (Resu
 	b = rawjson.AppendQuote(append(b, `"prompt":`...), text)
 	b = append(b, `,"add_special_tokens":`...)
 	b = append(strconv.AppendBool(b, addSpecial), '}')
-	return e.fetch(ctx, b)
+	return e.fetch(ctx, &question{"/tokenize", b, parseAnswer, true})
 }
 
 // chatKeys are the keys of a chat request that POST /tokenize takes.
@@ -134,7 +134,7 @@ func (e *Engine) Chat(ctx context.Context, body []byte) (Result, error) {
 		return Result{}, fmt.Errorf("tokenize chat: chat_template_kwargs: %w: %w", ErrBadRequest, err)
 	}
 	b[len(b)-1] = '}'
-	return e.fetch(ctx, b)
+	return e.fetch(ctx, &question{"/tokenize", b, parseAnswer, true})
 }
 
 // appendKwargs appends the arguments of the chat template, a comma behind them:
@@ -177,41 +177,59 @@ func appendKwargs(b, kwargs, effort, documents []byte) ([]byte, error) {
 	return append(b, '}', ','), nil
 }
 
-type answer struct{ ids []uint32 }
+// answer is what an engine made of a question.
+type answer struct {
+	ids   []uint32
+	media []Media
+}
+
+// question is one call of an engine. keep allows to remember its answer.
+type question struct {
+	path  string
+	body  []byte
+	parse func([]byte) (answer, error)
+	keep  bool
+}
 
 // fetch answers from the cache or calls the engine. A caller that leaves does
 // not end the call for others that wait for it.
-func (e *Engine) fetch(ctx context.Context, body []byte) (Result, error) {
-	if len(body) > e.o.MaxRequestBytes {
-		return Result{}, fmt.Errorf("tokenize: request of %d bytes: %w", len(body), ErrTooLarge)
+func (e *Engine) fetch(ctx context.Context, q *question) (Result, error) {
+	if len(q.body) > e.o.MaxRequestBytes {
+		return Result{}, fmt.Errorf("tokenize: request of %d bytes: %w", len(q.body), ErrTooLarge)
 	}
 	if err := ctx.Err(); err != nil {
 		return Result{}, err
 	}
-	sum := sha256.Sum256(body)
-	if ids, ok := e.cache.get(sum); ok {
-		return Result{IDs: ids, Tokens: len(ids), Engine: true, Cached: true}, nil
+	h := sha256.New()
+	_, _ = io.WriteString(h, q.path+"\x00") // a hash takes everything
+	_, _ = h.Write(q.body)
+	var sum [sha256.Size]byte
+	h.Sum(sum[:0])
+	result := func(a answer, cached bool) Result {
+		return Result{IDs: a.ids, Tokens: len(a.ids), Engine: true, Cached: cached, Media: a.media}
+	}
+	if a, ok := e.cache.get(sum); ok {
+		return result(a, true), nil
 	}
 	e.wg.Add(1)
 	ch := e.group.DoChan(string(sum[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.o.Timeout)
 		defer cancel()
-		if ids, ok := e.cache.get(sum); ok { // answered since this caller looked
-			return answer{ids}, nil
+		if a, ok := e.cache.get(sum); ok { // answered since this caller looked
+			return a, nil
 		}
-		ids, err := e.call(ctx, body)
-		if err == nil {
-			e.cache.put(sum, ids)
+		a, err := e.call(ctx, q)
+		if err == nil && q.keep {
+			e.cache.put(sum, a)
 		}
-		return answer{ids}, err
+		return a, err
 	})
 	done := func(r singleflight.Result) (Result, error) {
 		e.wg.Done()
 		if r.Err != nil {
 			return Result{}, r.Err
 		}
-		ids := r.Val.(answer).ids
-		return Result{IDs: ids, Tokens: len(ids), Engine: true, Cached: r.Shared}, nil
+		return result(r.Val.(answer), r.Shared), nil
 	}
 	select {
 	case r := <-ch:
@@ -222,16 +240,17 @@ func (e *Engine) fetch(ctx context.Context, body []byte) (Result, error) {
 	}
 }
 
-func (e *Engine) call(ctx context.Context, body []byte) ([]uint32, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(body))
+func (e *Engine) call(ctx context.Context, q *question) (a answer, err error) {
+	url := e.base + q.path
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(q.body))
 	if err != nil {
-		return nil, fmt.Errorf("tokenize: %w", err)
+		return a, fmt.Errorf("tokenize: %w", err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the engine closed the idle connection
 	resp, err := e.o.Client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("tokenize: %w: %w", ErrUnavailable, err)
+		return a, fmt.Errorf("tokenize: %w: %w", ErrUnavailable, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
@@ -240,20 +259,19 @@ func (e *Engine) call(ctx context.Context, body []byte) ([]uint32, error) {
 		if Refuses(resp.StatusCode) {
 			kind = ErrRefused
 		}
-		return nil, &EngineError{URL: e.url, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(bytes.TrimSpace(head)), "?"), kind: kind}
+		return a, &EngineError{URL: url, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(bytes.TrimSpace(head)), "?"), kind: kind}
 	}
 	data, err := io.ReadAll(io.LimitReader(resp.Body, e.o.MaxResponseBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("tokenize: read answer of %s: %w: %w", e.url, ErrUnavailable, err)
+		return a, fmt.Errorf("tokenize: read answer of %s: %w: %w", url, ErrUnavailable, err)
 	}
 	if int64(len(data)) > e.o.MaxResponseBytes {
-		return nil, fmt.Errorf("tokenize: answer of %s: %w", e.url, ErrTooLarge)
+		return a, fmt.Errorf("tokenize: answer of %s: %w", url, ErrTooLarge)
 	}
-	ids, err := parseAnswer(data)
-	if err != nil {
-		return nil, fmt.Errorf("tokenize: answer of %s: %w: %w", e.url, ErrBadAnswer, err)
+	if a, err = q.parse(data); err != nil {
+		return answer{}, fmt.Errorf("tokenize: answer of %s: %w: %w", url, ErrBadAnswer, err)
 	}
-	return ids, nil
+	return a, nil
 }
 
 // Refuses reports whether an engine's status is about the question and not about
@@ -264,7 +282,7 @@ func Refuses(status int) bool {
 }
 
 // parseAnswer reads {"count":N,"tokens":[…]}.
-func parseAnswer(data []byte) ([]uint32, error) {
+func parseAnswer(data []byte) (a answer, err error) {
 	var tokens, count []byte
 	if err := rawjson.Object(data, func(k, v []byte) bool {
 		switch string(k) {
@@ -275,19 +293,18 @@ func parseAnswer(data []byte) ([]uint32, error) {
 		}
 		return true
 	}); err != nil {
-		return nil, err
+		return a, err
 	}
 	if tokens == nil {
-		return nil, errors.New("no tokens")
+		return a, errors.New("no tokens")
 	}
-	ids, err := parseIDs(tokens)
-	if err != nil {
-		return nil, err
+	if a.ids, err = parseIDs(tokens); err != nil {
+		return answer{}, err
 	}
-	if n, ok := rawjson.Uint32(count); ok && int(n) != len(ids) {
-		return nil, fmt.Errorf("count %d with %d tokens", n, len(ids))
+	if n, ok := rawjson.Uint32(count); ok && int(n) != len(a.ids) {
+		return answer{}, fmt.Errorf("count %d with %d tokens", n, len(a.ids))
 	}
-	return ids, nil
+	return a, nil
 }
 
 // parseIDs reads a JSON list of token ids.

@@ -222,7 +222,7 @@ func TestAnswerCacheBound(t *testing.T) {
 	t.Parallel()
 	c := answerCache{max: 2000}
 	for i := range 100 {
-		c.put([32]byte{byte(i)}, make([]uint32, 50))
+		c.put([32]byte{byte(i)}, answer{ids: make([]uint32, 50)})
 	}
 	if c.size > c.max || len(c.items) != 5 || c.order.Len() != 5 {
 		t.Errorf("size %d, %d items", c.size, len(c.items))
@@ -233,7 +233,7 @@ func TestAnswerCacheBound(t *testing.T) {
 	if _, ok := c.get([32]byte{1}); ok {
 		t.Error("the oldest is there")
 	}
-	c.put([32]byte{200}, make([]uint32, 5000))
+	c.put([32]byte{200}, answer{ids: make([]uint32, 5000)})
 	if len(c.items) != 5 {
 		t.Error("an answer over the bound pushed others out")
 	}

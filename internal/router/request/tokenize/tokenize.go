@@ -5,12 +5,15 @@
 // and [Engine] asks an engine's POST /tokenize.
 //
 // Wire formats: POST /tokenize in the prompt form and the chat form as read
-// from vLLM 0.32.0; SGLang answers the prompt form with the same keys.
+// from vLLM 0.32.0; SGLang answers the prompt form with the same keys. POST …/render (see
+// [Engine.Render]) as read from vLLM 0.32.0 and 0.33.0.
 package tokenize
 
 import (
 	"context"
 	"errors"
+
+	"github.com/dynctl/dynctl/internal/blockhash"
 )
 
 // Result is a tokenized prompt.
@@ -19,6 +22,15 @@ type Result struct {
 	Tokens int      // the prompt's length in tokens
 	Engine bool     // answered by an engine's /tokenize, not by this process
 	Cached bool     // that answer was a kept one
+	// Media are the images, sounds and videos among the ids, in the order of their
+	// placeholders; only [Engine.Render] knows them.
+	Media []Media
+}
+
+// Media is an item of a prompt that is not text, as an engine names it.
+type Media struct {
+	Modality string // the engine's word, as "image"
+	blockhash.Media
 }
 
 // Tokenizer computes the ids of a prompt. Implementations are safe for

@@ -2,6 +2,7 @@ package resumed_test
 
 import (
 	"context"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -139,6 +140,24 @@ func TestClientTakesNoComment(t *testing.T) {
 		got := r.Send(t.Context(), q)
 		if got.Err == nil || got.Err.Code != "client_closed" || metric(t, r, `dynctl_streams_not_continued_total{why="failed"}`) != 0 {
 			t.Errorf("%v, not continued: %q", got.Err, got.Receipt.Outcome.NotContinued)
+		}
+	})
+}
+
+// TestNextEngineClosesAtOnce: the engine that should continue a stream closes its connection
+// instead of answering. The client gets an error event, and no stream that seems to be whole.
+func TestNextEngineClosesAtOnce(t *testing.T) {
+	run(t, "eof", "2a", plain, func(t *testing.T, r *fakeengine.Router) {
+		done := cut(r, 5, reset)
+		first := r.Serves
+		r.Serves = func(q *fakeengine.Request) fakeengine.Answer {
+			if !*done {
+				return first(q)
+			}
+			return fakeengine.Answer{Fail: &upstream.Failure{Kind: upstream.Reset, Op: "wait for the answer", Sent: true, Err: io.EOF}}
+		}
+		if got := r.Send(t.Context(), completion("")); got.Err == nil || read(got.Body).done != 0 || got.Receipt.Outcome.ErrorCode == "" {
+			t.Errorf("%s: %+v", got, got.Receipt.Outcome)
 		}
 	})
 }

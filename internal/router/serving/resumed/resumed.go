@@ -247,7 +247,7 @@ func (b *body) ended(err error) ([]byte, error) {
 	switch {
 	case errors.Is(err, resume.ErrStopped):
 		return nil, io.EOF
-	case errors.Is(err, io.EOF):
+	case upstream.AtEnd(err):
 		if c.Refused != "" || c.Stream.Done() {
 			return nil, io.EOF
 		}

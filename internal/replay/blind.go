@@ -1,0 +1,174 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/printable"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/route"
+)
+
+// BlindReport is what routers of one fleet did not see of each other's decisions, by their
+// recordings, and what that cost.
+type BlindReport struct {
+	Decisions uint64 `json:"decisions"`
+	// Blind are those whose rank another router had just chosen, too, unseen; Unseen are these
+	// choices.
+	Blind  uint64 `json:"blind_decisions"`
+	Unseen uint64 `json:"unseen_choices"`
+	// Otherwise are decisions that would have taken another rank, had they seen all choices.
+	Otherwise uint64 `json:"otherwise"`
+	// Regret is by how much the ranks that they took cost more than the best ones, with all
+	// choices seen, in the unit of the policy's costs; Greatest is that of one decision.
+	Regret   float64 `json:"regret"`
+	Greatest float64 `json:"greatest_regret"`
+}
+
+// Blindness merges the recordings of several routers. Note takes all records of each
+// recording; then Judge takes each recording again.
+type Blindness struct {
+	router int
+	start  time.Time
+	by     map[string][]choice // by rank, of all routers
+	sorted bool
+	m      maker
+	report BlindReport
+}
+
+// choice is a rank that a router chose at a time, with the work that it gave it.
+type choice struct {
+	router         int
+	at             time.Time
+	tokens, blocks int
+}
+
+// NewBlindness merges nothing yet.
+func NewBlindness() *Blindness { return &Blindness{router: -1, by: map[string][]choice{}} }
+
+// Begin begins the recording of a router, by its header.
+func (b *Blindness) Begin(router int, h trace.Header) { b.router, b.start = router, h.Start }
+
+// Note takes a record.
+func (b *Blindness) Note(rec *trace.Record) {
+	d := rec.Decision
+	if d == nil || d.Error != "" {
+		return
+	}
+	at, isl, unit := b.start.Add(rec.Time), d.Input.Facts.ISL, max(1, d.Input.Decode.BlockSize)
+	blocks := (isl + unit - 1) / unit
+	if d.PrefillRank == "" {
+		b.by[d.DecodeRank] = append(b.by[d.DecodeRank], choice{b.router, at, d.EffISL, blocks})
+		return
+	}
+	b.by[d.DecodeRank] = append(b.by[d.DecodeRank], choice{b.router, at, 0, blocks})
+	b.by[d.PrefillRank] = append(b.by[d.PrefillRank], choice{b.router, at, d.EffISL, 0})
+}
+
+// unseen are the choices of other routers for a candidate that are not in its figures, since
+// they are younger than what the router knew.
+func (b *Blindness) unseen(c *decision.Candidate, at time.Time) []choice {
+	if c.SiblingAgeMS == 0 {
+		return nil
+	}
+	list := b.by[c.Rank]
+	first := func(at time.Time) int {
+		i, _ := slices.BinarySearchFunc(list, at, func(c choice, at time.Time) int { return c.at.Compare(at) })
+		return i
+	}
+	return list[first(at.Add(-time.Duration(c.SiblingAgeMS)*time.Millisecond)):first(at)]
+}
+
+// Judge judges the decisions of a recording that Begin began again.
+func (b *Blindness) Judge(ctx context.Context, r *trace.Reader) error {
+	if !b.sorted {
+		for _, list := range b.by {
+			slices.SortFunc(list, func(x, y choice) int { return x.at.Compare(y.at) })
+		}
+		b.sorted = true
+	}
+	for rec, err := range r.All() {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		if d := rec.Decision; d != nil && d.Unverifiable == "" && d.Error == "" {
+			b.judge(d, b.start.Add(rec.Time))
+		}
+	}
+	return nil
+}
+
+func (b *Blindness) judge(d *trace.Decision, at time.Time) {
+	b.report.Decisions++
+	b.m.load(d)
+	in, taken := &b.m.in.Decode, d.DecodeRank
+	if d.Path == string(route.Remote) {
+		in, taken = &b.m.in.Prefill, d.PrefillRank
+	}
+	added := false
+	for i := range in.Candidates {
+		c := &in.Candidates[i]
+		n := uint64(0)
+		for _, u := range b.unseen(c, at) {
+			if u.router == b.router {
+				continue
+			}
+			n++
+			added = true
+			c.ActiveRequests++
+			c.PrefillTokens += u.tokens
+			c.FreshTokens += u.tokens
+			c.DecodeBlocks += u.blocks
+		}
+		if c.Rank == taken && n > 0 {
+			b.report.Blind++
+			b.report.Unseen += n
+		}
+	}
+	if !added {
+		return
+	}
+	phase := *in
+	if in == &b.m.in.Decode {
+		phase = b.m.in.DecodePhase()
+	}
+	phase.Siblings, phase.Limit = selector.Siblings{}, 0
+	var out selector.Ranking
+	selector.Pick(&phase, &out)
+	best, ok := out.Best()
+	i := slices.IndexFunc(phase.Candidates, func(c decision.Candidate) bool { return c.Rank == taken })
+	if !ok || i < 0 {
+		return
+	}
+	if regret := phase.Candidates[i].Cost - phase.Candidates[best].Cost; regret > 0 {
+		b.report.Otherwise++
+		b.report.Regret += regret
+		b.report.Greatest = max(b.report.Greatest, regret)
+	}
+}
+
+// Report is what was found.
+func (b *Blindness) Report() *BlindReport { return &b.report }
+
+// Text writes the report for people.
+func (r *BlindReport) Text(out io.Writer) error {
+	share := func(n uint64) string {
+		if r.Decisions == 0 {
+			return "-"
+		}
+		return fmt.Sprintf("%.2f%%", 100*float64(n)/float64(r.Decisions))
+	}
+	_, err := printable.Fprintf(out, "BLIND   %s of %d decisions took a rank that another router had just chosen unseen (%d choices)\n", share(r.Blind), r.Decisions, r.Unseen)
+	if err == nil {
+		_, err = printable.Fprintf(out, "        %s would have taken another rank, had they seen all choices; regret %.4g in sum, %.4g at most\n", share(r.Otherwise), r.Regret, r.Greatest)
+	}
+	return err
+}

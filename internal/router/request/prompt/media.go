@@ -1,0 +1,151 @@
+package prompt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/media"
+	"github.com/dynctl/dynctl/internal/router/request/tokenize"
+	"github.com/dynctl/dynctl/internal/router/route"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// renderPaths are the endpoints whose prompts vLLM renders.
+var renderPaths = map[api.Kind]string{api.Chat: "/v1/chat/completions", api.Messages: "/v1/messages", api.Responses: "/v1/responses"}
+
+// findMedia finds the ids of a prompt with images, sounds or videos, and what the engine calls
+// these: only an engine that prepares them knows how many tokens each takes, and where.
+func (t *Stage) findMedia(ctx context.Context, v *api.View, m *modelTokens, model string, list []*workers.Worker) Prompt {
+	estimate := func(note string) Prompt { return Estimate(v, t.o.Media, model, note) }
+	path := renderPaths[v.Kind]
+	switch {
+	case v.Opaque:
+		return estimate("the prompt holds more than text, images, sounds and videos")
+	case path == "" || v.Continues() || !slices.ContainsFunc(list, renders):
+		return estimate("no engine names the images, sounds or videos of this kind of request")
+	}
+	keep := true
+	for i := range v.Media {
+		keep = keep && !v.Fetched(&v.Media[i])
+	}
+	res, err := m.engine.Render(ctx, path, v.Body, keep)
+	switch {
+	case err != nil:
+		if ctx.Err() == nil && errors.Is(err, tokenize.ErrUnavailable) {
+			t.blinded(m, model, reason(err))
+		}
+		return estimate("placed by what was sent before, since no engine names its images, sounds or videos: " + reason(err))
+	case len(res.Media) == 0:
+		return estimate("placed by what was sent before: the engine names no image, sound or video in it")
+	}
+	if !res.Cached && m.blind.CompareAndSwap(true, false) {
+		t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Text: fmt.Sprintf("engines name the images, sounds and videos in prompts of %s again", model)})
+	}
+	t.learn(v, model, res, keep)
+	p := Prompt{IDs: res.IDs, ISL: res.Tokens, Source: route.FromEngine, Has: media.Count(v)}
+	for _, it := range res.Media {
+		p.Media = append(p.Media, it.Media)
+	}
+	return p
+}
+
+// renders reports whether a worker's engine may have pages that render prompts.
+func renders(w *workers.Worker) bool { return w.WireEngine() == workers.VLLM }
+
+// learn learns from an engine's answer how many tokens media have.
+func (t *Stage) learn(v *api.View, model string, res tokenize.Result, keep bool) {
+	if t.o.Media == nil || res.Cached {
+		return
+	}
+	for _, name := range []string{"mm_processor_kwargs", "media_io_kwargs"} {
+		if _, ok := v.Get(name); ok { // they change how many tokens an item has
+			keep = false
+		}
+	}
+	var next [api.MediaOther]int // of each kind, how many were found
+	for _, it := range res.Media {
+		for kind := api.MediaImage; kind < api.MediaOther; kind++ {
+			if it.Modality != kind.String() {
+				continue
+			}
+			t.o.Media.Learn(model, kind, it.Length)
+			if at := nth(v, kind, next[kind]); keep && at != nil {
+				t.o.Media.Keep(model, v.MediaName(at), it.Length)
+			}
+			next[kind]++
+		}
+	}
+}
+
+// nth is item number n of a kind; nil where there is none.
+func nth(v *api.View, kind api.MediaKind, n int) *api.Media {
+	for i := range v.Media {
+		if v.Media[i].Kind != kind {
+			continue
+		}
+		if n == 0 {
+			return &v.Media[i]
+		}
+		n--
+	}
+	return nil
+}
+
+// blinded reports, once, that no engine of a model names the media of its prompts.
+func (t *Stage) blinded(m *modelTokens, model, why string) {
+	if m.blind.CompareAndSwap(false, true) {
+		t.o.Event(eventlog.Event{
+			Kind: "tokenizer_degraded", Severity: eventlog.Warn,
+			Text: fmt.Sprintf("prompts of %s with images, sounds or videos are placed by what was sent before, and their lengths estimated, because no engine says where these stand and how it names them (vLLM does with --enable-scale-out): %s", model, why),
+		})
+	}
+}
+
+// noPage are the statuses of an engine that renders no prompt: vLLM 0.32 without
+// --enable-scale-out answers 403.
+var noPage = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}
+
+// render asks the engines of the model one after the other for a rendered prompt. An engine
+// without the page, or one that failed repeatedly, is asked again after a pause.
+func (a anyWorker) render(req *http.Request) (*http.Response, error) {
+	list := a.t.o.Registry.Snapshot().Model(a.model)
+	rests := &a.m.renders
+	last := error(&trouble{fmt.Sprintf("no usable vLLM worker for model %q", a.model), tokenize.ErrUnavailable})
+	start := int(a.m.nextEngine.Add(1) % uint64(max(1, len(list))))
+	for i := range list {
+		w := list[(start+i)%len(list)]
+		if ok, _ := w.State.Usable(); !ok || !renders(w) {
+			continue
+		}
+		now := time.Now()
+		if why := rests.at(w.Name); why != "" && !rests.due(w.Name, now) {
+			last = &trouble{why, tokenize.ErrUnavailable}
+			continue
+		}
+		resp, err := a.t.put(req, w)
+		switch {
+		case err != nil:
+			last = &trouble{fmt.Sprintf("%s: %s: %s", w.Name, req.URL.Path, oneLine(err)), err}
+			if !rests.failed(w.Name, last.Error(), now) && rests.at(w.Name) != "" {
+				rests.tried(w.Name, err, time.Now())
+			}
+		case slices.Contains(noPage, resp.StatusCode):
+			_ = resp.Body.Close()
+			last = &trouble{fmt.Sprintf("%s answers %s with %d", w.Name, req.URL.Path, resp.StatusCode), tokenize.ErrUnavailable}
+			rests.absent(w.Name, last.Error(), now)
+		default: // an error of the engine may be one of this prompt: of an address that is not reached
+			rests.answered(w.Name)
+			return resp, nil
+		}
+		if req.Context().Err() != nil || req.GetBody == nil {
+			break
+		}
+	}
+	return nil, last
+}
