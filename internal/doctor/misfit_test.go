@@ -45,6 +45,37 @@ func TestMisfit(t *testing.T) {
 	}
 }
 
+// Engines whose handshake over NIXL fails are named, with why, and blocks of 16 tokens.
+func TestHandshakes(t *testing.T) {
+	t.Parallel()
+	w := func(name, role, connector, version, cache string, block int) admin.Worker {
+		return admin.Worker{Name: name, Engine: "vllm", Role: role, Connector: connector, Version: version, CacheType: cache, BlockSizeTokens: block, Models: []string{"m"}, DP: 1, Ranks: []admin.Rank{{Engine: &admin.EngineLoad{}}}}
+	}
+	for _, tt := range []struct {
+		name  string
+		ws    []admin.Worker
+		check string
+		state State
+		says  string
+	}{
+		{"alike", []admin.Worker{w("p", "prefill", "nixl", "0.32.0", "auto", 64), w("d", "decode", "nixl", "0.32.0", "auto", 64)}, "handshake", "", ""},
+		{"two versions", []admin.Worker{w("p", "prefill", "nixl", "0.32.0", "auto", 64), w("d", "decode", "nixl", "0.33.0", "auto", 64)}, "handshake", Fail, "vLLM 0.32.0 and 0.33.0 (connector versions 14 and 15)"},
+		{"in the middle of an update", []admin.Worker{w("p", "prefill", "nixl", "0.32.0", "auto", 64), w("q", "prefill", "nixl", "0.33.0", "auto", 64), w("d", "decode", "nixl", "0.33.0", "auto", 64)}, "handshake", Warn, "it pairs with 1 prefill worker, and NIXL would refuse p"},
+		{"two types of cache", []admin.Worker{w("p", "prefill", "nixl-push", "0.33.0", "fp8", 64), w("d", "decode", "nixl-push", "0.33.0", "auto", 64)}, "handshake", Fail, "cache_dtype fp8 and auto"},
+		{"over Mooncake", []admin.Worker{w("p", "prefill", "mooncake", "0.32.0", "auto", 16), w("d", "decode", "mooncake", "0.33.0", "auto", 16)}, "handshake", "", ""},
+		{"small blocks", []admin.Worker{w("p", "prefill", "nixl", "0.33.0", "auto", 16), w("d", "decode", "nixl", "0.33.0", "auto", 16)}, "block size over NIXL", Warn, "blocks of 16 tokens"},
+		{"small blocks over Mooncake", []admin.Worker{w("p", "prefill", "mooncake", "0.33.0", "auto", 16)}, "block size over NIXL", "", ""},
+		{"small blocks of an engine alone", []admin.Worker{w("a", "aggregated", "nixl", "0.33.0", "auto", 16)}, "block size over NIXL", "", ""},
+	} {
+		e := &exam{r: &Report{}}
+		e.contradictions(tt.ws)
+		i := slices.IndexFunc(e.r.Findings, func(f Finding) bool { return f.Check == tt.check })
+		if (i >= 0) != (tt.state != "") || i >= 0 && (e.r.Findings[i].State != tt.state || !strings.Contains(e.r.Findings[i].Text, tt.says)) {
+			t.Errorf("%s: %+v", tt.name, e.r.Findings)
+		}
+	}
+}
+
 // A model with several cache groups that moves them over NIXL is named, with the
 // engine's defect; other connectors and models are not.
 func TestHybridOverNIXL(t *testing.T) {

@@ -2,9 +2,11 @@ package doctor
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
 
@@ -14,6 +16,17 @@ func TestLegFailureIsTheLastLegs(t *testing.T) {
 	failed := receipt.LegEntry{Kind: "prefill", Worker: "p0", Error: "broken", RetryReason: "missing_params"}
 	good := receipt.LegEntry{Kind: "prefill", Worker: "p1"}
 	decode := receipt.LegEntry{Kind: "decode", Worker: "d0"}
+	local := failed
+	local.Error, local.RetryReason = "set VLLM_NIXL_SIDE_CHANNEL_HOST", "bad_params"
+	if _, advice := legFailure(&receipt.Receipt{Legs: []receipt.LegEntry{local}}); !strings.Contains(advice, "names itself by an address of its own machine") {
+		t.Errorf("a side channel on localhost: %q", advice)
+	}
+	unmet := &receipt.Receipt{Notes: []string{"p0 cannot send KV: " + disagg.ErrNoBootstrap.Error() + ": refused"}}
+	unmet.Path = "local"
+	unmet.Inputs.Force = "remote"
+	if c, ok := notRemote(false, unmet, nil); ok || c.State != Fail || !strings.Contains(c.Text, "p0 cannot send KV") || !strings.Contains(c.Advice, "connector=nixl") {
+		t.Errorf("no bootstrap server: %+v", c)
+	}
 	for name, c := range map[string]struct {
 		legs []receipt.LegEntry
 		want string

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/table"
@@ -216,6 +217,11 @@ func notRemote(unsent bool, rec *receipt.Receipt, err error) (c Cell, ok bool) {
 	case rec.Path != "remote" && rec.Inputs.Force == "":
 		return Cell{Skip, "the router took the local path: it does not let clients steer", "start it with --allow-routing-headers"}, false
 	case rec.Path != "remote":
+		for _, n := range rec.Notes {
+			if strings.Contains(n, disagg.ErrNoBootstrap.Error()) {
+				return Cell{Fail, n, "connector=mooncake needs the bootstrap server of the prefill engine: state bootstrap=HOST:PORT, or connector=nixl if the engine has NIXL"}, false
+			}
+		}
 		return Cell{Fail, "the router took the local path: " + rec.ReasonText, "dynctl explain " + rec.ID + " shows what was considered"}, false
 	}
 	return Cell{}, true
@@ -239,7 +245,9 @@ func legFailure(rec *receipt.Receipt) (why, advice string) {
 		advice = "dynctl explain " + rec.ID + " shows both legs"
 		switch {
 		case l.RetryReason == "missing_params":
-			advice = "the prefill engine has no KV connector, or not the one that the decode engine has: start both with --kv-transfer-config, kv_role kv_producer (or kv_both) on this one"
+			advice = "the prefill engine has no KV connector, or not the one that the decode engine has: start both with --kv-transfer-config, kv_role kv_producer (or kv_both) on this one. One with MooncakeConnector needs connector=mooncake"
+		case strings.Contains(l.Error, "VLLM_NIXL_SIDE_CHANNEL_HOST"):
+			advice = "the prefill engine names itself by an address of its own machine: set VLLM_NIXL_SIDE_CHANNEL_HOST there to one that decode engines reach"
 		case l.RetryReason == "bad_params":
 			advice = "do block size, model and connector of both engines agree, and their clocks?"
 		}

@@ -166,6 +166,13 @@ func (f *Fleet) Requests(prefix string) (list []*Request) {
 	return list
 }
 
+// Over reports whether the router is done with a request.
+func (f *Fleet) Over(q *Request) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !q.Ended.IsZero()
+}
+
 // Wrong is what the router has done with answers that it must not: each answer is closed
 // once, and not read afterwards.
 func (f *Fleet) Wrong() []string {

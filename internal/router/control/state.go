@@ -277,7 +277,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 		usable, why := w.State.Usable()
 		a := admin.Worker{
 			Name: w.Name, URL: w.URL.String(), Engine: string(w.Engine), Version: w.Version, Role: string(w.Role), Connector: string(w.Connector),
-			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), LB: string(w.LB), DPStart: w.DPStart, KVCopies: string(w.KVCopies), KVLastBlock: string(w.LastBlock), AttentionChunk: w.AttentionChunk, KVHash: w.KVHash, KVHashSeed: w.KVHashSeed, BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
+			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), LB: string(w.LB), DPStart: w.DPStart, CacheType: w.CacheType, KVCopies: string(w.KVCopies), KVLastBlock: string(w.LastBlock), AttentionChunk: w.AttentionChunk, KVHash: w.KVHash, KVHashSeed: w.KVHashSeed, BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
 			KVBlocks: w.KVBlocks, Revision: w.Revision, Slice: w.Slice, From: from(w), Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
 			Draining: w.State.Draining(), Usable: usable, Conflict: w.Conflict, Ranks: make([]admin.Rank, 0, len(w.Ranks)),
 		}

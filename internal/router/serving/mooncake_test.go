@@ -67,7 +67,7 @@ func newMooncake(t *testing.T, fleet string) *mooncake {
 		m.lives[q] = life
 		return m.writes, !slices.ContainsFunc(m.Requests(q.Worker), func(b *fakeengine.Request) bool { // whose connection is idle now
 			was, ok := m.lives[b]
-			return ok && was == life && !b.Ended.IsZero()
+			return ok && was == life && m.Over(b)
 		})
 	}
 	m.Serves = m.serve
@@ -273,14 +273,17 @@ func TestMooncakeProperties(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0x6d6f6f6e))
 			m := newMooncake(t, fmt.Sprintf("%dp%dd", 1+rng.IntN(3), 1+rng.IntN(3)))
-			var mu sync.Mutex
-			late := 0 // failures after the decode engine has asked
-			m.fails = func(q *fakeengine.Request) *fakeengine.Answer {
+			var mu sync.Mutex // guards rng
+			draw := func(n int) int {
 				mu.Lock()
 				defer mu.Unlock()
-				after := time.Duration(rng.IntN(30)) * time.Millisecond
+				return rng.IntN(n)
+			}
+			late := 0                                                // failures after the decode engine has asked
+			m.fails = func(*fakeengine.Request) *fakeengine.Answer { // m.mu is held
+				after := time.Duration(draw(30)) * time.Millisecond
 				a := fakeengine.Answer{}
-				switch rng.IntN(10) {
+				switch draw(10) {
 				case 0:
 					a = fakeengine.Fails(upstream.Connect, false)
 				case 1:
@@ -299,12 +302,12 @@ func TestMooncakeProperties(t *testing.T) {
 			}
 			var wg sync.WaitGroup
 			for range 12 {
-				if rng.IntN(4) == 0 { // whose KV died with it, those requests have ended
+				if draw(4) == 0 { // whose KV died with it, those requests have ended
 					wg.Wait()
 					m.restart("prefill-0")
 				}
 				ctx, leave := context.WithCancel(t.Context())
-				leaves := rng.IntN(5) == 0
+				leaves := draw(5) == 0
 				wg.Go(func() {
 					defer leave()
 					got := m.Send(ctx, ask(false, ""))
@@ -313,7 +316,7 @@ func TestMooncakeProperties(t *testing.T) {
 						t.Errorf("seed %d: %s: %s", seed, got, got.Legs())
 					}
 				})
-				<-time.After(time.Duration(rng.IntN(60)) * time.Millisecond)
+				<-time.After(time.Duration(draw(60)) * time.Millisecond)
 				if leaves {
 					leave()
 				}

@@ -177,6 +177,11 @@ func TestCheckPrefill(t *testing.T) {
 		{"a duplicate key counts as the last", sub(`"remote_port": 18200`, `"remote_port": 18200, "remote_port": "x"`), nil, ErrBadParams, "remote_port"},
 		{"a lease by a clock that is ahead of or behind ours", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": 1795261574.5`), nil, nil, ""},
 		{"lease on the engine's own clock", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": 4711.2`), nil, nil, ""},
+		{"what vLLM 0.33 added", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": null, "remote_registration_generation": 0`), nil, nil, ""},
+		{"another generation", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": null, "remote_registration_generation": 7`), nil, nil, ""},
+		{"a generation that is a string", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": null, "remote_registration_generation": "7"`), nil, ErrBadParams, "remote_registration_generation"},
+		{"a generation that is null", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": null, "remote_registration_generation": null`), nil, ErrBadParams, "remote_registration_generation"},
+		{"a generation below 0", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": null, "remote_registration_generation": -1`), nil, ErrBadParams, "remote_registration_generation"},
 		{"lease a string", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": "soon"`), nil, ErrBadParams, "remote_blocks_expiry_time"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -381,6 +381,7 @@ type Worker struct {
 	BlockSizeTokens int               `json:"block_size_tokens"`
 	MaxModelLen     int               `json:"max_model_len_tokens"`
 	KVBlocks        int               `json:"kv_blocks_per_rank"` // engine blocks; 0 unknown
+	CacheType       string            `json:"cache_dtype,omitempty"`
 	KVCopies        string            `json:"kv_copies,omitempty"`
 	KVLastBlock     string            `json:"kv_last_block,omitempty"` // "dropped": recomputed in every hit
 	AttentionChunk  int               `json:"attention_chunk_tokens,omitempty"`

@@ -1,8 +1,10 @@
 package lifecycle
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
@@ -56,6 +58,9 @@ func Receipts(untrusted func(slot uint32) bool) Subscriber {
 			})
 		},
 		Prefilled: func(e *Event) {
+			if errors.Is(e.Err, disagg.ErrNoBootstrap) {
+				add(e.Request, e.Worker.Name+" cannot send KV: "+e.Err.Error())
+			}
 			if e.Text != "" {
 				add(e.Request, fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", e.Worker.Name, e.Text))
 			}

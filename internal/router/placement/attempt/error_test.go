@@ -52,6 +52,7 @@ func TestOfStatus(t *testing.T) {
 		sglang = `{"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","param":null,"code":503}`
 		vllm   = `{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}`
 	)
+	const anthropic = `{"type":"error","error":{"type":"overloaded_error","message":"the queue is full"}}` // vLLM 0.33
 	for _, c := range []struct {
 		phase      route.Phase
 		status     int
@@ -72,6 +73,10 @@ func TestOfStatus(t *testing.T) {
 		{route.Prefill, 503, "2", "", Overloaded},
 		{route.Decode, 503, "Wed, 21 Oct 2026 07:28:00 GMT", "", Overloaded},
 		{route.Decode, 503, "", sglang, Overloaded},
+		{route.Decode, 503, "", anthropic, Overloaded},
+		{route.Prefill, 503, "", anthropic, Overloaded},
+		{route.Decode, 500, "", `{"type":"error","error":{"type":"api_error","message":"overloaded_error"}}`, Status5xx},
+		{route.Decode, 400, "", `{"type":"error","error":{"type":"invalid_request_error","message":"no"}}`, Status4xx},
 		{route.Decode, 503, "", "no healthy upstream", Status5xx},
 		{route.Decode, 529, "", "", Overloaded},
 		{route.Prefill, 529, "", "", Overloaded},
@@ -97,7 +102,7 @@ func TestOfStatus(t *testing.T) {
 	if m := Unauthorized.Means(); m.Final || m.Broke || !m.Outcome.Failure() {
 		t.Errorf("%+v", m)
 	}
-	for event, want := range map[string]Reason{sglang: Overloaded, vllm: EngineDead, `{"error":{"message":"out of memory"}}`: StreamError} {
+	for event, want := range map[string]Reason{sglang: Overloaded, anthropic: Overloaded, vllm: EngineDead, `{"error":{"message":"out of memory"}}`: StreamError} {
 		if got := OfEvent(event); got != want {
 			t.Errorf("a stream that begins with %s: %s, want %s", event, got, want)
 		}
