@@ -23,8 +23,8 @@ import (
 func TestConnectorsEndToEnd(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "2p2d:profile=instant,dp=2,connector=nixl-push,model=push+1p1d:profile=instant,connector=shared-storage,model=storage+"+
-		"2p2d:profile=instant,connector=offload-p2p,model=offload+2p2d:profile=instant,connector=nixl-offload-p2p,model=both")
-	for _, model := range []string{"push", "storage", "offload", "both"} {
+		"2p2d:profile=instant,dp=2,connector=mooncake,model=mooncake+2p2d:profile=instant,connector=offload-p2p,model=offload+2p2d:profile=instant,connector=nixl-offload-p2p,model=both")
+	for _, model := range []string{"push", "mooncake", "storage", "offload", "both"} {
 		t.Run(model, func(t *testing.T) { carries(t, r.in(t).of(model)) })
 	}
 	for _, model := range []string{"offload", "both"} {

@@ -31,6 +31,9 @@ type Facts struct {
 	Version string
 	// Connector is how this worker moves KV.
 	Connector Connector
+	// CacheType is the type of the cache's values in the words of vLLM's --kv-cache-dtype; it
+	// cannot be stated.
+	CacheType string
 	// KVCopies is how copies of a block count; empty for CopiesCounted.
 	KVCopies KVCopies
 	// LastBlock is what becomes of a hit's last block; empty for LastBlockKept.
@@ -88,6 +91,7 @@ const (
 	FieldVersion   Field = "version"
 	FieldRole      Field = "role"
 	FieldConnector Field = "connector"
+	FieldCacheType Field = "cache_dtype"
 	FieldModels    Field = "models"
 	FieldModelLen  Field = "max_model_len"
 	FieldDP        Field = "dp"
@@ -146,6 +150,7 @@ var facts = []fact{
 		of: func(w *Worker) any { return [2]Engine{w.Engine, w.Dialect} }},
 	{field: FieldVersion, at: func(f *Facts) any { return &f.Version }},
 	{field: FieldRole, at: func(f *Facts) any { return &f.Role }, words: texts(Roles()...)},
+	{field: FieldCacheType, at: func(f *Facts) any { return &f.CacheType }},
 	{field: FieldConnector, at: func(f *Facts) any { return &f.Connector }, words: texts(Connectors()...)},
 	{field: FieldModels, at: func(f *Facts) any { return &f.Models }, of: func(w *Worker) any {
 		return struct {

@@ -125,6 +125,9 @@ func contradictions(s *Spec, source string, l *Learned) error {
 		check(FieldLB, s.LB == LBInternal && *l.DPStart > 0, string(s.LB), first)
 		check(FieldLB, s.LB == LBExternal && l.DP > 1, string(s.LB), fmt.Sprintf("%d ranks are behind this port%s", l.DP, by))
 	}
+	if stated, reported := s.Connector.Reported(), l.Connector.Reported(); stated != reported && stated != ConnectorNone {
+		check(FieldConnector, reported != ConnectorNone, string(s.Connector), string(l.Connector))
+	}
 	ints(FieldBlockSize, s.BlockSize, l.BlockSize)
 	check(FieldModelLen, l.MaxModelLen > 0 && s.MaxModelLen > l.MaxModelLen, strconv.Itoa(s.MaxModelLen), strconv.Itoa(l.MaxModelLen))
 	if l.Models != nil {

@@ -10,6 +10,7 @@ package workers
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"net/url"
 	"slices"
@@ -67,7 +68,9 @@ const (
 	ConnectorOffloadP2P Connector = "offload-p2p"
 	// ConnectorNIXLOffload is vLLM's MultiConnector with NIXL before an offloading
 	// connector that has a peer-to-peer tier.
-	ConnectorNIXLOffload   Connector = "nixl-offload-p2p"
+	ConnectorNIXLOffload Connector = "nixl-offload-p2p"
+	// ConnectorMooncake is vLLM's MooncakeConnector, alone or in a MultiConnector before stores.
+	ConnectorMooncake      Connector = "mooncake"
 	ConnectorSGLang        Connector = "sglang"
 	ConnectorLMCache       Connector = "lmcache"
 	ConnectorSharedStorage Connector = "shared-storage"
@@ -75,7 +78,50 @@ const (
 
 // Connectors lists every connector, in the order of the documentation.
 func Connectors() []Connector {
-	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorOffloadP2P, ConnectorNIXLOffload, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
+	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorOffloadP2P, ConnectorNIXLOffload, ConnectorMooncake, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
+}
+
+// Reported is the connector by which engines with c report their transfers: NIXL for all that
+// transfer over it, none where no series tells.
+func (c Connector) Reported() Connector {
+	switch c {
+	case ConnectorNIXL, ConnectorNIXLPush, ConnectorNIXLOffload:
+		return ConnectorNIXL
+	case ConnectorMooncake:
+		return ConnectorMooncake
+	default:
+		return ConnectorNone
+	}
+}
+
+// nixlVersions are NIXL_CONNECTOR_VERSION of vLLM's releases.
+var nixlVersions = map[string]int{"0.32": 14, "0.33": 15}
+
+// HandshakeDiffers is why the handshake of NIXL between two vLLM engines fails, "" where
+// nothing that they report is known to make it fail. The engines compare a hash of the whole
+// version, the connector's version, the model and the type of the cache
+// (compute_nixl_compatibility_hash, vLLM 0.33), unless enforce_handshake_compat is off.
+func HandshakeDiffers(a, b *Worker) string {
+	switch {
+	case a.WireEngine() != VLLM || b.WireEngine() != VLLM:
+		return ""
+	case a.Version != "" && b.Version != "" && a.Version != b.Version:
+		text := "vLLM " + a.Version + " and " + b.Version
+		if x, y := a.nixlVersion(), b.nixlVersion(); x != y && x > 0 && y > 0 {
+			text += fmt.Sprintf(" (connector versions %d and %d)", x, y)
+		}
+		return text
+	case a.CacheType != "" && b.CacheType != "" && a.CacheType != b.CacheType:
+		return "cache_dtype " + a.CacheType + " and " + b.CacheType
+	}
+	return ""
+}
+
+// nixlVersion is that of the worker's release, 0 when not known.
+func (w *Worker) nixlVersion() int {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(w.Version, "v"), ".")
+	second, _, _ := strings.Cut(rest, ".")
+	return nixlVersions[first+"."+second]
 }
 
 // KVHashes are the algorithms by which an engine may name blocks, in the words of vLLM's
@@ -263,25 +309,26 @@ type Rank struct {
 	Label      string
 
 	load atomic.Pointer[Load]
-	push atomic.Pointer[PushAddress]
+	push atomic.Pointer[KVAddress]
 }
 
-// PushAddress is where a prefill rank that pushes its KV (connector nixl-push) takes
-// the registrations of decode engines, as an answer of the rank gave it.
-type PushAddress struct {
+// KVAddress is where decode engines meet a prefill rank before that has answered: with
+// connector nixl-push where it takes their registrations, as an answer of the rank gave it,
+// with mooncake its bootstrap server.
+type KVAddress struct {
 	// EngineID is new with each start of the engine unless it is configured.
 	EngineID, Host string
 	Port           int
-	// TP, PP and DCP are its parallel sizes.
+	// TP, PP and DCP are its parallel sizes; 0 with mooncake.
 	TP, PP, DCP int
 }
 
-// PushAddress is the address that the rank has last given; nil when none is known.
+// KVAddress is the address by which the last transfer went well; nil when none is known.
 // It must not be changed.
-func (r *Rank) PushAddress() *PushAddress { return r.push.Load() }
+func (r *Rank) KVAddress() *KVAddress { return r.push.Load() }
 
-// SetPushAddress keeps an address, or forgets it with nil.
-func (r *Rank) SetPushAddress(a *PushAddress) { r.push.Store(a) }
+// SetKVAddress keeps an address, or forgets it with nil.
+func (r *Rank) SetKVAddress(a *KVAddress) { r.push.Store(a) }
 
 // Load is what an engine says of one of its ranks.
 type Load struct {

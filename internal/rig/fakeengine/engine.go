@@ -129,6 +129,9 @@ type Fleet struct {
 	wrong  []string
 	rooms  map[string]chan struct{} // closed when the prefill engine has come
 	Serves func(*Request) Answer    // what a worker does for which nothing is set
+	// Writes is how long it takes to write a request, and whether its connection is a new one;
+	// nil for no time, on a connection that was there.
+	Writes func(*Request) (takes time.Duration, fresh bool)
 }
 
 // Next sets what a worker does with its next requests.
@@ -213,6 +216,21 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 	q, a := f.take(leg)
 	fail := func(kind upstream.Kind, err error) error {
 		return &upstream.Failure{Kind: kind, Addr: q.Worker, Op: "wait for the answer", Sent: true, Err: err}
+	}
+	var u *upstream.Failure
+	if unsent := errors.As(a.Fail, &u) && !u.Sent; !unsent {
+		fresh := false
+		if f.Writes != nil {
+			var takes time.Duration
+			takes, fresh = f.Writes(q)
+			if _, err := await(ctx, nil, takes); err != nil {
+				f.end(q, err, true)
+				return nil, fail(upstream.Canceled, err)
+			}
+		}
+		if leg.Written != nil {
+			leg.Written(fresh)
+		}
 	}
 	limit, silent := leg.HeadTimeout, false
 	lost := false // it gave no sign of life

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
@@ -66,6 +68,8 @@ type Router struct {
 	Decided func(c *serving.Call)
 	// Legs are how it sends requests; their Silence is 0.
 	Legs *serving.Legs
+	// Bootstrap answers GET /query of the bootstrap server of a worker, with connector mooncake.
+	Bootstrap func(ctx context.Context, worker string) (string, error)
 	// Alive says whether a worker gives a sign of life when the router asks for one.
 	Alive func(w *workers.Worker) bool
 
@@ -105,6 +109,17 @@ func New(t *testing.T, fleet string, configure ...func(*settings.Config)) *Route
 		admitted: map[health.Admission]*workers.Worker{},
 	}
 	r.Serves = r.Model.Answer
+	s.Connectors[workers.ConnectorMooncake], err = disagg.NewConnector(workers.ConnectorMooncake, disagg.Options{Query: func(ctx context.Context, server string) ([]byte, error) {
+		worker, _, err := net.SplitHostPort(strings.TrimPrefix(server, "http://"))
+		if err != nil {
+			return nil, err
+		}
+		text, err := r.Bootstrap(ctx, worker)
+		return []byte(text), err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.Registry = workers.NewRegistry(r.event)
 	r.Ledger.OnEase(r.Queue.Wake)
 	r.build()
@@ -140,6 +155,8 @@ func Specs(t *testing.T, fleet string) (specs []workers.Spec) {
 				w.Engine, w.Connector, w.Bootstrap = workers.SGLang, workers.ConnectorSGLang, &workers.Bootstrap{Host: w.Name, Port: 8998}
 			case "nixl-push":
 				w.Connector = workers.ConnectorNIXLPush
+			case "mooncake":
+				w.Connector = workers.ConnectorMooncake
 			case "lmcache":
 				w.Connector, w.LMCache = workers.ConnectorLMCache, &workers.LMCacheDecoder{Host: w.Name, InitPorts: []int{1}, AllocPorts: []int{2}}
 			}

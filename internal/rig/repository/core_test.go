@@ -59,6 +59,7 @@ var steps = []step{
 			decidePkg + "/memory.go":    "empties it for another request",
 			decidePkg + ".Run.Judge":    "measures a plan that was made",
 			"internal/replay/effect.go": "ranks made-up candidates, to see whether a setting has an effect",
+			"internal/replay/blind.go":  "ranks again what was recorded, with the work that other routers had given",
 		},
 	},
 	{

@@ -114,7 +114,7 @@ func (l *leg) dies() {
 	s.out.Faults++
 	s.note("%s dies of %s", n.name, q.id)
 	most := attempt.MaxLost
-	if s.group.Connector == workers.ConnectorNIXLPush {
+	if s.atOnce() {
 		most++ // one has died, and the next attempt reaches two at once
 	}
 	if len(q.killed) > most {

@@ -35,6 +35,7 @@ type node struct {
 	readySince        time.Duration // when it was usable first since the line looked; -1 for not
 	since             time.Duration // nothing was done to it since
 	hang              bool
+	known             int // the incarnation to which the router has a connection, and one more
 	errors, die       float64
 	full              float64 // share of requests that it refuses
 	// faulted says that it failed a request that does not break every engine; poisoned are
@@ -88,6 +89,9 @@ func (s *stage) join(role workers.Role) {
 			Models: []string{model}, Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks,
 		},
 		Name: n.name, URL: &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", 1+i)}, DP: 1,
+	}
+	if g.Connector == workers.ConnectorMooncake {
+		spec.Bootstrap = &workers.Bootstrap{Port: 1 + i} // as query has it
 	}
 	s.changeRegistry(func(list []workers.Spec) []workers.Spec { return append(list, spec) })
 	n.worker, _ = s.registry.Snapshot().Worker(n.name)

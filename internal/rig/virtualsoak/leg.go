@@ -55,6 +55,8 @@ type leg struct {
 	diesAt int
 	// pull names the transfer whose KV it fetches, push the one whose KV is pushed.
 	pull, push, pushedBy string
+	// written is called once the request was written; nil for nothing.
+	written func()
 	// struck says that it is cut for nobody's fault.
 	struck bool
 	// cutShort says that the router closed it before its end.
@@ -101,8 +103,18 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 		l.n.prefills++
 	}
 	sent := s.now()
+	if l.phase == route.Prefill && l.push != "" {
+		written := u.Written // u is memory that is used again
+		l.written = func() {
+			s.transfer(l.push).written = true
+			if written != nil {
+				written(l.n.known != l.n.inc+1)
+			}
+			l.n.known = l.n.inc + 1
+		}
+	}
 	s.w.At(s.w.Now()+u.HeadTimeout, func() { l.timeout() })
-	if alive := u.Alive; alive != nil { // u is memory that is used again
+	if alive := u.Alive; alive != nil {
 		s.w.At(max(s.w.Now(), s.w.Now()+u.AliveBy.Sub(sent)), func() {
 			if !alive(sent) {
 				l.timeout()
@@ -156,11 +168,18 @@ func (l *leg) read(path string, body []byte) engine.Request {
 	most, _ := limit.Int()
 	r := engine.Request{ID: l.id, Tokens: l.tokens, MaxTokens: most, IgnoreEOS: s.script != nil && s.script.on}
 	run := &q.call.Routing.Run
-	if s.group.Connector == workers.ConnectorNIXLPush {
+	if s.atOnce() {
 		l.push = rawjson.Value(body).Get("kv_transfer_params.transfer_id").String()
 	}
 	if l.phase == route.Prefill {
 		r.MaxTokens, r.Pin = 1, true
+		if l.push != "" {
+			t := s.transfer(l.push)
+			if t.asked {
+				s.violate("%s: a second prefill leg has the transfer %s", q.id, l.push)
+			}
+			t.asked = true
+		}
 		return r
 	}
 	if r.MaxTokens != q.most-l.before && (limit.Exists() || l.before > 0) {
@@ -254,6 +273,11 @@ func (l *leg) arrives(r engine.Request) {
 			l.breaks(upstream.Failure{Kind: upstream.Connect, Op: "connect to", Err: errors.New("refused")})
 		})
 		return
+	}
+	if l.written != nil {
+		l.written()
+	}
+	switch {
 	case n.hang:
 		return
 	case s.chance(n.full):
@@ -307,7 +331,8 @@ func (l *leg) arrives(r engine.Request) {
 // submit has the engine take the request up.
 func (l *leg) submit(r engine.Request) bool {
 	r.Sink = func(o engine.Output) {
-		if l.push != "" && l.phase == route.Prefill && len(o.Pinned) > 0 {
+		// Mooncake's connector keeps nothing of an answer that ended by itself.
+		if l.push != "" && l.phase == route.Prefill && len(o.Pinned) > 0 && (l.s.group.Connector != workers.ConnectorMooncake || o.Finish == engine.FinishLength) {
 			l.computed(o)
 		}
 		l.later(func() { l.output(o) })
@@ -511,7 +536,7 @@ func (l *leg) right() {
 // prefilled is the answer to a prefill.
 func (l *leg) prefilled(o engine.Output) {
 	s := l.s
-	l.whole(http.StatusOK, reference.PrefillAnswer(l.id, l.id, l.life, len(l.tokens), l.push != "", o))
+	l.whole(http.StatusOK, reference.PrefillAnswer(l.id, l.id, l.life, len(l.tokens), s.group.Connector, o))
 	if s.doomed > 0 && l.n.up && l.n.well() {
 		s.w.At(s.w.Now(), func() {
 			if s.doomed > 0 && l.n.up && l.n.well() {

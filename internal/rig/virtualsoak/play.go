@@ -188,7 +188,7 @@ type stage struct {
 	settings  *effective.Settings
 	budget    attempt.Budget // of retries
 	byHost    map[string]*node
-	transfers map[string]*transfer // that are pushed, by their names
+	transfers map[string]*transfer // whose legs are sent at once, by their names
 	// The router's goroutines: all, those that may go on, and the one that does.
 	tasks, ready []*task
 	running      *task

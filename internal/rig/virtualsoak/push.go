@@ -2,10 +2,14 @@ package virtualsoak
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
@@ -13,19 +17,39 @@ import (
 // pushWait is how long a decode engine waits for KV that is to be pushed to it.
 const pushWait = 300 * time.Millisecond
 
-// pushes draws whether prefill engines push their KV, so that both legs of a request are
-// sent at once, with numbers of its own.
+// pushes draws whether both legs of a request are sent at once, because prefill engines push
+// their KV or decode engines ask for it by the transfer's name, with numbers of its own.
 func (s *stage) pushes() {
 	rng := rand.New(rand.NewPCG(s.out.Seed, 0x70757368))
 	if rng.IntN(4) == 0 {
-		s.group.Connector = workers.ConnectorNIXLPush
+		s.group.Connector = []workers.Connector{workers.ConnectorNIXLPush, workers.ConnectorMooncake}[rng.IntN(2)]
 	}
 }
 
-// transfer is one that is pushed, by its name.
+// atOnce reports whether the legs of a request are sent at once.
+func (s *stage) atOnce() bool { return s.group.Connector != workers.ConnectorNIXL }
+
+// transfer is one whose legs find each other by its name.
 type transfer struct {
-	kv    *engine.Pull // nil until the prompt is computed
-	waits func()       // is called then; nil where no decode engine waits
+	kv      *engine.Pull // nil until the prompt is computed
+	waits   func()       // is called then; nil where no decode engine waits
+	asked   bool         // a prefill leg has had it
+	written bool         // its request was written
+}
+
+// query is the bootstrap server of a prefill worker, as the router asks it. It takes a while
+// only where the prefill leg is under way: before, that counts as in progress and is no leg.
+func (s *stage) query(ctx context.Context, server string) ([]byte, error) {
+	if legs := s.running.q.legs; len(legs) > 0 && legs[len(legs)-1].phase == route.Prefill && !legs[len(legs)-1].over {
+		if s.pause(ctx, s.between(50*time.Microsecond, time.Millisecond)); ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+	n := s.byHost[strings.TrimPrefix(server, "http://")]
+	if n == nil || !n.up {
+		return nil, errors.New("refused")
+	}
+	return fmt.Appendf(nil, `{"0":{"engine_id":%q,"worker_addr":{}}}`, n.v.EngineID()), nil
 }
 
 func (s *stage) transfer(name string) *transfer {
@@ -51,6 +75,9 @@ func (l *leg) computed(o engine.Output) {
 func (l *leg) registers(r engine.Request, from string) {
 	s, t := l.s, l.s.transfer(l.push)
 	inc := l.n.inc
+	if !t.written {
+		s.violate("%s: the decode leg of %s was sent before the request of its prefill leg was written", l.q.id, l.push)
+	}
 	if t.waits != nil {
 		s.violate("the transfer %s feeds two requests", l.push)
 	}

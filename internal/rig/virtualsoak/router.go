@@ -64,8 +64,8 @@ func (s *stage) drawSettings() {
 	if s.settings, err = effective.New(c, nil, 1); err != nil {
 		panic(err) // the defaults are good
 	}
-	for _, k := range []workers.Connector{workers.ConnectorNIXL, workers.ConnectorNIXLPush} {
-		if s.settings.Connectors[k], err = disagg.NewConnector(k, disagg.Options{Rand: s.rng.Uint64}); err != nil {
+	for _, k := range []workers.Connector{workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorMooncake} {
+		if s.settings.Connectors[k], err = disagg.NewConnector(k, disagg.Options{Rand: s.rng.Uint64, Query: s.query}); err != nil {
 			panic(err) // a connector that exists
 		}
 	}

@@ -46,16 +46,17 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 		if err != nil {
 			return nil, err
 		}
-		if transfer, err = g.transfer(c, prefill, decode); err != nil {
+		if transfer, err = g.transfer(ctx, c, prefill, decode); err != nil {
 			return nil, err
 		}
 		c.sends()
 		p.Decider.Sent(q, prefill.Worker, prefill.Rank, now)
 		p.Decider.Sent(q, decode.Worker, decode.Rank, now)
-		if transfer.Mode() == disagg.Concurrent {
+		if transfer.Mode() != disagg.Sequential {
 			return l.concurrent(ctx, c, transfer, claim)
 		}
-		if err := g.prefill(ctx, c, transfer, prefill, claim); err != nil {
+		if err := g.prefill(ctx, c, transfer, prefill, claim, nil); err != nil {
+			transfer.Failed()
 			p.unsent(c, err, prefill, now)
 			return nil, err
 		}
@@ -71,6 +72,9 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 		return nil, attempt.NewError(route.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
 	a, err := g.decode(ctx, c, decode, c.edit(edits, decode, route.Decode), transfer, sent)
+	if err != nil && ctx.Err() == nil {
+		transfer.Failed()
+	}
 	p.unsent(c, err, decode, now)
 	var f *attempt.Error
 	if errors.As(err, &f) {
@@ -84,7 +88,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 }
 
 // transfer begins a plan's transfer of KV.
-func (g *Legs) transfer(c *Call, prefill, decode workers.Peer) (t *disagg.Transfer, err error) {
+func (g *Legs) transfer(ctx context.Context, c *Call, prefill, decode workers.Peer) (t *disagg.Transfer, err error) {
 	q := &c.Routing
 	name := q.Run.Plan.Connector
 	switch connector := q.Settings.Connectors[name]; {
@@ -97,6 +101,11 @@ func (g *Legs) transfer(c *Call, prefill, decode workers.Peer) (t *disagg.Transf
 			RequestID: c.ID, Facts: q.Run.Criteria.Facts, Prefill: prefill, Decode: decode,
 			Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(q.Settings.Routing.TransferCheck)),
 		})
+	}
+	if err == nil && t.Mode() == disagg.Sequential {
+		if err = t.Meet(ctx, true); err != nil {
+			c.Record.Prefilled(prefill.Worker, nil, err)
+		}
 	}
 	if err != nil {
 		return nil, g.fail(c, route.Prefill, prefill.Worker, attempt.NoConnector, false, err)
@@ -142,17 +151,46 @@ type both struct {
 	c      *Call
 	t      *disagg.Transfer
 	claim  ledger.Claim
-	body   [][]byte
+	body   [][]byte // of the decode leg
 	answer *Answer
+
+	start time.Time
+	// fresh is set before the decode leg is let go.
+	fresh bool
 }
 
-func (b *both) Prefill(ctx context.Context) error {
-	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim)
+func (b *both) Prefill(ctx context.Context, written func()) error {
+	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim, func(fresh bool) {
+		b.fresh = fresh
+		written()
+	})
 }
 
 func (b *both) Decode(ctx context.Context) (err error) {
-	if b.answer, err = b.p.Legs.decode(ctx, b.c, b.decode, b.body, b.t, time.Now()); err != nil {
-		b.t.DecodeFailed()
+	g, c := b.p.Legs, b.c
+	if b.t.Mode() == disagg.Held {
+		if err := b.t.Meet(ctx, b.fresh); err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			c.Record.Prefilled(b.prefill.Worker, nil, err)
+			// Not by g.fail: the prefill leg reports how it went itself.
+			return attempt.NewError(route.Prefill, b.prefill.Worker, attempt.NoConnector, false, err)
+		}
+		c.Record.Waited("held", time.Since(b.start))
+		if err := b.edit(); err != nil { // the prefill leg has made its own by now
+			return err
+		}
+	}
+	b.answer, err = g.decode(ctx, c, b.decode, b.body, b.t, time.Now())
+	return err
+}
+
+// edit makes the body of the decode leg.
+func (b *both) edit() error {
+	edits, err := b.t.DecodeEdits()
+	if err == nil {
+		b.body = b.c.edit(edits, b.decode, route.Decode)
 	}
 	return err
 }
@@ -171,21 +209,26 @@ func (b *both) Panicked(p any) { b.p.Legs.Panicked(b.c, p) }
 // concurrent sends both legs at once.
 func (l *paired) concurrent(ctx context.Context, c *Call, t *disagg.Transfer, claim ledger.Claim) (*Answer, error) {
 	g := l.p.Legs
-	edits, err := t.DecodeEdits()
-	if err != nil {
-		return nil, err
+	legs := &both{paired: l, c: c, t: t, claim: claim, start: time.Now()}
+	held := t.Mode() == disagg.Held
+	if !held {
+		if err := legs.edit(); err != nil {
+			return nil, err
+		}
 	}
-	legs := &both{paired: l, c: c, t: t, claim: claim, body: c.edit(edits, l.decode, route.Decode)}
-	p, end := pair.Begin(ctx, g.Beside, legs)
+	p, end := pair.Begin(ctx, g.Beside, legs, held)
 	if p != nil {
 		c.decoding.beside = p
 		c.decoding.after = func(err error) {
-			if err != nil {
-				t.DecodeFailed()
+			if _, cut := errors.AsType[*Cut](err); cut {
+				t.Failed()
 			}
 			p.End(err == nil)
 		}
 		return counted(c, t, legs.answer), nil
+	}
+	if ctx.Err() == nil {
+		t.Failed()
 	}
 	var f *attempt.Error
 	if errors.As(end.Err, &f) {

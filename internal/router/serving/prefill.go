@@ -15,13 +15,15 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// prefill is a prefill leg, which the call may send, and gives back all that is held for it. The
-// error is an *attempt.Error, or an answer that the client shall get (4xx).
-func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim) (err error) {
+// prefill is a prefill leg, which the call may send, and gives back all that is held for it.
+// written, where it is not nil, is that of [upstream.Leg]. The error is an *attempt.Error, or
+// an answer that the client shall get (4xx).
+func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim, written func(fresh bool)) (err error) {
 	defer c.permit(route.Prefill).giveBack()
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := g.leg(c, route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
+	leg.Written = written
 	record := c.Record.BeginLeg(route.Prefill, p, leg, time.Now())
 	err = errPanic // until it returns
 	defer func() { record.End(err, time.Now()) }()

@@ -29,7 +29,7 @@ type Settings struct {
 	// Decisions is what decisions read, in the types of the stages.
 	Decisions decide.Options
 	// Connectors has every connector.
-	Connectors map[workers.Connector]disagg.Connector
+	Connectors map[workers.Connector]*disagg.Connector
 	// Bounded says that a limit keeps ranks from taking more.
 	Bounded bool
 	// SessionHeader is routing.session_header in the form that http.Header has it: Get
@@ -54,7 +54,7 @@ func New(c settings.Config, origin map[string]string, revision uint64) (*Setting
 			return nil, fmt.Errorf("routing.decoder_registry: %w", err)
 		}
 	}
-	s.Connectors = map[workers.Connector]disagg.Connector{}
+	s.Connectors = map[workers.Connector]*disagg.Connector{}
 	for _, k := range workers.Connectors() {
 		if s.Connectors[k], err = disagg.NewConnector(k, o); err != nil {
 			return nil, err

@@ -309,9 +309,13 @@ func (l *learner) metrics(p *page) {
 			l.setFrom(workers.FieldLastBlock, "vllm:spec_decode_num_drafts")
 		}
 	}
-	if p.nixl {
-		l.learned.Connector = workers.ConnectorNIXL
-		l.setFrom(workers.FieldConnector, "vllm:nixl_xfer_time_seconds")
+	if p.connector != workers.ConnectorNone {
+		l.learned.Connector = p.connector
+		l.setFrom(workers.FieldConnector, "vllm:"+string(p.connector)+"_xfer_time_seconds")
+	}
+	if p.cacheType != "" {
+		l.learned.CacheType = p.cacheType
+		l.setFrom(workers.FieldCacheType, source)
 	}
 }
 

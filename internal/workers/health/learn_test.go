@@ -58,7 +58,7 @@ func TestLearnVLLM(t *testing.T) {
 	ans := learnFrom(t, w)
 	want := workers.Learned{
 		Facts: workers.Facts{
-			Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192, BlockSize: 32, KVBlocks: 1024, PoolBlocks: 1024, LastBlock: workers.LastBlockKept,
+			Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, CacheType: "auto", Models: []string{"small"}, MaxModelLen: 8192, BlockSize: 32, KVBlocks: 1024, PoolBlocks: 1024, LastBlock: workers.LastBlockKept,
 		},
 		DP: 1, DPStart: new(0),
 		Events: []workers.EventSource{{Endpoint: "tcp://127.0.0.1:40331", Replay: "tcp://127.0.0.1:39137"}},
@@ -229,7 +229,7 @@ func TestLearnRanksAndAdapters(t *testing.T) {
 	ans := learnFrom(t, w)
 	want := workers.Learned{
 		Facts: workers.Facts{
-			Engine: workers.VLLM, Models: []string{"base", "sql"}, MaxModelLen: 4096, BlockSize: 32, KVBlocks: 96, PoolBlocks: 96, LastBlock: workers.LastBlockKept,
+			Engine: workers.VLLM, CacheType: "auto", Models: []string{"base", "sql"}, MaxModelLen: 4096, BlockSize: 32, KVBlocks: 96, PoolBlocks: 96, LastBlock: workers.LastBlockKept,
 		},
 		LoRAs: []string{"sql"}, DP: 2, DPStart: new(0),
 		Events: []workers.EventSource{

@@ -23,10 +23,12 @@ type page struct {
 	// one rank (seen on vLLM 0.32 with two ranks).
 	gpuBlocks, cacheTokens int
 	maxTokens              int // SGLang: tokens in one rank's cache
-	nixl                   bool
-	drafts                 bool // vLLM: it drafts, by whatever method
-	sleepKnown, asleep     bool
-	started                float64 // Unix seconds; NaN when not reported
+	// connector is the one whose transfers the page has series of.
+	connector          workers.Connector
+	cacheType          string // vLLM: cache_dtype
+	drafts             bool   // vLLM: it drafts, by whatever method
+	sleepKnown, asleep bool
+	started            float64 // Unix seconds; NaN when not reported
 }
 
 // figures are the load series with one pair of rank labels.
@@ -74,7 +76,7 @@ func wanted(name []byte) bool {
 	case "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
 		"prefix_cache_queries_total", "prefix_cache_hits_total", "prefix_cache_queries", "prefix_cache_hits",
 		"gpu_prefix_cache_queries_total", "gpu_prefix_cache_hits_total", "gpu_prefix_cache_queries", "gpu_prefix_cache_hits",
-		"external_prefix_cache_hits_total", "prompt_tokens_by_source_total", "engine_sleep_state", "cache_config_info", "nixl_xfer_time_seconds_count",
+		"external_prefix_cache_hits_total", "prompt_tokens_by_source_total", "engine_sleep_state", "cache_config_info", "nixl_xfer_time_seconds_count", "mooncake_xfer_time_seconds_count",
 		"spec_decode_num_drafts_total":
 		return true
 	}
@@ -119,7 +121,10 @@ func (p *page) vllm(name []byte, l samples.Labels, v float64) {
 		}
 		return
 	case "nixl_xfer_time_seconds_count":
-		p.nixl = true
+		p.connector = workers.ConnectorNIXL
+		return
+	case "mooncake_xfer_time_seconds_count":
+		p.connector = workers.ConnectorMooncake
 		return
 	case "spec_decode_num_drafts_total":
 		p.drafts = true
@@ -152,6 +157,9 @@ func (p *page) vllm(name []byte, l samples.Labels, v float64) {
 func (p *page) info(l samples.Labels) {
 	if n, ok := l.Number("block_size"); ok && n > 0 {
 		p.blockSize = n
+	}
+	if s, ok := l.Get("cache_dtype"); ok {
+		p.cacheType = clip(string(s), 64)
 	}
 	if n, ok := l.Number("num_gpu_blocks"); ok {
 		p.gpuBlocks = n

@@ -36,6 +36,9 @@ type Group struct {
 	// Engine is whose wire the engines speak: vllm or sglang.
 	Engine    workers.Engine
 	Connector workers.Connector
+	// Version is that of vLLM which the engines claim, "" for 0.32.0. NIXL moves nothing
+	// between two of them; from 0.33 on answers have what that added.
+	Version string
 	// Model is the served name, Aliases further names of it, LoRAs adapters.
 	Model          string
 	Aliases, LoRAs []string
@@ -140,7 +143,9 @@ func DefaultGroup() Group {
 
 var (
 	countsPattern = regexp.MustCompile(`^(\d+[pda])+$`)
-	countPattern  = regexp.MustCompile(`(\d+)([pda])`)
+	// versionPattern is a release that this can play.
+	versionPattern = regexp.MustCompile(`^0\.\d{1,3}\.\d{1,3}$`)
+	countPattern   = regexp.MustCompile(`(\d+)([pda])`)
 )
 
 // maxEngines bounds a fleet.
@@ -246,6 +251,7 @@ func (g *Group) options() map[string]func(value string) error {
 	return map[string]func(string) error{
 		"engine":             oneOf(&g.Engine, map[string]workers.Engine{"vllm": workers.VLLM, "sglang": workers.SGLang}),
 		"connector":          oneOf(&g.Connector, connectors()),
+		"version":            into(&g.Version, word),
 		"model":              into(&g.Model, word),
 		"aliases":            into(&g.Aliases, words),
 		"loras":              into(&g.LoRAs, words),
@@ -366,6 +372,9 @@ func (g *Group) Validate() error {
 		errs = append(errs, fmt.Errorf("lb=%s is for engine=vllm", g.LB))
 	case g.LB == workers.LBExternal && g.DP > 1:
 		errs = append(errs, fmt.Errorf("lb=external has one rank behind each port, not dp=%d", g.DP))
+	}
+	if g.Version != "" && (g.Engine != workers.VLLM || !versionPattern.MatchString(g.Version)) {
+		errs = append(errs, fmt.Errorf("version=%s is not a release of vLLM's, like 0.33.0", g.Version))
 	}
 	within("block", g.BlockSize, 1, 4096)
 	within("kv_blocks", g.Blocks, 2, 1<<24)

@@ -65,18 +65,61 @@ func (n *network) register(q engine.PullRequest) error {
 	if err != nil {
 		return err
 	}
-	_, err = n.p.links.Call(n.p.ctx, target(q.Pull), sockets.Request{
-		Op: sockets.OpRegister, RequestID: q.Request, Want: q.Want,
+	to, transfer := target(q.Pull), ""
+	if q.Pull.Server != "" {
+		transfer = q.Pull.RequestID
+		if to.Host, to.Port, err = n.p.mooncake(n.p.ctx, q.Pull.Server, q.Pull.EngineID); err != nil {
+			return err
+		}
+	}
+	_, err = n.p.links.Call(n.p.ctx, to, sockets.Request{
+		Op: sockets.OpRegister, RequestID: q.Request, Want: q.Want, Transfer: transfer,
 		From: &sockets.Target{EngineID: n.p.ids[n.rank], Host: at.IP.String(), Port: at.Port},
 	})
 	return err
 }
 
-// write sends the KV of a prompt to the decode rank that has made room for it.
-func (p *process) write(to sockets.Target, request string, contents []cache.Content) {
+// mooncake asks a bootstrap server where an engine is.
+func (p *process) mooncake(ctx context.Context, server, engineID string) (host string, port int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(max(p.e.group.Patience, 0), 5*time.Second))
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/query", nil)
+	if err != nil {
+		return "", 0, err
+	}
+	resp, err := p.e.fleet.client.Do(r)
+	if err != nil {
+		return "", 0, fmt.Errorf("bootstrap: %w", err)
+	}
+	defer resp.Body.Close()
+	var ranks map[string]mooncakeRank
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&ranks); err != nil {
+		return "", 0, fmt.Errorf("bootstrap: %w", err)
+	}
+	for _, k := range ranks {
+		if k.EngineID != engineID {
+			continue
+		}
+		host, text, err := net.SplitHostPort(strings.TrimPrefix(k.Workers["0"]["0"], "tcp://"))
+		if err != nil {
+			return "", 0, fmt.Errorf("bootstrap: %w", err)
+		}
+		port, err := strconv.Atoi(text)
+		return host, port, err
+	}
+	return "", 0, fmt.Errorf("remote engine_id %s not found from bootstrap server %s", engineID, server)
+}
+
+// write sends the KV of a prompt to the decode rank that has made room for it, or why none
+// comes.
+func (p *process) write(to sockets.Target, request string, contents []cache.Content, err error) {
+	q := sockets.Request{Op: sockets.OpWrite, RequestID: request, Contents: contents}
+	if err != nil {
+		q.Problem = err.Error()
+	}
 	p.wg.Go(func() {
 		// A decode that is gone has nothing to wait for.
-		_, _ = p.links.Call(p.ctx, to, sockets.Request{Op: sockets.OpWrite, RequestID: request, Contents: contents})
+		_, _ = p.links.Call(p.ctx, to, q)
 	})
 }
 

@@ -1,11 +1,13 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -51,6 +53,9 @@ type ports struct {
 func (e *Engine) boot(number uint64) (*process, error) {
 	g := &e.group
 	p := &process{e: e, started: time.Now(), links: sockets.Links{Patience: g.Patience}}
+	if g.Connector.Reported() == workers.ConnectorNIXL {
+		p.links.Version = cmp.Or(g.Version, front.Version[g.Engine])
+	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.dead, p.die = context.WithCancelCause(p.ctx)
 	ok := false
@@ -66,7 +71,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		p.store = e.fleet.store(g.Store)
 	case workers.ConnectorLMCache:
 		p.store = newBlockStore()
-	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload, workers.ConnectorSGLang:
+	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload, workers.ConnectorMooncake, workers.ConnectorSGLang:
 	}
 	if err := p.publishers(number == 0); err != nil {
 		return nil, err
@@ -90,7 +95,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 			}
 		}
 		switch g.Connector {
-		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload, workers.ConnectorSGLang:
+		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload, workers.ConnectorMooncake, workers.ConnectorSGLang:
 			cfg.Network = &network{p: p, rank: i}
 		case workers.ConnectorSharedStorage:
 			cfg.Store, cfg.LoadStore, cfg.SaveStore = p.store, true, true
@@ -106,7 +111,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		core.SetSlow(set.Slow)
 		p.ranks = append(p.ranks, front.NewRank(core))
 		switch g.Connector {
-		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorNIXLOffload:
+		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorNIXLOffload, workers.ConnectorMooncake:
 			err = p.sideChannel(i)
 		case workers.ConnectorNone, workers.ConnectorOffloadP2P, workers.ConnectorSGLang, workers.ConnectorLMCache, workers.ConnectorSharedStorage:
 		}
@@ -148,7 +153,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 func (p *process) frontConfig(seed uint64, rooms *front.Rooms) front.Config {
 	e, g := p.e, &p.e.group
 	cfg := front.Config{
-		Dialect: g.Engine, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
+		Dialect: g.Engine, Version: g.Version, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
 		BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
 		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), Connector: g.Connector, Vocab: e.fleet.vocab,
 		FirstRank: e.start, Ranks: p.ranks, Faults: e.faults, Rooms: rooms, Dead: p.dead, Seed: seed, Started: p.started,
@@ -163,7 +168,7 @@ func (p *process) frontConfig(seed uint64, rooms *front.Rooms) front.Config {
 	for i, s := range p.side {
 		cfg.Links = append(cfg.Links, front.Link{EngineID: p.ids[i], Host: s.Addr().IP.String(), Port: s.Addr().Port})
 	}
-	if p.boot != nil {
+	if rooms != nil {
 		cfg.Links = append(cfg.Links, front.Link{Host: loopback, Port: portOf(e.ports.boot)})
 	}
 	if g.Connector == workers.ConnectorLMCache {
@@ -261,7 +266,7 @@ func (p *process) sideChannel(i int) error {
 		r.Do(func(core *engine.Rank, now engine.Time) {
 			switch q.Op {
 			case sockets.OpHello:
-				a.EngineID, a.TPSize = p.ids[i], 1
+				a.EngineID, a.TPSize, a.Version = p.ids[i], 1, p.links.Version
 			case sockets.OpRead:
 				contents, err := core.Read(now, q.Blocks)
 				if err != nil {
@@ -275,13 +280,25 @@ func (p *process) sideChannel(i int) error {
 			case sockets.OpDone:
 				core.Noted(now, q.RequestID, engine.NoteDone)
 			case sockets.OpWrite:
-				core.PullDone(now, q.RequestID, q.Contents, nil)
+				var err error
+				if q.Problem != "" {
+					err = errors.New(q.Problem)
+				}
+				core.PullDone(now, q.RequestID, q.Contents, err)
 			case sockets.OpRegister:
 				if q.From == nil || q.Want < 0 {
 					a.Error = "a registration says who wants how many blocks"
 					return
 				}
-				err := core.Register(now, q.RequestID, q.Want, func(contents []cache.Content) { p.write(*q.From, q.RequestID, contents) })
+				write := func(contents []cache.Content, err error) {
+					p.write(*q.From, q.RequestID, contents, err)
+				}
+				var err error
+				if q.Transfer != "" {
+					err = core.Ask(now, q.Transfer, q.Want, write)
+				} else {
+					err = core.Register(now, q.RequestID, q.Want, func(contents []cache.Content) { write(contents, nil) })
+				}
 				if err != nil {
 					a.Error = err.Error()
 				}
@@ -332,14 +349,40 @@ func (p *process) receive(id, op string, do func(q sockets.Request, a *sockets.R
 	return nil
 }
 
-// bootstrap starts the rendezvous server of an SGLang prefill.
+// mooncakeRank is what Mooncake's bootstrap server has of a rank: where its workers listen, by
+// their place in tensor and pipeline parallelism.
+type mooncakeRank struct {
+	EngineID string                       `json:"engine_id"`
+	Workers  map[string]map[string]string `json:"worker_addr"`
+}
+
+// mooncakeServer is the bootstrap server of vLLM's MooncakeConnector, where all ranks of the
+// process are registered.
+func (p *process) mooncakeServer() http.Handler {
+	ranks := map[string]mooncakeRank{}
+	for i, s := range p.side {
+		ranks[strconv.Itoa(i)] = mooncakeRank{p.ids[i], map[string]map[string]string{"0": {"0": "tcp://" + s.Addr().String()}}}
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /query", func(w http.ResponseWriter, _ *http.Request) { front.WriteJSON(w, http.StatusOK, ranks) })
+	return mux
+}
+
+// bootstrap starts the rendezvous server of an SGLang prefill, or Mooncake's.
 func (p *process) bootstrap() (*front.Rooms, error) {
 	g := &p.e.group
-	if g.Engine != workers.SGLang || g.Role != workers.Prefill {
+	var rooms *front.Rooms
+	var h http.Handler
+	switch {
+	case g.Engine == workers.SGLang && g.Role == workers.Prefill:
+		rooms = &front.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
+		h = rooms.Handler(g.DP, g.BlockSize)
+	case g.Connector == workers.ConnectorMooncake && g.Role.CanPrefill():
+		h = p.mooncakeServer()
+	default:
 		return nil, nil
 	}
-	rooms := &front.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
-	p.boot = newWeb(p.ctx, rooms.Handler(g.DP, g.BlockSize), nil, nil)
+	p.boot = newWeb(p.ctx, h, nil, nil)
 	if err := p.boot.listen(p.e.ports.boot); err != nil {
 		return nil, fmt.Errorf("bootstrap server: %w", err)
 	}

@@ -256,7 +256,7 @@ func (e *Engine) Worker() *workers.Worker {
 			w.Events = append(w.Events, s)
 		}
 	}
-	if g.Engine == workers.SGLang && g.Role == workers.Prefill {
+	if g.Engine == workers.SGLang && g.Role == workers.Prefill || g.Connector == workers.ConnectorMooncake && g.Role.CanPrefill() {
 		w.Bootstrap = &workers.Bootstrap{Host: loopback, Port: portOf(e.ports.boot)}
 	}
 	if g.Connector == workers.ConnectorOffloadP2P || g.Connector == workers.ConnectorNIXLOffload {

@@ -6,20 +6,24 @@ import (
 	"fmt"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
 // PrefillAnswer is the body with which vLLM answers the remote prefill of a prompt with
 // so many tokens: name is the answer's, request the engine's own, life the engine's id.
-// push says that the engine writes the KV, and lets nobody read it.
-func PrefillAnswer(name, request, life string, prompt int, push bool, o engine.Output) []byte {
+// An engine that pushes lets nobody read its blocks, and one of Mooncake's names nothing.
+func PrefillAnswer(name, request, life string, prompt int, c workers.Connector, o engine.Output) []byte {
 	params := map[string]any{
 		"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": life,
 		"remote_request_id": request, "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": prompt,
 	}
-	if push {
+	switch c {
+	case workers.ConnectorNIXLPush:
 		params["transfer_mode"] = "push"
 		delete(params, "remote_block_ids")
+	case workers.ConnectorMooncake:
+		params = nil
 	}
 	raw, err := json.Marshal(map[string]any{
 		"id": name, "choices": []any{map[string]any{"index": 0, "text": " x", "finish_reason": o.Finish}},

@@ -215,12 +215,13 @@ const (
 	fieldBlockSize
 	fieldExpiry
 	fieldMode
+	fieldGeneration
 	fieldCount
 )
 
 var fieldNames = [fieldCount]string{
 	"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port",
-	"tp_size", "pp_size", "dcp_size", "pcp_size", "remote_num_tokens", "remote_block_size", "remote_blocks_expiry_time", "transfer_mode",
+	"tp_size", "pp_size", "dcp_size", "pcp_size", "remote_num_tokens", "remote_block_size", "remote_blocks_expiry_time", "transfer_mode", "remote_registration_generation",
 }
 
 // params are the members by field; the first problem is kept.
@@ -272,6 +273,7 @@ func checkNIXL(t *Transfer, a *answer) error {
 		return &ParamsError{Field: fieldNames[fieldMode], Problem: "the engine pushes its KV: state connector=nixl-push on its worker and on the decode workers beside it"}
 	}
 	p.time(fieldExpiry)
+	p.generation(fieldGeneration)
 	d, f := &t.dispatch, &t.facts
 	tokens := promptTokens(a, p, &d.Facts)
 	if p.err != nil {
@@ -281,7 +283,6 @@ func checkNIXL(t *Transfer, a *answer) error {
 		return err
 	}
 	f.Odd = p.odd
-	t.decode = []api.Edit{api.Set(transferParams, bytes.Clone(a.params))}
 	return nil
 }
 
@@ -568,11 +569,16 @@ func (p *params) name(field int) string {
 		p.bad(field, "missing")
 		return ""
 	}
-	if len(s) > maxNameBytes || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
+	if len(s) > maxNameBytes || !printable(s) {
 		p.bad(field, "not a name")
 		return ""
 	}
 	return s
+}
+
+// printable reports whether a text is valid and without control characters.
+func printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }
 
 // port is a member that must be there.
@@ -603,6 +609,15 @@ func (p *params) time(field int) {
 	v := p.m[field]
 	if at, err := strconv.ParseFloat(string(v), 64); present(v) && (err != nil || at < 0 || math.IsInf(at, 0)) {
 		p.harmless(field, "not a time")
+	}
+}
+
+// generation is a member that may be left out, as vLLM 0.32 does. The decode engine of 0.33
+// compares it as a number whatever it is, and exits over any other.
+func (p *params) generation(field int) {
+	v := p.m[field]
+	if n, ok := v.Int(); v.Exists() && (!ok || n < 0) {
+		p.bad(field, "%s is not a whole number from 0 on", clip(string(v)))
 	}
 }
 

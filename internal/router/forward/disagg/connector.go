@@ -1,6 +1,6 @@
-// Package disagg is the transfer of KV between engines: it knows what each
-// connector puts into the bodies of the two legs and what the answer of a prefill
-// must say.
+// Package disagg is the transfer of KV between engines. A table has for each connector the
+// members of both legs, their order, who makes the id that joins them, and what the answer of
+// a prefill must contain.
 //
 // Begin of a Connector starts one dispatch: every call makes new transfer ids, and
 // the Transfer that it returns can feed one decode leg only.
@@ -8,14 +8,18 @@ package disagg
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
+	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -31,6 +35,11 @@ const (
 	// Concurrent: both legs start at once; the prefill's answer is read to its
 	// end and judged, its failure cancels the decode leg.
 	Concurrent Mode = "concurrent"
+	// Held: as Concurrent, but the decode leg is sent only when the prefill's request was
+	// written completely, so that its engine waits for no prefill that nobody has. Both
+	// engines meet at an address that the router keeps for the prefill rank; a transfer of a
+	// rank without one, as after a failure, is Sequential.
+	Held Mode = "held"
 )
 
 // Errors of a Transfer.
@@ -52,6 +61,8 @@ var (
 	// ErrBadParams: the parameters must not reach a decode engine. A
 	// *ParamsError says which of them and why.
 	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
+	// ErrNoBootstrap: the bootstrap server of a prefill worker does not say where the rank is.
+	ErrNoBootstrap = errors.New("the bootstrap server of the prefill worker does not name its engine")
 	// ErrRestarted: the prefill engine is another one than the decode engine waits for.
 	ErrRestarted = errors.New("the prefill engine was restarted")
 	// ErrPrefillFailed: the prefill engine ended the request without the
@@ -88,6 +99,9 @@ type Options struct {
 	// Decoders finds the receiver of a decode worker for LMCache; nil leaves
 	// the workers' own.
 	Decoders *DecoderRegistry
+	// Query returns what Mooncake's bootstrap server at a URL answers to GET /query, at most
+	// MaxBootstrap bytes of it; nil asks over HTTP.
+	Query func(ctx context.Context, server string) ([]byte, error)
 }
 
 // Dispatch is one try to serve one request in two legs.
@@ -101,10 +115,16 @@ type Dispatch struct {
 	Check workers.TransferCheck
 }
 
-// Connector is one way in which KV moves.
-type Connector interface {
-	// Begin makes the transfer of one dispatch, with fresh ids.
-	Begin(d Dispatch) (*Transfer, error)
+// Connector is one way in which KV moves: a row of the table with its options.
+type Connector struct {
+	*kind
+	o Options
+	// asks is what all prefill legs carry alike; nil where it differs by transfer.
+	asks []byte
+
+	mu sync.Mutex // guards silent
+	// silent has until when bootstrap servers, by URL, are not asked again.
+	silent map[string]time.Time
 }
 
 // Transfer is the KV transfer of one dispatch. It gives the edits of the
@@ -113,24 +133,26 @@ type Connector interface {
 // prompt, or the same ones twice, answers 200 with another prompt's text, or
 // exits. It is safe for concurrent use.
 type Transfer struct {
-	kind     workers.Connector
+	of       *Connector
 	mode     Mode
 	dispatch Dispatch
-	// id is fresh: SGLang's room, 0 where the engines make their own.
-	id uint64
+	// room is SGLang's, 0 for others.
+	room uint64
+	// fresh is new for each transfer; "" where the engines make their own ids.
+	fresh string
 	// requestID is X-Request-Id of both legs where they may not carry the
 	// request's own; "" elsewhere.
 	requestID string
 	prefill   []api.Edit
 	decode    []api.Edit
-	// check judges a prefill answer and, in a sequential transfer, sets decode;
-	// nil in a concurrent one whose answer says nothing but whether it failed.
-	check func(t *Transfer, a *answer) error
-	facts Checked
-	first *FirstToken
-	// used is the address that the decode engine was given before the prefill
-	// answered; nil where none is needed.
-	used *workers.PushAddress
+	// params are the answer's transfer parameters; nil until it was judged.
+	params rawjson.Value
+	facts  Checked
+	first  *FirstToken
+	// at is where the engines meet; used says that the decode engine gets it before the
+	// prefill has answered.
+	at   workers.KVAddress
+	used bool
 
 	state atomic.Uint32
 }
@@ -164,8 +186,56 @@ type Checked struct {
 // before the decode leg's answer.
 type FirstToken struct{ Text string }
 
+// Begin makes the transfer of one dispatch, with fresh ids.
+func (c *Connector) Begin(d Dispatch) (*Transfer, error) {
+	t := &Transfer{of: c, mode: c.order, dispatch: d}
+	if c.ids != byEngine {
+		// 16 digits: vLLM takes a last part of 8 hexadecimal ones for its own.
+		t.fresh = fmt.Sprintf("%016x", c.o.Rand())
+		if c.ids == byRouterInHeader {
+			t.requestID = t.joined()
+		}
+	}
+	if c.order == Held {
+		t.mode = Sequential
+		if r := d.Prefill.Rank; r != nil && r.KVAddress() != nil {
+			t.mode, t.at, t.used = Held, *r.KVAddress(), true
+		}
+	}
+	if c.where != nil {
+		if err := c.where(t); err != nil {
+			return nil, err
+		}
+	}
+	if c.body != nil {
+		if err := c.body(t); err != nil {
+			return nil, err
+		}
+	} else {
+		t.prefill = oneToken(&d.Facts)
+		ask := c.asks
+		if ask == nil && c.prefill != nil {
+			var err error
+			if ask, err = t.object(c.prefill); err != nil {
+				return nil, err
+			}
+		}
+		if ask != nil {
+			t.prefill = append(t.prefill, api.Set(transferParams, ask))
+		}
+	}
+	if t.mode != Sequential {
+		t.facts = Checked{PromptTokens: -1, CachedTokens: -1}
+		t.state.Store(stateReady)
+	}
+	return t, nil
+}
+
+// joined is the id of the transfer that holds that of the request.
+func (t *Transfer) joined() string { return t.dispatch.RequestID + "-" + t.fresh }
+
 // Kind is the connector that the transfer is of.
-func (t *Transfer) Kind() workers.Connector { return t.kind }
+func (t *Transfer) Kind() workers.Connector { return t.of.name }
 
 // Mode says how the legs follow each other.
 func (t *Transfer) Mode() Mode { return t.mode }
@@ -174,10 +244,10 @@ func (t *Transfer) Mode() Mode { return t.mode }
 // and the decode engine fetches it by block number, whatever the blocks hold by
 // then. vLLM 0.32 does (kv_lease_duration): from when it has the request the
 // decode engine extends the lease, and before that nobody does.
-func (t *Transfer) Leased() bool { return kindOf(t.kind).leased }
+func (t *Transfer) Leased() bool { return t.of.leased }
 
 // ID is the room of the transfer, 0 for a connector that has none.
-func (t *Transfer) ID() uint64 { return t.id }
+func (t *Transfer) ID() uint64 { return t.room }
 
 // RequestID is X-Request-Id of both legs.
 func (t *Transfer) RequestID() string { return cmp.Or(t.requestID, t.dispatch.RequestID) }
@@ -199,11 +269,11 @@ func (t *Transfer) FirstToken() (FirstToken, bool) {
 }
 
 // CheckPrefill judges the body of a prefill's 2xx answer; after an error the
-// transfer is of no use. The decode leg of a concurrent transfer does not wait for
-// it and must be stopped by an error. The body must not change afterwards.
+// transfer is of no use. The decode leg of a transfer that is not Sequential does not wait
+// for it and must be stopped by an error. The body must not change afterwards.
 func (t *Transfer) CheckPrefill(body []byte) error {
-	if t.mode == Concurrent {
-		if t.check == nil {
+	if t.mode != Sequential {
+		if t.of.answer == nil {
 			return checkDiscarded(body)
 		}
 		return t.judge(body)
@@ -219,22 +289,42 @@ func (t *Transfer) CheckPrefill(body []byte) error {
 	return nil
 }
 
-// judge reads a prefill's answer and lets check say whether it will do.
+// judge reads a prefill's answer and decides whether it will do.
 func (t *Transfer) judge(body []byte) error {
 	a, err := parseAnswer(body)
 	if err != nil {
 		return err
 	}
 	t.facts.PromptTokens, t.facts.CachedTokens = a.promptTokens, a.cachedTokens
-	return t.check(t, a)
+	if err := t.of.answer(t, a); err != nil || t.mode != Sequential {
+		return err
+	}
+	t.params = a.params
+	if !t.of.bootstrap { // else [Transfer.Meet] has what is missing
+		return t.render()
+	}
+	return nil
 }
 
-// DecodeFailed reports that the decode leg failed. If it was given the address of its
-// KV before the prefill had answered, that may have been wrong: the next transfer of
-// the prefill rank waits for its answer.
-func (t *Transfer) DecodeFailed() {
-	if t.used != nil {
-		t.dispatch.Prefill.Rank.SetPushAddress(nil)
+// render makes the edits of the decode leg, where the connector's row has them.
+func (t *Transfer) render() error {
+	if t.of.decode == nil {
+		return nil
+	}
+	raw, err := t.object(t.of.decode)
+	if err != nil {
+		return &ParamsError{Field: transferParams, Problem: err.Error()}
+	}
+	t.decode = []api.Edit{api.Set(transferParams, raw)}
+	return nil
+}
+
+// Failed reports that a leg failed and another attempt may follow. Where the decode leg was
+// given the address of its KV before the prefill had answered, that may have been wrong: the
+// next transfer of the prefill rank waits for its answer.
+func (t *Transfer) Failed() {
+	if r := t.dispatch.Prefill.Rank; r != nil && (t.used || t.of.bootstrap) {
+		r.SetKVAddress(nil)
 	}
 }
 
@@ -242,6 +332,11 @@ func (t *Transfer) DecodeFailed() {
 // the first call gets them; a second one is an ErrUsed.
 func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
 	if t.state.CompareAndSwap(stateReady, stateTaken) {
+		if t.decode == nil {
+			if err := t.render(); err != nil {
+				return nil, err
+			}
+		}
 		return t.decode, nil
 	}
 	if t.state.Load() == stateTaken {
@@ -254,7 +349,7 @@ func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
 // refused the request for want of room and so not read the parameters. It reports false
 // where the KV is bound to the first rank, or the other one cannot fetch it.
 func (t *Transfer) HandOver(to workers.Peer) bool {
-	if !kindOf(t.kind).pulled || t.facts.Host != "" && checkHost(t.facts.Host, workerURL(t.dispatch.Prefill), workerURL(to)) != nil {
+	if !t.of.anyRank || t.facts.Host != "" && checkHost(t.facts.Host, workerURL(t.dispatch.Prefill), workerURL(to)) != nil {
 		return false
 	}
 	if !t.state.CompareAndSwap(stateTaken, stateReady) {
@@ -293,41 +388,13 @@ var adaptive = []byte(`{"type":"adaptive"}`)
 
 const transferParams = "kv_transfer_params"
 
-// nixl is vLLM's NixlConnector in its pull form: the prefill answer names the
-// blocks, the decode engine reads them.
-type nixl struct{}
-
-// nixlRequest is the object by which a prefill engine keeps its blocks for a
-// decode engine.
-var nixlRequest = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
-
-func (nixl) Begin(d Dispatch) (*Transfer, error) {
-	return &Transfer{
-		kind: workers.ConnectorNIXL, mode: Sequential, dispatch: d, check: checkNIXL,
-		prefill: oneToken(&d.Facts, api.Set(transferParams, nixlRequest)),
-	}, nil
-}
-
-// sharedStorage is vLLM's ExampleConnector (once SharedStorageConnector): the
-// prefill engine writes KV files, the decode engine finds them by the prompt's
-// hash. Nothing is handed over.
-type sharedStorage struct{}
-
-func (sharedStorage) Begin(d Dispatch) (*Transfer, error) {
-	return &Transfer{
-		kind: workers.ConnectorSharedStorage, mode: Sequential, dispatch: d, prefill: oneToken(&d.Facts),
-		check: func(*Transfer, *answer) error { return nil },
-	}, nil
-}
-
-// sglang is SGLang's bootstrap: both legs carry the address of the prefill's
+// sglangBody is SGLang's bootstrap: both legs carry the address of the prefill's
 // rendezvous server and a room that no other request has.
-type sglang struct{ rand func() uint64 }
-
-func (s sglang) Begin(d Dispatch) (*Transfer, error) {
+func sglangBody(t *Transfer) error {
+	d := &t.dispatch
 	w := d.Prefill.Worker
 	if w == nil || w.Bootstrap == nil && w.URL == nil {
-		return nil, fmt.Errorf("sglang: prefill worker %v has no bootstrap address", w)
+		return fmt.Errorf("sglang: prefill worker %v has no bootstrap address", w)
 	}
 	host, port := "", api.RawNull
 	if w.Bootstrap != nil {
@@ -338,7 +405,7 @@ func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 	}
 	host = cmp.Or(host, hostname(w.URL))
 	if host == "" {
-		return nil, fmt.Errorf("sglang: prefill worker %s has no bootstrap address", w.Name)
+		return fmt.Errorf("sglang: prefill worker %s has no bootstrap address", w.Name)
 	}
 	ranks, rank := 1, 0
 	if len(w.Ranks) > 1 && d.Prefill.Rank != nil {
@@ -346,9 +413,9 @@ func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 	}
 	rooms := make([]int, max(d.Facts.Prompts, 1))
 	for i := range rooms {
-		rooms[i] = int(room(s.rand(), ranks, rank))
+		rooms[i] = int(room(t.of.o.Rand(), ranks, rank))
 	}
-	t := &Transfer{kind: workers.ConnectorSGLang, mode: Concurrent, dispatch: d, id: uint64(rooms[0])}
+	t.room = uint64(rooms[0])
 	hosts, ids := api.RawString(bracketed(host)), api.RawInt(int64(rooms[0]))
 	if len(rooms) > 1 { // one of each for each prompt
 		hosts, port, ids = repeated(hosts, len(rooms)), repeated(port, len(rooms)), appendInts(nil, rooms)
@@ -363,9 +430,7 @@ func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 		// The decode engine need not ask where the prompt was prefilled.
 		t.decode = append(t.prefill[:3:3], api.Set("disagg_prefill_dp_rank", api.RawInt(int64(rank))))
 	}
-	t.facts = Checked{PromptTokens: -1, CachedTokens: -1}
-	t.state.Store(stateReady)
-	return t, nil
+	return nil
 }
 
 // room makes a room number in [0, 2^63) with room ≡ rank (mod ranks), by which
@@ -399,6 +464,9 @@ func bracketed(host string) string {
 	}
 	return host
 }
+
+// unbracketed is the other way round.
+func unbracketed(host string) string { return strings.Trim(host, "[]") }
 
 func hostname(u *url.URL) string {
 	if u == nil {

@@ -407,7 +407,7 @@ func TestSharedStorage(t *testing.T) {
 }
 
 func TestNewConnectorUnknown(t *testing.T) {
-	if _, err := NewConnector("mooncake", Options{}); err == nil || !strings.Contains(err.Error(), "nixl") {
+	if _, err := NewConnector("pigeon", Options{}); err == nil || !strings.Contains(err.Error(), "nixl") {
 		t.Errorf("got %v, want an error that lists the kinds", err)
 	}
 }

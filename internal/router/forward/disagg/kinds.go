@@ -12,39 +12,92 @@ import (
 // kinds has a row for each connector, in the order of workers.Connectors.
 var kinds = []kind{
 	{
-		name: workers.ConnectorNIXL, make: func(Options) Connector { return nixl{} }, leased: true, pulled: true,
-		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) }, media: vllmMedia,
+		// vLLM's NixlConnector in its pull form: the prefill answer names the blocks, the
+		// decode engine reads them.
+		name: workers.ConnectorNIXL, order: Sequential,
+		prefill: nixlAsks, decode: []member{answered}, answer: checkNIXL,
+		leased: true, anyRank: true, fetches: true,
+		carries: vllmAndGenerate, media: vllmMedia,
 	},
 	{
-		name: workers.ConnectorNIXLPush, make: func(o Options) Connector { return nixlPush{rand: o.Rand} }, counted: true,
+		// vLLM's NixlPushConnector (0.32): the decode engine sends the prefill engine over its
+		// side channel which blocks it has made room in, and the prefill engine writes the KV
+		// there. Only an answer of the prefill rank has its address.
+		//
+		// The engines match the two legs by X-Request-Id, and a prefill engine keeps a
+		// finished prompt for a while (kv_lease_duration): a client that uses an id twice
+		// would get the KV of its other prompt. Both legs therefore carry an id that is new
+		// for each dispatch.
+		name: workers.ConnectorNIXLPush, order: Held, ids: byRouterInHeader,
+		prefill: append(nixlAsks[:len(nixlAsks):len(nixlAsks)], member{"transfer_id", freshID, nil}),
+		decode: []member{
+			{"do_remote_prefill", yes, nil}, {"do_remote_decode", no, nil}, {"remote_engine_id", engineID, nil}, {"remote_host", host, nil}, {"remote_port", port, nil},
+			{"remote_request_id", joinedID, nil}, {"tp_size", tpSize, nil}, {"pp_size", ppSize, nil}, {"dcp_size", dcpSize, nil}, {"transfer_id", freshID, nil},
+		},
+		answer: checkPush, counted: true,
 		// Responses of vLLM 0.32 do not take X-Request-Id, by which the legs find each
 		// other; Messages and /inference/v1/generate were not tried.
 		carries: func(api.Kind, *workers.Worker) bool { return false },
 	},
 	{
-		name: workers.ConnectorOffloadP2P, make: func(o Options) Connector { return offloadP2P{rand: o.Rand} }, counted: true,
-		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
+		// vLLM's OffloadingConnector with a peer-to-peer tier (0.32): the prefill engine keeps
+		// the prompt's blocks in the host's memory under a name, and the decode engine fetches
+		// them by that name from the tier's port. The decode leg starts behind the prefill
+		// leg: an engine that waits for blocks gives up after half a minute.
+		//
+		// The name is new for each dispatch, since two prompts of one name would be mixed up.
+		// Blocks are requested by the hashes of their tokens, so that a wrong name costs time
+		// and never gives another prompt's text.
+		name: workers.ConnectorOffloadP2P, order: Sequential, ids: byRouter, where: tierOf,
+		prefill: tierKeeps, decode: tierFetches, answer: checkOffload, counted: true,
+		carries: vllmAndGenerate,
 	},
 	{
-		name: workers.ConnectorNIXLOffload, leased: true, pulled: true,
-		make: func(o Options) Connector {
-			return multi{workers.ConnectorNIXLOffload, []Connector{nixl{}, offloadP2P{rand: o.Rand, among: true}}}
+		// vLLM's MultiConnector with both: the engine takes the KV from the first child that
+		// has it. Children without parameters of their own (shared storage, LMCache's and
+		// Mooncake's stores) add nothing: their engines have the connector of the other child.
+		name: workers.ConnectorNIXLOffload, order: Sequential, ids: byRouter, where: tierOf,
+		prefill: append(nixlAsks[:len(nixlAsks):len(nixlAsks)], tierKeeps...), decode: append([]member{answered}, tierFetches...),
+		answer: func(t *Transfer, a *answer) error {
+			if err := checkNIXL(t, a); err != nil {
+				return err
+			}
+			return checkCount(t, a)
 		},
-		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
+		leased: true, anyRank: true, fetches: true,
+		carries: vllmAndGenerate,
 	},
 	{
-		name: workers.ConnectorSGLang, make: func(o Options) Connector { return sglang{rand: o.Rand} },
+		// vLLM's MooncakeConnector (0.33): the decode engine asks the prefill engine for the
+		// blocks of a transfer by its id, and finds it by the bootstrap server of the prefill
+		// worker, which also tells the router the engine's id. A prefill engine that is asked
+		// for an id that it does not know has one of its twenty senders wait for 480 s
+		// (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT), which nothing ends sooner.
+		name: workers.ConnectorMooncake, order: Held, ids: byRouter, bootstrap: true, where: bootstrapOf,
+		prefill: []member{{"do_remote_decode", yes, nil}, {"do_remote_prefill", no, nil}, {"transfer_id", joinedID, nil}},
+		decode: []member{
+			{"do_remote_decode", no, nil}, {"do_remote_prefill", yes, nil},
+			{"remote_bootstrap_addr", server, nil}, {"remote_engine_id", engineID, nil}, {"transfer_id", joinedID, nil},
+		},
+		answer: checkMooncake, fetches: true,
+		// Parameters are read by the same code of the front end as NIXL's.
+		carries: vllmAndGenerate,
+	},
+	{
+		name: workers.ConnectorSGLang, order: Concurrent, body: sglangBody,
 		// Its Messages and Responses have no bootstrap fields.
 		carries: func(k api.Kind, _ *workers.Worker) bool { return k == api.SGLangGenerate },
 		// Both engines get the whole body and prepare the media themselves.
 		media: func(*workers.Worker) bool { return true },
 	},
 	{
-		name: workers.ConnectorLMCache, make: func(o Options) Connector { return lmcache{o.Decoders} },
+		name: workers.ConnectorLMCache, order: Sequential, body: lmcacheBody, answer: checkLMCache,
 		carries: vllmCarries,
 	},
 	{
-		name: workers.ConnectorSharedStorage, make: func(Options) Connector { return sharedStorage{} }, counted: true,
+		// vLLM's ExampleConnector (once SharedStorageConnector): the prefill engine writes KV
+		// files, the decode engine finds them by the prompt's hash. Nothing is handed over.
+		name: workers.ConnectorSharedStorage, order: Sequential, answer: func(*Transfer, *answer) error { return nil }, counted: true,
 		carries: func(k api.Kind, _ *workers.Worker) bool {
 			return k == api.Generate || k == api.Messages || k == api.Responses
 		},
@@ -52,10 +105,35 @@ var kinds = []kind{
 	},
 }
 
-// kind is what others know of a connector.
+// Members that several rows have.
+var (
+	// nixlAsks is by what a prefill engine keeps its blocks for a decode engine.
+	nixlAsks = []member{
+		{"do_remote_decode", yes, nil}, {"do_remote_prefill", no, nil},
+		{"remote_engine_id", null, nil}, {"remote_block_ids", null, nil}, {"remote_host", null, nil}, {"remote_port", null, nil},
+	}
+	tierKeeps   = []member{{"remote_decoder", nested, []member{{"kv_request_id", joinedID, nil}}}}
+	tierFetches = []member{{"remote_prefiller", nested, []member{{"kv_request_id", joinedID, nil}, {"remote_host", host, nil}, {"remote_port", port, nil}}}}
+	answered    = member{value: theAnswers}
+)
+
+// kind is the row of a connector.
 type kind struct {
 	name workers.Connector
-	make func(Options) Connector
+	// order is how the legs follow each other; see [Held] for what differs by transfer.
+	order Mode
+	// ids says who makes the id that joins the legs.
+	ids ids
+	// prefill and decode are the members of kv_transfer_params of each leg, nil for none.
+	prefill, decode []member
+	// answer judges the answer of a prefill; nil where it is discarded.
+	answer func(*Transfer, *answer) error
+	// where finds Transfer.at beforehand; nil where an answer names it, or nobody does. With
+	// bootstrap a server completes it, see [Transfer.Meet].
+	where     func(*Transfer) error
+	bootstrap bool
+	// body makes the edits of legs that carry more than kv_transfer_params.
+	body func(*Transfer) error
 	// carries reports whether its fields exist on an endpoint of w besides chats and
 	// completions, on which every connector's do.
 	carries func(k api.Kind, w *workers.Worker) bool
@@ -65,13 +143,27 @@ type kind struct {
 	// leased says that the prefill engine keeps the KV for a limited time only; see
 	// Transfer.Leased.
 	leased bool
-	// pulled says that the decode engine fetches the KV from the prefill engine, so that
-	// any rank that can pair with that may.
-	pulled bool
+	// anyRank says that any decode rank that can pair with the prefill rank may fetch the KV,
+	// not only the one that was chosen first.
+	anyRank bool
+	// fetches says that the decode engine fetches all of the prompt that it has not cached.
+	fetches bool
 	// counted says that engines count tokens that came over it among the cached
 	// tokens of usage.
 	counted bool
 }
+
+// ids says who makes the id that joins two legs.
+type ids uint8
+
+const (
+	// byEngine: the engines do, or the legs need none.
+	byEngine ids = iota
+	// byRouter: the router makes one for each transfer.
+	byRouter
+	// byRouterInHeader: it does, and both legs carry it as X-Request-Id, too.
+	byRouterInHeader
+)
 
 // vllmCarries: Messages and Responses of vLLM were seen to take and give transfer
 // parameters in 0.32, and older ones drop what they do not know.
@@ -79,10 +171,13 @@ func vllmCarries(k api.Kind, w *workers.Worker) bool {
 	return (k == api.Messages || k == api.Responses) && w.VersionAtLeast(0, 32)
 }
 
-// vllmMedia: NIXL moves blocks whatever they hold, and both engines prepare the media of the body:
-// vLLM's own example of an encoder, a prefill and a decode engine does so. What engines before
-// 0.32 do was not read.
+// vllmMedia: NIXL moves blocks whatever they hold, and both engines prepare the media of the body,
+// as was seen on vLLM 0.32. What engines before that do was not read.
 func vllmMedia(w *workers.Worker) bool { return w.VersionAtLeast(0, 32) }
+
+func vllmAndGenerate(k api.Kind, w *workers.Worker) bool {
+	return k == api.Generate || vllmCarries(k, w)
+}
 
 // noKind is the row of what is no connector.
 var noKind kind
@@ -98,12 +193,22 @@ func kindOf(c workers.Connector) *kind {
 }
 
 // NewConnector makes the connector of a kind.
-func NewConnector(c workers.Connector, o Options) (Connector, error) {
+func NewConnector(c workers.Connector, o Options) (*Connector, error) {
 	if o.Rand == nil {
 		o.Rand = rand.Uint64
 	}
-	if k := kindOf(c); k.make != nil {
-		return k.make(o), nil
+	if o.Query == nil {
+		o.Query = overHTTP
+	}
+	if k := kindOf(c); k != &noKind {
+		c := &Connector{kind: k, o: o}
+		if k.prefill != nil && k.ids == byEngine {
+			var err error
+			if c.asks, err = new(Transfer).object(k.prefill); err != nil {
+				return nil, err
+			}
+		}
+		return c, nil
 	}
 	var names []string
 	for _, k := range kinds {
@@ -134,4 +239,4 @@ func CountsTransfers(c workers.Connector) bool { return kindOf(c).counted }
 
 // FetchesAll reports whether a decode engine fetches over a connector all of a prompt that it has
 // not cached, but for the last tokens.
-func FetchesAll(c workers.Connector) bool { return kindOf(c).pulled }
+func FetchesAll(c workers.Connector) bool { return kindOf(c).fetches }

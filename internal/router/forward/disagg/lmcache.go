@@ -15,17 +15,15 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// lmcache is LMCache's prefill/decode mode ("disagg_spec"): the prefill engine
+// lmcacheBody is LMCache's prefill/decode mode ("disagg_spec"): the prefill engine
 // pushes KV to the receiver that the request names. Where the request allows it, it also
 // returns the token that it sampled: the router sends that to the client, and the decode leg
 // continues behind it.
-type lmcache struct{ decoders *DecoderRegistry }
-
-// Begin needs the receiver of the decode worker that was chosen.
-func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
-	spec, err := l.decoders.Spec(d.Decode.Worker)
+func lmcacheBody(t *Transfer) error {
+	d := &t.dispatch
+	spec, err := t.of.o.Decoders.Spec(d.Decode.Worker) // of the decode worker that was chosen
 	if err != nil {
-		return nil, err
+		return err
 	}
 	first := takesFirstToken(&d.Facts)
 	ask := append(make([]byte, 0, 256), `{"ret_first_tok":`...)
@@ -37,16 +35,11 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	ask = appendInts(append(ask, `,"receiver_init_port":`...), spec.InitPorts)
 	ask = appendInts(append(ask, `,"receiver_alloc_port":`...), spec.AllocPorts)
 	ask = append(ask, "}}"...)
-	t := &Transfer{
-		kind: workers.ConnectorLMCache, mode: Sequential, dispatch: d, check: checkLMCache,
-		prefill: oneToken(&d.Facts, api.Set(transferParams, ask)),
-	}
+	t.prefill = oneToken(&d.Facts, api.Set(transferParams, ask))
 	if first {
 		t.prefill = append(t.prefill, api.Set("prompt", appendInts(nil, d.Facts.TokenIDs)))
-	} else {
-		t.check = func(*Transfer, *answer) error { return nil }
 	}
-	return t, nil
+	return nil
 }
 
 // takesFirstToken reports whether the first token can be taken from the
@@ -60,6 +53,9 @@ func takesFirstToken(f *api.Facts) bool {
 }
 
 func checkLMCache(t *Transfer, a *answer) error {
+	if !takesFirstToken(&t.dispatch.Facts) {
+		return nil
+	}
 	if a.ended() {
 		// The answer ended with its first token; the decode leg finds that
 		// out by itself from the whole prompt.

@@ -60,8 +60,8 @@ func TestNIXLPush(t *testing.T) {
 		t.Fatal(err)
 	}
 	sameJSON(t, registered("7"), decodeBody(t, first, api.Completion, pushBody))
-	first.DecodeFailed()
-	if d.Prefill.Rank.PushAddress() == nil {
+	first.Failed()
+	if d.Prefill.Rank.KVAddress() == nil {
 		t.Error("a failed decode leg that got what the prefill had answered says nothing of the address")
 	}
 
@@ -70,7 +70,7 @@ func TestNIXLPush(t *testing.T) {
 		t.Fatal(err)
 	}
 	edits, err := second.DecodeEdits()
-	if second.Mode() != Concurrent || err != nil {
+	if second.Mode() != Held || err != nil {
 		t.Fatalf("the second transfer is %s: %v", second.Mode(), err)
 	}
 	sameJSON(t, registered("8"), spliced(t, api.Completion, pushBody, edits))
@@ -81,7 +81,7 @@ func TestNIXLPush(t *testing.T) {
 	if f := second.Facts(); f.EngineID == "" || f.PromptTokens != 200 {
 		t.Errorf("facts %+v", f)
 	}
-	second.DecodeFailed()
+	second.Failed()
 	if third, err := c.Begin(d); err != nil || third.Mode() != Sequential {
 		t.Errorf("after a failed decode leg the transfer is %s (%v)", third.Mode(), err)
 	}
@@ -91,12 +91,12 @@ func TestNIXLPush(t *testing.T) {
 // waits for is named, and its address learned.
 func TestNIXLPushRestart(t *testing.T) {
 	d := dispatch(workers.ConnectorNIXLPush)
-	d.Prefill.Rank.SetPushAddress(&workers.PushAddress{EngineID: "old", Host: "127.0.0.1", Port: 18200, TP: 1, PP: 1, DCP: 1})
+	d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "old", Host: "127.0.0.1", Port: 18200, TP: 1, PP: 1, DCP: 1})
 	tr := begin(t, workers.ConnectorNIXLPush, legs(), d)
 	if err := tr.CheckPrefill([]byte(pushed)); !errors.Is(err, ErrRestarted) {
 		t.Errorf("answer of another engine: %v", err)
 	}
-	if at := d.Prefill.Rank.PushAddress(); at == nil || at.EngineID != "4988d483-16cb-4afe-b9b0-fec995fa4b4f" {
+	if at := d.Prefill.Rank.KVAddress(); at == nil || at.EngineID != "4988d483-16cb-4afe-b9b0-fec995fa4b4f" {
 		t.Errorf("the address is %+v", at)
 	}
 }
@@ -121,7 +121,7 @@ func TestCheckPush(t *testing.T) {
 		for _, known := range []bool{false, true} {
 			d := dispatch(workers.ConnectorNIXLPush)
 			if known {
-				d.Prefill.Rank.SetPushAddress(&workers.PushAddress{EngineID: "4988d483-16cb-4afe-b9b0-fec995fa4b4f", Host: "127.0.0.1", Port: 18200, TP: 1, PP: 1, DCP: 1})
+				d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "4988d483-16cb-4afe-b9b0-fec995fa4b4f", Host: "127.0.0.1", Port: 18200, TP: 1, PP: 1, DCP: 1})
 			}
 			tr := begin(t, workers.ConnectorNIXLPush, legs(), d)
 			answer := pushed

@@ -69,9 +69,15 @@ func TestOffloadP2PAddress(t *testing.T) {
 	} {
 		w := worker("prefill-0", workers.Prefill, workers.ConnectorOffloadP2P, 2)
 		w.Bootstrap, w.DPStart = tt.bootstrap, tt.start
-		host, port, err := tierOf(workers.Peer{Worker: w, Rank: w.Ranks[tt.dp]})
-		if host != tt.host || port != tt.port || (err != nil) != (tt.port == 0) {
-			t.Errorf("%s: %s port %d, %v", tt.name, host, port, err)
+		d := dispatch(workers.ConnectorOffloadP2P)
+		d.Prefill = workers.Peer{Worker: w, Rank: w.Ranks[tt.dp]}
+		c, err := NewConnector(workers.ConnectorOffloadP2P, legs())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr, err := c.Begin(d)
+		if (err != nil) != (tt.port == 0) || err == nil && (tr.at.Host != tt.host || tr.at.Port != tt.port) {
+			t.Errorf("%s: %+v, %v", tt.name, tr, err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ package pair
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,8 +17,10 @@ const Grace = time.Second
 // Legs are a prefill leg and the decode leg that waits for its KV.
 type Legs interface {
 	// Prefill runs a leg to its end. Decode runs the other one until it has begun to answer;
-	// ctx is for its whole answer. They are called at the same time, each once.
-	Prefill(ctx context.Context) error
+	// ctx is for its whole answer. They are called at the same time, each once; a decode leg
+	// that is held is not called before the prefill leg has called written, and never where
+	// that fails first.
+	Prefill(ctx context.Context, written func()) error
 	Decode(ctx context.Context) error
 	// Begun reports whether the decode leg has begun to answer. Stop reports whether it has
 	// not, and then it may not begin any more: it waits for its context to end.
@@ -63,12 +66,42 @@ type Pair struct {
 	stopDecode  context.CancelCauseFunc
 }
 
-// Begin runs both legs until the decode leg has begun to answer, or the pair has failed. The
+// hold keeps a decode leg from being sent.
+type hold struct {
+	state atomic.Uint32
+	over  chan struct{} // closed when it has been let go, or never will be
+}
+
+// The states of a hold.
+const (
+	isHeld uint32 = iota
+	letGo
+	neverSent
+)
+
+// release lets the decode leg go. Only the first call of the two has an effect.
+func (h *hold) release() {
+	if h != nil && h.state.CompareAndSwap(isHeld, letGo) {
+		close(h.over)
+	}
+}
+
+// keep has the decode leg never be sent, and reports whether it was still held. The caller
+// then closes over.
+func (h *hold) keep() bool { return h != nil && h.state.CompareAndSwap(isHeld, neverSent) }
+
+// unsent reports, after the wait for its end, whether the decode leg must not be sent.
+func (h *hold) unsent(ctx context.Context) bool {
+	return h != nil && (ctx.Err() != nil || h.state.Load() == neverSent)
+}
+
+// Begin runs both legs until the decode leg has begun to answer, or the pair has failed. With
+// held the decode leg is not sent before the request of the prefill leg was written. The
 // failure of one leg cancels the other, except that a decode leg that has begun to answer
 // has the KV it needs. Where Ending.Err is nil, the caller reads the answer and then calls
 // [Pair.End]; otherwise the prefill leg has been joined, also after a panic of the decode
 // leg. A nil run is goroutines.
-func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
+func Begin(ctx context.Context, run Runner, legs Legs, held bool) (_ *Pair, end Ending) {
 	if run == nil {
 		run = goroutines{}
 	}
@@ -76,6 +109,10 @@ func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
 	pctx, stopPrefill := context.WithCancel(ctx)
 	decoded, broke := make(chan struct{}), make(chan struct{})
 	p := &Pair{ctx, run, make(chan struct{}), stopPrefill, stopDecode}
+	var h *hold
+	if held {
+		h = &hold{over: make(chan struct{})}
+	}
 	begun := false
 	defer func() {
 		if !begun {
@@ -85,16 +122,28 @@ func Begin(ctx context.Context, run Runner, legs Legs) (_ *Pair, end Ending) {
 	var failed error // of the prefill leg; to be read after broke or done
 	run.Go(func() {
 		defer close(p.done)
-		if failed = prefill(pctx, legs); failed != nil && !legs.Begun() {
+		if failed = prefill(pctx, legs, h.release); failed == nil {
+			h.release()
+		} else if !legs.Begun() {
 			close(broke)
-			if legs.Both(failed) {
+			unsent := h.keep()
+			if !unsent && legs.Both(failed) {
 				run.Wait(pctx, decoded, Grace)
 			}
 			if legs.Stop() { // it has not begun meanwhile
 				stopDecode(failed)
 			}
+			if unsent {
+				close(h.over)
+			}
 		}
 	})
+	if held {
+		run.Wait(ctx, h.over, 0)
+	}
+	if h.unsent(ctx) {
+		return nil, Ending{Err: context.Cause(dctx), Cancelled: ctx.Err() == nil}
+	}
 	err := legs.Decode(dctx)
 	close(decoded)
 	if err == nil {
@@ -159,12 +208,12 @@ func ended(done <-chan struct{}) bool {
 }
 
 // prefill runs the prefill leg. A panic of it is an error.
-func prefill(ctx context.Context, legs Legs) (err error) {
+func prefill(ctx context.Context, legs Legs, written func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			legs.Panicked(p)
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	return legs.Prefill(ctx)
+	return legs.Prefill(ctx, written)
 }

@@ -37,6 +37,9 @@ func (l *leg) run(ctx context.Context) error {
 
 // two are legs of which the answer begins at a time.
 type two struct {
+	held            bool          // the decode leg is held until the prefill's request is written
+	writes          time.Duration // how long that takes
+	decoded         time.Duration // when the decode leg was sent; 0 for never
 	prefill, decode leg
 	start           time.Time
 	begins          time.Duration
@@ -46,12 +49,21 @@ type two struct {
 	answer          context.Context
 }
 
-func (p *two) Prefill(ctx context.Context) error {
+func (p *two) Prefill(ctx context.Context, written func()) error {
 	defer func() { p.prefilled = time.Since(p.start) }()
+	if p.held && p.writes > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(p.writes):
+			written()
+		}
+	}
 	return p.prefill.run(ctx)
 }
 func (p *two) Decode(ctx context.Context) error {
 	p.answer = ctx
+	p.decoded = time.Since(p.start)
 	return p.decode.run(ctx)
 }
 func (p *two) Begun() bool         { return p.begins > 0 && time.Since(p.start) >= p.begins }
@@ -61,7 +73,7 @@ func (p *two) Panicked(v any)      { p.panics = append(p.panics, v) }
 
 // runPair begins a pair and reads the answer to its end.
 func runPair(ctx context.Context, legs *two) Ending {
-	p, end := Begin(ctx, nil, legs)
+	p, end := Begin(ctx, nil, legs, legs.held)
 	if end.Err == nil {
 		synctest.Wait()
 		end.Err = legs.answer.Err() // nobody ends an answer that has begun
@@ -107,6 +119,54 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHeld: the decode leg is sent when the prefill's request was written, and never where
+// that failed before.
+func TestHeld(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct {
+		name          string
+		legs          two
+		want          Ending
+		took, decoded time.Duration
+	}{
+		{"written", two{writes: s, prefill: leg{takes: 2 * s}, decode: leg{takes: 4 * s}}, Ending{}, 5 * s, s},
+		{"answered, and nothing said that it was written", two{prefill: leg{takes: 2 * s}, decode: leg{takes: s}}, Ending{}, 3 * s, 2 * s},
+		{"not written", two{prefill: leg{takes: 2 * s, err: errPrefill}, decode: leg{takes: s}}, Ending{Err: errPrefill, Cancelled: true}, 2 * s, 0},
+		{"not written, and decode might show why", two{prefill: leg{takes: 2 * s, err: errPrefill}, decode: leg{takes: s}, both: errPrefill}, Ending{Err: errPrefill, Cancelled: true}, 2 * s, 0},
+		{"refused", two{writes: s, prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: 9 * s}}, Ending{Err: errPrefill, Cancelled: true}, 2 * s, s},
+		{"a panic before it was written", two{prefill: leg{takes: s, err: errPrefill, panic: true}, decode: leg{takes: s}}, Ending{Err: errPrefill, Cancelled: true}, s, 0},
+		{"decode fails", two{writes: s, prefill: leg{takes: 60 * s}, decode: leg{takes: s, err: errDecode}}, Ending{Err: errDecode, Waiting: true}, 2 * s, s},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c.legs.held, c.legs.start = true, time.Now()
+			got := runPair(t.Context(), &c.legs)
+			took := time.Since(c.legs.start)
+			if len(c.legs.panics) > 0 && got.Err != nil {
+				got.Err = errPrefill
+			}
+			if d := cmp.Diff(c.want, got, cmpopts.EquateErrors()); d != "" {
+				t.Errorf("%s: the ending (-want +got):\n%s", c.name, d)
+			}
+			if took != c.took || c.legs.decoded != c.decoded {
+				t.Errorf("%s: it ended after %v, want %v, and decode was sent after %v, want %v", c.name, took, c.took, c.legs.decoded, c.decoded)
+			}
+		})
+	}
+}
+
+// TestLeavingWhileHeld: a client that leaves before the prefill's request was written has no
+// decode leg sent.
+func TestLeavingWhileHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		p := &two{held: true, writes: time.Minute, decode: leg{takes: time.Minute}, start: time.Now()}
+		if end := runPair(ctx, p); !errors.Is(end.Err, context.DeadlineExceeded) || end.Cancelled || p.decoded != 0 || time.Since(p.start) != time.Second {
+			t.Errorf("%+v after %v, decode sent after %v", end, time.Since(p.start), p.decoded)
+		}
+	})
 }
 
 // TestLeavingIsNoFailureOfALeg: with a context that ends both legs end, and nobody blames

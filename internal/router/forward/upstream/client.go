@@ -88,6 +88,9 @@ type Leg struct {
 	AliveBy time.Time
 	// Watch, when set, ends the wait for an engine that shows no sign of life.
 	Watch Watch
+	// Written, when set, is called once the request was written completely; fresh says that
+	// its connection was made for it.
+	Written func(fresh bool)
 	// Life takes a sign of life for all bytes of the answer; nil for nothing.
 	Life *workers.Life
 }
@@ -374,6 +377,9 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 	op := "send the request"
 	switch {
 	case err == nil:
+		if leg.Written != nil && whole {
+			leg.Written(cn.idleSince.IsZero())
+		}
 		life := leg.watch(cn)
 		err = r.awaitHead(e, leg, leg.HeadTimeout)
 		if !life.ended() { // the connection was closed for it

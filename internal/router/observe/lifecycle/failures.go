@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -30,10 +31,16 @@ func Failures(f *watch.Failures, log func(eventlog.Event)) Subscriber {
 				}
 			case errors.Is(e.Err, disagg.ErrEnded), errors.Is(e.Err, disagg.ErrRestarted): // the answer is right
 			case errors.Is(e.Err, disagg.ErrPrefillFailed): // the leg's failure says so
+			case errors.Is(e.Err, context.Canceled): // the client has left
+			case errors.Is(e.Err, disagg.ErrNoBootstrap):
+				of(e).add(eventlog.Event{
+					Kind: "prefill_no_bootstrap", Severity: eventlog.Error, Worker: w.Name,
+					Text: fmt.Sprintf("%s cannot send KV over connector=mooncake: %v", w.Name, e.Err),
+				}, true)
 			case errors.Is(e.Err, disagg.ErrMissingParams):
 				of(e).add(eventlog.Event{
 					Kind: "prefill_without_params", Severity: eventlog.Error, Worker: w.Name,
-					Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", w.Name),
+					Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config. An engine with MooncakeConnector gives none: state connector=mooncake for it and for the decode workers beside it", w.Name),
 				}, true)
 			default:
 				of(e).add(eventlog.Event{

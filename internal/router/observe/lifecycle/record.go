@@ -89,8 +89,8 @@ func (r *Record) Arrived() { r.send(Event{Kind: Arrived}) }
 // Refused reports that the router refuses the request before routing it.
 func (r *Record) Refused(reason string) { r.send(Event{Kind: Refused, Reason: reason}) }
 
-// Waited reports how long the request waited in a stage of the metrics: "queue", or "move"
-// for a stream that another engine is to continue.
+// Waited reports how long the request waited in a stage of the metrics: "queue", "move" for a
+// stream that another engine is to continue, or "held" for a decode leg.
 func (r *Record) Waited(stage string, d time.Duration) {
 	r.send(Event{Kind: Waited, Reason: stage, Took: d})
 }
@@ -134,7 +134,8 @@ func (r *Record) RequestFaulty(text string) {
 	r.send(Event{Kind: RequestFaulty, Text: text, At: time.Now()})
 }
 
-// Prefilled reports how a prefill's good answer was judged: err is why its KV cannot move.
+// Prefilled reports how a prefill's good answer was judged: err is why its KV cannot move,
+// with which f is not looked at.
 func (r *Record) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
 	e := Event{Kind: Prefilled, Worker: w, Err: err, At: time.Now()}
 	if err == nil {

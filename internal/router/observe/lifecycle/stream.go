@@ -19,7 +19,7 @@ type Kind uint8
 const (
 	Arrived   Kind = iota // the router received the request
 	Refused               // the router refuses it before routing: Reason
-	Waited                // it waited for a slot: Reason (the stage, "queue" or "move"), Took
+	Waited                // it waited: Reason (the stage, "queue", "move" or "held"), Took
 	Tokenized             // the source of its tokens is known: Reason
 	Aborted               // it ends early: Reason (who ended it)
 	Ended                 // it has ended, with Request.Outcome: Err (the cause)

@@ -117,7 +117,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.duration = histogram("request_duration_seconds", "Time from the request's first byte to the answer's last.", latencyBuckets, "model", "path")
 	m.ttft = histogram("ttft_seconds", "Time from the request's first byte to the first token sent on to the client.", latencyBuckets, "model", "path")
 	m.itl = histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model")
-	m.stage = histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a place in progress, move that of streams that waited for their turn to go on elsewhere.", stageBuckets, "stage")
+	m.stage = histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a place in progress, move that of streams that waited for their turn to go on elsewhere, held that of decode legs until the request of their prefill leg was written.", stageBuckets, "stage")
 	m.decisions = counter("decisions_total", "Routing decisions by path and reason.", "path", "reason")
 	m.oddParams = counter("transfer_params_odd_total", "Remote prefills whose transfer parameters were used although a part of them is not as expected.", "worker")
 	m.fallbacks = counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason")
@@ -142,7 +142,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
 	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, connections (limits.client_connections), key (none, a wrong one, or one for something else), rate or tokens (of a key), body, body_memory, request, model, overload, legs (limits.legs), loop (it came back), or draining (this router stops).", "reason")
 	m.stages = map[string]prometheus.Observer{}
-	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move"} {
+	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move", "held"} {
 		m.stages[s] = m.stage.of(s)
 	}
 	m.cachedPredicted, m.cachedActual = m.predicted.of("predicted"), m.predicted.of("actual")

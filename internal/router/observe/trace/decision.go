@@ -220,6 +220,7 @@ type workerLine struct {
 	Engine     workers.Engine    `json:"engine"`
 	Version    string            `json:"version"`
 	Connector  workers.Connector `json:"connector"`
+	CacheType  string            `json:"cache_dtype"`
 	BlockSize  int               `json:"block_size_tokens"`
 	KVBlocks   int               `json:"kv_blocks"`
 	ChatTokens string            `json:"chat_tokens"`
@@ -524,7 +525,7 @@ func (r *Reader) parseWorker(p []byte) error {
 	}
 	e := described[*workers.Worker]{value: &workers.Worker{
 		Facts: workers.Facts{
-			Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector,
+			Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector, CacheType: l.CacheType,
 			BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens, Revision: l.Revision, Slice: l.Slice, Models: l.Models,
 		},
 		Name: l.Worker,

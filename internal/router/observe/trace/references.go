@@ -137,6 +137,7 @@ func (r *References) describe(w *workers.Worker) uint64 {
 	o.str("engine", string(w.WireEngine()))
 	o.str("version", w.Version)
 	o.str("connector", string(w.Connector))
+	o.str("cache_dtype", w.CacheType)
 	o.some("block_size_tokens", w.BlockSize)
 	o.some("kv_blocks", w.KVBlocks)
 	o.str("chat_tokens", w.ChatTokens)

@@ -196,6 +196,11 @@ func ofWords(body []byte, otherwise Reason) Reason {
 			}
 		}
 	}
+	// In the words of Anthropic's API, which vLLM 0.33 uses for /v1/messages (503, and in
+	// streams an event).
+	if rawjson.Value(body).Get("error.type").String() == "overloaded_error" {
+		return Overloaded
+	}
 	return otherwise
 }
 

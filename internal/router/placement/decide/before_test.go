@@ -57,7 +57,8 @@ func before(in *Input) (path route.Path, reason route.Reason, decode, prefill in
 			alike := from.WireEngine() == to.WireEngine() && (c.Connector != workers.ConnectorNone || from.Connector == to.Connector)
 			blocks := from.BlockSize == 0 || to.BlockSize == 0 || from.BlockSize == to.BlockSize
 			reads := carries(connector, f.Kind, from) && !(f.Kind.IsChat() && from.ChatDiffers(to))
-			if from == to || !alike || !blocks || !reads {
+			shakes := connector.Reported() != workers.ConnectorNIXL || workers.HandshakeDiffers(from, to) == ""
+			if from == to || !alike || !blocks || !reads || !shakes {
 				phase.Veto[i] = "does not fit"
 			}
 		}

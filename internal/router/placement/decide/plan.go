@@ -541,6 +541,9 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 		return unpaired{"another KV block size than the decode worker's", "no prefill worker with its KV block size"}
 	case from.Revision != "" && to.Revision != "" && from.Revision != to.Revision:
 		return unpaired{"of another revision than the decode worker", "no prefill worker of its revision"}
+	case c.Reported() == workers.ConnectorNIXL && workers.HandshakeDiffers(from, to) != "":
+		why := workers.HandshakeDiffers(from, to)
+		return unpaired{"NIXL would refuse its handshake with the decode worker: " + why, "no prefill worker whose handshake NIXL would accept: " + why}
 	case !carries(c, in.Facts.Kind, from):
 		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
 	case in.Facts.Multimodal && !disagg.MovesMedia(c, from):

@@ -251,8 +251,15 @@ func TestPath(t *testing.T) {
 		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), route.Local, route.ReasonEndpoint},
 		{"nor does an old one on messages", 0, do(version("0.31.2", "0.31.2"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Local, route.ReasonEndpoint},
 		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Local, route.ReasonPrefillExcluded},
-		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},
-		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), route.Remote, route.ReasonAlways},
+		{"messages", 0, do(version("0.33.1rc1.dev9+gabc", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},
+		{"responses", 0, do(version("v1.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), route.Remote, route.ReasonAlways},
+		{"two versions", 0, do(version("0.32.0", "0.33.0")), route.Local, route.ReasonPrefillExcluded},
+		{"two versions over Mooncake", 0, do(version("0.32.0", "0.33.0"), connector(workers.ConnectorMooncake)), route.Remote, route.ReasonAlways},
+		{"two versions that push", 0, do(version("0.32.0", "0.33.0"), connector(workers.ConnectorNIXLPush)), route.Local, route.ReasonPrefillExcluded},
+		{"one version that is not known", 0, do(version("0.32.0", "")), route.Remote, route.ReasonAlways},
+		{"two types of cache", 0, do(func(in *Input) {
+			in.PrefillPeers[0].Worker.CacheType, in.DecodePeers[0].Worker.CacheType = "fp8", "auto"
+		}), route.Local, route.ReasonPrefillExcluded},
 		{"messages over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},
 		{"responses over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Responses }), route.Remote, route.ReasonAlways},
 		{"messages of any age over shared storage", 0, do(connector(workers.ConnectorSharedStorage), func(in *Input) { in.Facts.Kind = api.Messages }), route.Remote, route.ReasonAlways},

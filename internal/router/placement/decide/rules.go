@@ -8,7 +8,8 @@ import "github.com/dynctl/dynctl/internal/workers"
 // changed. Version 1 chose the decode rank without a look at who could prefill for it, version 2
 // without a look at which are slow, version 3 ranked by cost as if prompts were prefilled elsewhere
 // wherever there was a prefill rank, though none could be chosen, version 4 kept prompts with images
-// whole over NIXL and shared storage, too. That a pair serves one
+// whole over NIXL and shared storage, too, and paired engines whose NIXL handshake fails. That a pair
+// serves one
 // model is in all versions: recordings from before the rule do not have workers' models.
 const Rules = 5
 

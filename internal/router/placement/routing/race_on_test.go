@@ -12,7 +12,7 @@ func TestReleasedMemoryShows(t *testing.T) {
 	q.AcquireHashes()
 	q.IDs = append(q.IDs[:0], 1, 2, 3)
 	ids := q.IDs
-	h := q.view(16)
+	h := q.view(16, naming{parts: 1})
 	h.locals, h.seq = append(h.locals, 4), append(h.seq, 5)
 	locals, seq := h.locals, h.seq
 	q.Release()

@@ -1,5 +1,5 @@
-// Package media knows of images, sounds and videos in prompts what engines report: how many
-// tokens they have, by model and kind, and how an engine names their content.
+// Package media knows how many tokens the images, sounds and videos in prompts have: by their
+// content where an engine has reported it, else by model and kind.
 package media
 
 import (
@@ -20,8 +20,6 @@ const (
 	// the one before, of which what was not used since is forgotten.
 	maxMeans = 1024
 	maxItems = 1 << 14
-	// maxID bounds an engine's name of an item in bytes.
-	maxID = 1024
 )
 
 // Counts are how many items of each kind a prompt has.
@@ -35,18 +33,11 @@ func Count(v *api.View) (n Counts) {
 	return n
 }
 
-// Item is what an engine reported of an item: its name of the content, empty where that is not
-// known, and its length in tokens.
-type Item struct {
-	ID     string
-	Tokens int
-}
-
 // Table is what was learned. It is safe for concurrent use. A nil Table knows nothing.
 type Table struct {
 	mu    sync.RWMutex // guards the fields below
 	means generations[kindOf, mean]
-	items generations[content, Item]
+	items generations[content, int] // tokens
 }
 
 type kindOf struct {
@@ -88,7 +79,7 @@ func (g *generations[K, V]) put(k K, v V) {
 
 // NewTable makes an empty table.
 func NewTable() *Table {
-	return &Table{means: generations[kindOf, mean]{max: maxMeans}, items: generations[content, Item]{max: maxItems}}
+	return &Table{means: generations[kindOf, mean]{max: maxMeans}, items: generations[content, int]{max: maxItems}}
 }
 
 // Expect returns how many tokens an item of the kind has on average; learned is false for
@@ -134,25 +125,22 @@ func (t *Table) LearnFromUsage(model string, n Counts, text, prompt int) {
 	}
 }
 
-// Item returns what is known of the content of an item, by the name that [api.View.MediaName]
-// gives it.
-func (t *Table) Item(model string, name [16]byte) (Item, bool) {
+// Item returns how many tokens the content of an item has, by the name that
+// [api.View.MediaName] gives it; false where that is not known.
+func (t *Table) Item(model string, name [16]byte) (tokens int, ok bool) {
 	if t == nil {
-		return Item{}, false
+		return 0, false
 	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.items.get(content{model, name})
 }
 
-// Keep keeps what an engine reported of the content of an item.
-func (t *Table) Keep(model string, name [16]byte, it Item) {
-	if len(it.ID) > maxID {
-		return
-	}
+// Keep keeps how many tokens an engine has reported of the content of an item.
+func (t *Table) Keep(model string, name [16]byte, tokens int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.items.put(content{strings.Clone(model), name}, Item{strings.Clone(it.ID), it.Tokens})
+	t.items.put(content{strings.Clone(model), name}, tokens)
 }
 
 // Tokens returns how many tokens each of the media of a request is expected to have, in their
@@ -162,8 +150,8 @@ func (t *Table) Tokens(dst []int, model string, v *api.View) (each []int, sum in
 	for i := range v.Media {
 		m := &v.Media[i]
 		n, _ := t.Expect(model, m.Kind)
-		if it, ok := t.Item(model, v.MediaName(m)); ok {
-			n = it.Tokens
+		if own, ok := t.Item(model, v.MediaName(m)); ok {
+			n = own
 		}
 		each, sum = append(each, n), sum+n
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -64,16 +63,12 @@ func TestTokens(t *testing.T) {
 	}
 	x := NewTable()
 	x.Learn("m", api.MediaImage, 70)
-	x.Keep("m", v.MediaName(&v.Media[0]), Item{"id", 30})
+	x.Keep("m", v.MediaName(&v.Media[0]), 30)
 	if each, sum := x.Tokens(nil, "m", &v); sum != 100+FirstGuess || !slices.Equal(each, []int{30, 70, FirstGuess}) {
 		t.Errorf("%v, %d", each, sum)
 	}
-	if it, ok := x.Item("m", v.MediaName(&v.Media[0])); !ok || it.ID != "id" {
-		t.Errorf("%+v, %v", it, ok)
-	}
-	x.Keep("m", v.MediaName(&v.Media[1]), Item{strings.Repeat("x", maxID+1), 9})
-	if _, ok := x.Item("m", v.MediaName(&v.Media[1])); ok {
-		t.Error("a name of any length is kept")
+	if _, ok := x.Item("other", v.MediaName(&v.Media[0])); ok {
+		t.Error("it is known for another model")
 	}
 }
 
@@ -83,7 +78,7 @@ func TestBounds(t *testing.T) {
 	x := NewTable()
 	name := func(i int) (b [16]byte) { binary.LittleEndian.PutUint64(b[:], uint64(i)); return b }
 	for i := range 3 * maxItems {
-		x.Keep("m", name(i), Item{"id", i})
+		x.Keep("m", name(i), i)
 		x.Learn(fmt.Sprint(i%(3*maxMeans)), api.MediaImage, i)
 	}
 	if n := len(x.items.newest) + len(x.items.before); n > 2*maxItems {

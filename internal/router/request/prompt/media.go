@@ -58,14 +58,13 @@ func (t *Stage) findMedia(ctx context.Context, v *api.View, m *modelTokens, mode
 // renders reports whether a worker's engine may have pages that render prompts.
 func renders(w *workers.Worker) bool { return w.WireEngine() == workers.VLLM }
 
-// learn learns from an engine's answer how many tokens media have, and how the engine names
-// those whose content is in the request.
+// learn learns from an engine's answer how many tokens media have.
 func (t *Stage) learn(v *api.View, model string, res tokenize.Result, keep bool) {
 	if t.o.Media == nil || res.Cached {
 		return
 	}
 	for _, name := range []string{"mm_processor_kwargs", "media_io_kwargs"} {
-		if _, ok := v.Get(name); ok { // they are in the engine's names of the content
+		if _, ok := v.Get(name); ok { // they change how many tokens an item has
 			keep = false
 		}
 	}
@@ -77,7 +76,7 @@ func (t *Stage) learn(v *api.View, model string, res tokenize.Result, keep bool)
 			}
 			t.o.Media.Learn(model, kind, it.Length)
 			if at := nth(v, kind, next[kind]); keep && at != nil {
-				t.o.Media.Keep(model, v.MediaName(at), media.Item{ID: it.ID, Tokens: it.Length})
+				t.o.Media.Keep(model, v.MediaName(at), it.Length)
 			}
 			next[kind]++
 		}

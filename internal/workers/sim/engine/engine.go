@@ -144,6 +144,9 @@ type Request struct {
 	Embed bool
 	// Pin keeps the blocks for a remote decode when the request has ended by length.
 	Pin bool
+	// Transfer is the name under which a decode may ask for the pinned blocks (Mooncake's
+	// transfer_id); "" for none.
+	Transfer string
 	// Pull fetches the prompt's KV from a remote prefill; nil computes it.
 	Pull *Pull
 	// Sink gets the outputs in order, from within Submit, Advance, Abort or
@@ -204,14 +207,19 @@ type Rank struct {
 	offers  map[string]*offer
 	// registered are decodes that wait for a prefill of this rank, by base id.
 	registered map[string]registration
-	asleep     bool
-	dead       bool
-	stats      Stats
+	// asks are decodes that want a transfer, in the order in which they get a sender; named
+	// are the transfers of prefills.
+	asks   []*ask
+	named  map[string]struct{}
+	asleep bool
+	dead   bool
+	stats  Stats
 }
 
 type pin struct {
 	blocks []int
 	until  Time
+	name   string // of the transfer
 }
 
 // ErrTooLong is a prompt that does not fit the model or the cache.
@@ -308,6 +316,11 @@ func (r *Rank) Submit(now Time, q Request) error {
 	}
 	if _, ok := r.pinned[q.ID]; ok {
 		return fmt.Errorf("request id %q is in use", q.ID)
+	}
+	if q.Transfer != "" {
+		if err := r.begin(q.Transfer); err != nil {
+			return err
+		}
 	}
 	if q.MaxTokens <= 0 || q.MaxTokens > r.cfg.MaxModelLen-len(q.Tokens) {
 		q.MaxTokens = r.cfg.MaxModelLen - len(q.Tokens)

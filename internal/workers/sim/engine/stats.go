@@ -35,6 +35,8 @@ type Stats struct {
 	KVUsage    float64
 	UsedBlocks int
 	Pinned     int
+	// Senders are those of Mooncake's connector that are taken.
+	Senders int
 
 	PrefixQueries, PrefixHits     uint64
 	ExternalQueries, ExternalHits uint64
@@ -91,7 +93,7 @@ func (r *Rank) Stats(now Time) Stats {
 	}
 	s.KVUsage = r.cache.Usage()
 	s.UsedBlocks = r.cache.Capacity() - r.cache.Free()
-	s.Pinned = len(r.pinned)
+	s.Pinned, s.Senders = len(r.pinned), min(len(r.asks), senders)
 	return s
 }
 

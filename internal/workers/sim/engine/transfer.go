@@ -34,6 +34,10 @@ type Pull struct {
 	// Push says that the prefill rank writes the KV here when it has the prompt
 	// (vLLM's NixlPushConnector); the blocks are the prompt's last ones.
 	Push bool
+	// Server is the URL of Mooncake's bootstrap server, which knows the address of EngineID;
+	// RequestID is then the name of the transfer. Push is set with it: the prefill rank
+	// writes.
+	Server string
 	// Offer says that RequestID is the name of full blocks in the host's memory of the
 	// prefill rank (vLLM's peer-to-peer tier): the rest of the prompt is computed, and all
 	// of it when they do not come.
@@ -246,10 +250,16 @@ func (r *Rank) beat(p *request) {
 // pin keeps p's blocks for a remote decode until it has pulled them or the
 // lease ends.
 func (r *Rank) pin(p *request) {
-	n := &pin{blocks: p.blocks, until: r.now + r.cfg.Lease}
+	n := &pin{blocks: p.blocks, until: r.now + r.cfg.Lease, name: p.Transfer}
+	if n.name != "" {
+		n.until = r.now + SendTime
+	}
 	r.pinned[p.ID] = n
 	r.lease(p.ID, n)
 	r.push(baseID(p.ID))
+	if n.name != "" {
+		r.send()
+	}
 }
 
 // offerTime is how long offered blocks wait for a decode (vLLM's

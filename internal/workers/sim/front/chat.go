@@ -144,6 +144,7 @@ func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
 
 func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *forcedCall) {
 	e := newEvents(w)
+	e.params = s.endsWith(j)
 	head := newChunk(base, "chat.completion.chunk", j)
 	begun := make([]bool, j.n)
 	e.prelude = func() { _ = e.chatRole(head, 0, j) } // the error is what follows

@@ -100,7 +100,7 @@ func (s *Server) handBack(j *job, all []*choice) any {
 	switch {
 	case j.LMCache != nil && j.LMCache.First && len(c.tokens) > 0:
 		return map[string]any{"first_tok": c.tokens[0]}
-	case j.Pin && c.pinned != nil:
+	case j.Pin && j.Transfer == "" && c.pinned != nil:
 		return s.paramsOf(c)
 	}
 	return nil
@@ -115,7 +115,35 @@ func (s *Server) paramsOf(c *choice) *transferParams {
 		DoRemotePrefill: true, RemoteBlockIDs: [][]int{c.pinned},
 		RemoteEngineID: l.EngineID, RemoteRequestID: c.id, RemoteHost: l.Host, RemotePort: l.Port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, RemoteNumTokens: len(c.prompt) + len(c.tokens) - 1,
-		TransferMode: mode, RemotePrefillCachedTokens: c.cached,
+		TransferMode: mode, RemotePrefillCachedTokens: c.cached, RemoteRegistrationGeneration: s.generation(),
+	}
+}
+
+// generation is what vLLM adds to the parameters since 0.33, nil before.
+func (s *Server) generation() *int {
+	if !s.since033() {
+		return nil
+	}
+	return new(0)
+}
+
+// since033 reports whether the engine claims to be vLLM 0.33 or later.
+func (s *Server) since033() bool {
+	w := workers.Worker{Facts: workers.Facts{Version: s.cfg.Version}}
+	return w.VersionAtLeast(0, 33)
+}
+
+// endsWith are the members of the last piece of a choice's stream: since 0.33 its transfer
+// parameters. Each piece has the member.
+func (s *Server) endsWith(j *job) func(*choice) json.RawMessage {
+	if !s.since033() {
+		return nil
+	}
+	return func(c *choice) json.RawMessage {
+		if c.finish == "" || !j.Pin || c.pinned == nil || j.Transfer != "" {
+			return json.RawMessage("null")
+		}
+		return rawJSON(s.paramsOf(c))
 	}
 }
 
@@ -144,6 +172,7 @@ func (s *Server) completionLogprobs(tokens []uint32, offset int) completionLogpr
 
 func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base string, j *job, q *completionRequest) {
 	e := newEvents(w)
+	e.params = s.endsWith(j)
 	head := newChunk(base, "text_completion", j)
 	offsets := make([]int, len(j.prompts)*j.n)
 	echoed := make([]bool, len(offsets))
@@ -175,6 +204,8 @@ type chunk struct {
 	Choices           []chunkChoice `json:"choices"`
 	Usage             *usage        `json:"usage,omitempty"`
 	SystemFingerprint string        `json:"system_fingerprint,omitempty"`
+	// KVTransferParams are vLLM's since 0.33; nil before.
+	KVTransferParams json.RawMessage `json:"kv_transfer_params,omitempty"`
 }
 
 type chunkChoice struct {
@@ -215,6 +246,9 @@ func (e *events) piece(head chunk, out chunkChoice, j *job, c *choice, d delta) 
 	}
 	if j.everyUsage {
 		head.Usage = &usage{PromptTokens: len(c.prompt), CompletionTokens: len(c.tokens), TotalTokens: len(c.prompt) + len(c.tokens)}
+	}
+	if e.params != nil {
+		head.KVTransferParams = e.params(c)
 	}
 	if err := e.chunk(head, out); err != nil {
 		return err
@@ -260,7 +294,7 @@ func (s *Server) streaming(w http.ResponseWriter, r *http.Request, base string, 
 		e.failure(r, err)
 		return
 	}
-	// A streamed prefill answer has no kv_transfer_params: its blocks wait for
+	// A streamed prefill answer of vLLM 0.32 has no kv_transfer_params: its blocks wait for
 	// the end of their lease, as in vLLM.
 	if j.usage && last != nil {
 		last(usageOf(j, all))

@@ -67,7 +67,8 @@ func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, err
 			q := engine.Request{
 				ID: c.id, Tokens: p, MaxTokens: j.max, MinTokens: j.MinTokens, IgnoreEOS: j.IgnoreEOS,
 				Key: blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, Choice: n, Embed: j.embed,
-				Pin: j.Pin || j.Offer != "" || j.rooms != nil || j.LMCache != nil && j.LMCache.Host != "",
+				Transfer: j.Transfer,
+				Pin:      j.Pin || j.Offer != "" || j.rooms != nil || j.LMCache != nil && j.LMCache.Host != "",
 			}
 			if j.Pulls != nil {
 				q.Pull = j.Pulls[pi]

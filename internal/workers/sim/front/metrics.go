@@ -74,6 +74,12 @@ type metricsFacts struct {
 	Started time.Time
 }
 
+// transferFamily is a histogram of a connector's transfers.
+type transferFamily struct {
+	name, help string
+	sum        func(*engine.Stats) float64
+}
+
 // vllmMetrics is the page of a vLLM engine with the counters of its ranks: the series
 // that a router reads, and the common histograms.
 func vllmMetrics(f metricsFacts, all []engine.Stats) string {
@@ -112,15 +118,8 @@ func vllmMetrics(f metricsFacts, all []engine.Stats) string {
 			p.histogram(name, value(&all[i]), "engine", strconv.Itoa(f.FirstRank+i), "model_name", model)
 		}
 	}
-	if f.Connector == workers.ConnectorNIXL || f.Connector == workers.ConnectorNIXLOffload || f.Connector == workers.ConnectorNIXLPush {
-		for _, h := range []struct {
-			name, help string
-			sum        func(*engine.Stats) float64
-		}{
-			{"vllm:nixl_xfer_time_seconds", "Histogram of transfer duration for NIXL KV Cache transfers.", func(t *engine.Stats) float64 { return t.TransferSeconds }},
-			{"vllm:nixl_bytes_transferred", "Histogram of bytes transferred per NIXL KV Cache transfers.", func(t *engine.Stats) float64 { return t.TransferBytes }},
-			{"vllm:nixl_num_descriptors", "Histogram of number of descriptors per NIXL  KV Cache transfers.", func(t *engine.Stats) float64 { return float64(t.Descriptors) }},
-		} {
+	transfers := func(families []transferFamily) {
+		for _, h := range families {
 			p.family(h.name, "histogram", h.help)
 			for i := range all {
 				labels := []string{"engine", strconv.Itoa(f.FirstRank + i), "model_name", model}
@@ -129,9 +128,25 @@ func vllmMetrics(f metricsFacts, all []engine.Stats) string {
 				p.sample(h.name+"_sum", h.sum(&all[i]), labels...)
 			}
 		}
+	}
+	switch f.Connector.Reported() {
+	case workers.ConnectorNIXL:
+		transfers([]transferFamily{
+			{"vllm:nixl_xfer_time_seconds", "Histogram of transfer duration for NIXL KV Cache transfers.", func(t *engine.Stats) float64 { return t.TransferSeconds }},
+			{"vllm:nixl_bytes_transferred", "Histogram of bytes transferred per NIXL KV Cache transfers.", func(t *engine.Stats) float64 { return t.TransferBytes }},
+			{"vllm:nixl_num_descriptors", "Histogram of number of descriptors per NIXL  KV Cache transfers.", func(t *engine.Stats) float64 { return float64(t.Descriptors) }},
+		})
 		counter("vllm:nixl_num_failed_transfers_total", "Number of failed NIXL KV Cache transfers.", func(t *engine.Stats) uint64 { return t.FailedTransfers })
 		counter("vllm:nixl_num_kv_expired_reqs_total", "Number of requests that had their KV expire. NOTE: This metric is tracked on the P instance.", func(t *engine.Stats) uint64 { return t.Expired })
 		counter("vllm:nixl_num_notifications_after_expiry_total", "Number of completion notifications for requests that were no longer tracked.", func(t *engine.Stats) uint64 { return t.LateNotes })
+	case workers.ConnectorMooncake:
+		transfers([]transferFamily{
+			{"vllm:mooncake_xfer_time_seconds", "Histogram of transfer duration for Mooncake KV Cache transfers.", func(t *engine.Stats) float64 { return t.TransferSeconds }},
+			{"vllm:mooncake_bytes_transferred", "Histogram of bytes transferred per Mooncake KV Cache transfer.", func(t *engine.Stats) float64 { return t.TransferBytes }},
+		})
+		counter("vllm:mooncake_num_failed_transfers_total", "Number of failed Mooncake KV Cache transfers.", func(t *engine.Stats) uint64 { return t.FailedTransfers })
+		counter("vllm:mooncake_num_kv_expired_reqs_total", "Number of requests that had their KV expire. NOTE: This metric is tracked on the P instance.", func(t *engine.Stats) uint64 { return t.Expired })
+	default:
 	}
 	load("vllm:num_requests_running", "Number of requests in model execution batches.", func(t *engine.Stats) float64 { return float64(t.Running) })
 	load("vllm:num_requests_waiting", "Number of requests waiting to be processed.", func(t *engine.Stats) float64 { return float64(t.Waiting) })

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -89,7 +90,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) {
-	WriteJSON(w, http.StatusOK, map[string]string{"version": Version[s.cfg.Dialect]})
+	WriteJSON(w, http.StatusOK, map[string]string{"version": cmp.Or(s.cfg.Version, Version[s.cfg.Dialect])})
 }
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {

@@ -60,7 +60,9 @@ type Config struct {
 	// BlockSize, Blocks, MaxSeqs and MaxBatchedTokens are of one rank.
 	BlockSize, Blocks, MaxSeqs, MaxBatchedTokens int
 	Connector                                    workers.Connector
-	Vocab                                        *vocab.Vocab
+	// Version is what the engine claims; "" for that of its dialect.
+	Version string
+	Vocab   *vocab.Vocab
 	// FirstRank is the place of the first of Ranks in its deployment.
 	FirstRank int
 	Ranks     []*Rank

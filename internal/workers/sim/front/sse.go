@@ -21,6 +21,8 @@ type events struct {
 	// prelude adds what comes before an error that is the stream's first
 	// event; nil for nothing.
 	prelude func()
+	// params are the transfer parameters of a piece; nil for none.
+	params func(*choice) json.RawMessage
 	// failed adds an error event in another API's form; nil for OpenAI's.
 	failed func(message string)
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -27,6 +29,8 @@ type transferAsked struct {
 	Pin bool
 	// Offer is the name under which the prompt's full blocks are kept for a decode.
 	Offer string
+	// Transfer is the name under which a decode asks for the blocks (Mooncake).
+	Transfer string
 	// Pulls bring the KV of each prompt from elsewhere; empty for none.
 	Pulls []*engine.Pull
 	// LMCache is nil but with that connector.
@@ -73,11 +77,59 @@ func readTransfer(connector workers.Connector, raw json.RawMessage, prompts int)
 				a.Pulls = append(a.Pulls, parseRegistration(p))
 			}
 		}
+	case workers.ConnectorMooncake:
+		return readMooncake(p, prompts)
 	case workers.ConnectorLMCache:
 		a.LMCache = parseSpec(p)
 	case workers.ConnectorNone, workers.ConnectorSGLang, workers.ConnectorSharedStorage:
 	}
 	return a, nil
+}
+
+// readMooncake reads the members of MooncakeConnector (vLLM 0.33). That looks at the flags and
+// at what they need; here all others are refused, so that a body with too much shows.
+func readMooncake(p map[string]json.RawMessage, prompts int) (a transferAsked, err *Error) {
+	bad := func(format string, args ...any) (transferAsked, *Error) {
+		return transferAsked{}, badRequest("body.kv_transfer_params", "MooncakeConnector: "+format, args...)
+	}
+	decodes, prefills := string(p["do_remote_decode"]), string(p["do_remote_prefill"])
+	names := []string{"do_remote_decode", "do_remote_prefill", "transfer_id"}
+	switch {
+	case decodes == "true" && prefills == "false":
+	case decodes == "false" && prefills == "true":
+		names = append(names, "remote_engine_id", "remote_bootstrap_addr")
+	default:
+		return bad("do_remote_decode is %q and do_remote_prefill is %q, of which one must be true and the other false", decodes, prefills)
+	}
+	text := map[string]string{}
+	for _, name := range names {
+		if _, ok := p[name]; !ok {
+			return bad("%s is missing", name)
+		}
+	}
+	for name, raw := range p {
+		var s string
+		switch {
+		case !slices.Contains(names, name):
+			return bad("%s is not for this leg", name)
+		case strings.HasPrefix(name, "do_"):
+		case json.Unmarshal(raw, &s) != nil || s == "":
+			return bad("%s is no text", name)
+		default:
+			text[name] = s
+		}
+	}
+	if prompts != 1 {
+		return bad("one transfer_id is for one prompt, not for %d", prompts)
+	}
+	if decodes == "true" {
+		return transferAsked{Pin: true, Transfer: text["transfer_id"]}, nil
+	}
+	server := text["remote_bootstrap_addr"]
+	if u, err := url.Parse(server); err != nil || u.Scheme != "http" || u.Port() == "" || u.Path != "" {
+		return bad("remote_bootstrap_addr is %q, not http://HOST:PORT", server)
+	}
+	return transferAsked{Pulls: []*engine.Pull{{Push: true, EngineID: text["remote_engine_id"], RequestID: text["transfer_id"], Server: server}}}, nil
 }
 
 // asksRemoteDecode reports whether transfer parameters ask for a remote decode.
@@ -180,6 +232,8 @@ type transferParams struct {
 	RemoteBlocksExpiryTime    *float64 `json:"remote_blocks_expiry_time"`
 	TransferMode              string   `json:"transfer_mode"`
 	RemotePrefillCachedTokens int      `json:"remote_prefill_cached_tokens"`
+	// RemoteRegistrationGeneration is there since 0.33.
+	RemoteRegistrationGeneration *int `json:"remote_registration_generation,omitempty"`
 }
 
 // WithoutNulls are the parameters without those that are null, which /v1/messages leaves

@@ -40,7 +40,8 @@ const (
 	OpDone  = "done"
 	OpPut   = "put"
 	// OpRegister asks for the last Want blocks of a request, to be written to the
-	// engine at From; OpWrite brings them.
+	// engine at From; OpWrite brings them, or the Problem why none come. With Transfer the
+	// request is known by that name, RequestID is the asking engine's own.
 	OpRegister = "register"
 	OpWrite    = "write"
 	// OpTake asks for the blocks Seqs that are offered under the name RequestID.
@@ -56,6 +57,8 @@ type Request struct {
 	Contents  []cache.Content `json:"contents,omitempty"`
 	Want      int             `json:"want,omitempty"`
 	From      *Target         `json:"from,omitempty"`
+	Transfer  string          `json:"transfer,omitempty"`
+	Problem   string          `json:"problem,omitempty"`
 }
 
 // Response is its answer.
@@ -63,6 +66,7 @@ type Response struct {
 	Error    string          `json:"error,omitempty"`
 	EngineID string          `json:"engine_id,omitempty"`
 	TPSize   int             `json:"tp_size,omitempty"`
+	Version  string          `json:"version,omitempty"`
 	Contents []cache.Content `json:"contents,omitempty"`
 }
 
@@ -180,6 +184,9 @@ func writeFrame(w io.Writer, v any) error {
 type Links struct {
 	// Patience is how long an unknown engine's port is tried; 0 means 5 s.
 	Patience time.Duration
+	// Version must be that of the remote engine, unless one of both is "": NIXL's handshake
+	// compares a hash of it and more.
+	Version string
 
 	mu    sync.Mutex
 	links map[string]*link
@@ -250,6 +257,10 @@ func (l *Links) connect(ctx context.Context, t Target) (*link, error) {
 			if hello.EngineID != t.EngineID {
 				k.drop()
 				return nil, fmt.Errorf("engine %s answers at %s, not %s", hello.EngineID, k.addr, t.EngineID)
+			}
+			if l.Version != "" && hello.Version != "" && l.Version != hello.Version {
+				k.drop()
+				return nil, fmt.Errorf("NIXL compatibility hash mismatch: engine %s is of version %s, this one of %s", t.EngineID, hello.Version, l.Version)
 			}
 			if t.TPSize != 0 && t.TPSize != hello.TPSize {
 				k.drop()

@@ -1,0 +1,178 @@
+package disagg
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/rawjson"
+)
+
+const (
+	// mooncakePort is that of the bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT).
+	mooncakePort = 8998
+	// MaxBootstrap is the largest answer of a bootstrap server in bytes.
+	MaxBootstrap = 1 << 20
+	// bootstrapTime bounds asking it.
+	bootstrapTime = 2 * time.Second
+)
+
+// bootstrapOf is the bootstrap server of the prefill worker.
+func bootstrapOf(t *Transfer) (err error) {
+	t.at.Host, t.at.Port, err = stated(t, mooncakePort)
+	return err
+}
+
+// serverURL is where the engines meet as a URL. Decode engines need the scheme.
+func (t *Transfer) serverURL() string {
+	return "http://" + net.JoinHostPort(unbracketed(t.at.Host), strconv.Itoa(t.at.Port))
+}
+
+// Meet finds the engine of the prefill rank where a bootstrap server knows it: of a
+// Sequential transfer before the prefill leg is sent, of a Held one before the decode leg. A
+// Held one has it already unless the prefill's request went over a fresh connection: the
+// engine may be a new process by now.
+func (t *Transfer) Meet(ctx context.Context, fresh bool) error {
+	if !t.of.bootstrap {
+		return nil
+	}
+	rank := 0
+	if r := t.dispatch.Prefill.Rank; r != nil {
+		rank = r.DP
+		// Another request may have found a new engine since this one began, over the
+		// connection that this one then had, or failed.
+		if at := r.KVAddress(); t.used && !fresh && at != nil {
+			t.at = *at
+			return nil
+		}
+	}
+	at := t.serverURL()
+	body, err := t.of.query(ctx, at)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %s/query: %w. Engines with NixlConnector have no such server: state connector=nixl for them; bootstrap=host:port states another address", ErrNoBootstrap, at, err)
+	}
+	id, err := engineOf(body, rank)
+	if err != nil {
+		return fmt.Errorf("%w: %s/query: %w", ErrNoBootstrap, at, err)
+	}
+	t.at.EngineID = id
+	if r := t.dispatch.Prefill.Rank; t.used && r != nil && r.KVAddress() != nil { // no leg has failed meanwhile
+		t.keep(t.at)
+	}
+	return nil
+}
+
+// errSilent: a bootstrap server took no connection, or gave no answer.
+var errSilent = errors.New("no answer in " + bootstrapTime.String())
+
+// query asks a bootstrap server. One that gave no answer is not asked again for as long as
+// that took: each request would wait for it.
+func (c *Connector) query(ctx context.Context, server string) ([]byte, error) {
+	c.mu.Lock()
+	until := c.silent[server]
+	c.mu.Unlock()
+	if time.Now().Before(until) {
+		return nil, fmt.Errorf("%w, and it was not asked again", errSilent)
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, bootstrapTime, errSilent)
+	defer cancel()
+	body, err := c.o.Query(limited, server)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		now := time.Now()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.silent == nil {
+			c.silent = map[string]time.Time{}
+		}
+		maps.DeleteFunc(c.silent, func(_ string, until time.Time) bool { return now.After(until) })
+		c.silent[server] = now.Add(bootstrapTime)
+		return nil, errSilent
+	}
+	return body, err
+}
+
+// engineOf reads the engine id of a rank from the answer of a bootstrap server of vLLM 0.33:
+//
+//	{"0": {"engine_id": "…", "worker_addr": {"<tp rank>": {"<pp rank>": "tcp://…"}}}, …}
+//
+// A rank that has not registered yet is not there.
+func engineOf(body []byte, rank int) (string, error) {
+	want, n := strconv.Itoa(rank), 0
+	var entry rawjson.Value
+	if !rawjson.ReadObject(body, maxDepth, func(key, value []byte) {
+		if n++; string(key) == want {
+			entry = value
+		}
+	}) {
+		return "", errors.New("the answer is not a JSON object, so that this is no bootstrap server of Mooncake's")
+	}
+	if !entry.Exists() {
+		return "", fmt.Errorf("rank %d has not registered, of which there are %d", rank, n)
+	}
+	id := word(entry.Get("engine_id"))
+	if id == "" || len(id) > maxNameBytes || !printable(id) {
+		return "", fmt.Errorf("the entry of rank %d has no engine_id", rank)
+	}
+	return id, nil
+}
+
+// checkMooncake judges a prefill's answer. The connector gives no parameters, and keeps no KV
+// of an answer that ended by itself, for which the decode engine would wait in vain.
+func checkMooncake(t *Transfer, a *answer) error {
+	if a.params.Get("remote_block_ids").Exists() {
+		return &ParamsError{Field: transferParams, Problem: "they are NIXL's, but connector=mooncake was stated: state connector=nixl on the worker and on the decode workers beside it"}
+	}
+	if a.ended() {
+		return fmt.Errorf("%w (finish_reason %q)", ErrEnded, clip(a.finish))
+	}
+	if err := checkCount(t, a); err != nil {
+		return err
+	}
+	if !t.used { // else Meet may be writing the address now
+		t.facts.EngineID, t.facts.Host, t.facts.Port = t.at.EngineID, t.at.Host, t.at.Port
+		t.keep(t.at)
+	}
+	return nil
+}
+
+// bootstraps asks bootstrap servers. They are servers of their own, so that what is set for
+// engines (TLS, API keys) is not for them. uvicorn closes idle connections after 5 s.
+var bootstraps = &http.Client{
+	Transport: &http.Transport{
+		DialContext:     (&net.Dialer{Timeout: bootstrapTime}).DialContext,
+		MaxIdleConns:    256,
+		IdleConnTimeout: 4 * time.Second,
+	},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// overHTTP is the default of Options.Query.
+func overHTTP(ctx context.Context, server string) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/query", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := bootstraps.Do(r)
+	if err != nil {
+		return nil, cmp.Or(errors.Unwrap(err), err) // without the URL
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("HTTP %s", resp.Status)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxBootstrap+1))
+	if err == nil && len(body) > MaxBootstrap {
+		err = fmt.Errorf("more than %d bytes", MaxBootstrap)
+	}
+	return body, err
+}
