@@ -140,7 +140,7 @@ func (b *Blindness) judge(d *trace.Decision, at time.Time) {
 	if in == &b.m.in.Decode {
 		phase = b.m.in.DecodePhase()
 	}
-	phase.Siblings, phase.Limit = selector.Siblings{}, 0
+	phase.Siblings, phase.Limit = nil, 0
 	var out selector.Ranking
 	selector.Pick(&phase, &out)
 	best, ok := out.Best()

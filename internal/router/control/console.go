@@ -56,7 +56,7 @@ type Router struct {
 	Ending   *Drain
 	Engines  *Engines
 	// Ordered is called when an operator has drained a worker, or let it take requests again
-	// ([replicas.Order] has the values).
+	// ([replicas.Order] has the values); nil where no other router needs to know.
 	Ordered func(w *workers.Worker, drain int)
 	// DryRun decides about a request to an endpoint, with its body, and does nothing.
 	DryRun func(context.Context, *api.Endpoint, admin.RouteRequest) (*receipt.Receipt, error)
@@ -207,7 +207,7 @@ func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
 	}
 	if w.State.Draining() != on {
 		w.State.SetDraining(on)
-		c.Ordered(w, map[bool]int{true: replicas.Drained, false: replicas.Resumed}[on])
+		c.ordered(w, map[bool]int{true: replicas.Drained, false: replicas.Resumed}[on])
 		e := eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, running ones finish", name)}
 		if !on {
 			e.Kind, e.Text = "worker_resumed", fmt.Sprintf("worker %s takes requests again", name)
@@ -215,6 +215,12 @@ func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
 		c.Log.Add(e)
 	}
 	return c.worker(name)
+}
+
+func (c *console) ordered(w *workers.Worker, drain int) {
+	if c.Ordered != nil {
+		c.Ordered(w, drain)
+	}
 }
 
 // MoveStreams is for adminserver.Control.
@@ -228,7 +234,7 @@ func (c *console) MoveStreams(name string) (admin.Worker, error) {
 	}
 	if !w.State.Moving() {
 		w.State.SetMoving()
-		c.Ordered(w, replicas.Moved)
+		c.ordered(w, replicas.Moved)
 		c.Log.Add(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
 	}
 	return c.worker(name)

@@ -145,7 +145,7 @@ type phaseLine struct {
 	Draw       uint64          `json:"draw,string"`
 	Turn       uint64          `json:"turn"`
 	Home       string          `json:"session_home"`
-	Siblings   siblingsLine    `json:"siblings"`
+	Siblings   *siblingsLine   `json:"siblings"`
 	Chosen     string          `json:"chosen"`
 	Candidates []candidateLine `json:"candidates"`
 }
@@ -331,7 +331,7 @@ func (o *object) phase(name string, in *selector.Input, peers []workers.Peer, ch
 	}
 	o.someUint("turn", in.Turn)
 	o.str("session_home", in.Home)
-	if s := &in.Siblings; *s != (selector.Siblings{}) {
+	if s := in.Siblings; s != nil {
 		o.key("siblings")
 		o.open()
 		o.quoted("router", s.Router)
@@ -651,7 +651,7 @@ var errNoRank = errors.New(`a candidate without "rank"`)
 func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]workers.Peer) error {
 	*in = selector.Input{
 		Weights: d.Settings.Weights, Busy: d.Settings.Busy, ISL: l.Facts.ISL, BlockSize: l.BlockSize,
-		SessionKey: l.Session, Home: p.Home, Draw: p.Draw, Turn: p.Turn, Siblings: selector.Siblings(p.Siblings), Candidates: make([]decision.Candidate, len(p.Candidates)),
+		SessionKey: l.Session, Home: p.Home, Draw: p.Draw, Turn: p.Turn, Siblings: (*selector.Siblings)(p.Siblings), Candidates: make([]decision.Candidate, len(p.Candidates)),
 	}
 	*peers = make([]workers.Peer, len(p.Candidates))
 	for i := range p.Candidates {

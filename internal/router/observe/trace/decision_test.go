@@ -298,6 +298,11 @@ func fill(v reflect.Value, r *rand.Rand, text string, figure float64) {
 		v.SetFloat([]float64{0, -1, figure, -figure, float64(r.IntN(1e6)) / 1000, math.Copysign(0, -1), r.NormFloat64(), math.Float64frombits(r.Uint64()), 1 << 53, 1e21, 1e-7, 999999, 1e6}[r.IntN(13)])
 	case reflect.Int, reflect.Int64:
 		v.SetInt(int64(r.IntN(2)) * int64(r.Uint64()))
+	case reflect.Pointer:
+		if r.IntN(2) == 0 {
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(v.Elem(), r, text, figure)
+		}
 	case reflect.Int32:
 		v.SetInt(int64(r.IntN(2)) * int64(int32(r.Uint32())))
 	case reflect.Uint8:

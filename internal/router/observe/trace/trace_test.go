@@ -110,7 +110,7 @@ func fullDecision() *Decision {
 		PrefillPeers: []workers.Peer{{Worker: p}},
 	}
 	for _, k := range []*selector.Input{&in.Decode, &in.Prefill} {
-		k.Siblings = selector.Siblings{Router: 1<<64 - 2, Unseen: 1. / 3, Tokens: 1e3 / 7}
+		k.Siblings = &selector.Siblings{Router: 1<<64 - 2, Unseen: 1. / 3, Tokens: 1e3 / 7}
 		k.Weights, k.Busy, k.ISL, k.BlockSize, k.SessionKey = s.Weights, s.Busy, 100, 16, 1<<63
 	}
 	return &Decision{

@@ -35,10 +35,13 @@ func (p *Plan) Fill(d *decision.Decision, in *Input, limit int) {
 func fill(out *decision.Phase, in *selector.Input, r *selector.Ranking, limit int) {
 	*out = decision.Phase{
 		Policy: string(r.Policy), Verdict: string(r.Verdict), MarginBlocks: r.Margin, Eligible: r.Eligible,
-		Unseen: in.Siblings.Unseen, Tied: r.Tied, TieBreak: string(r.TieBreak), Sampled: r.Sampled, Candidates: out.Candidates[:0],
+		Tied: r.Tied, TieBreak: string(r.TieBreak), Sampled: r.Sampled, Candidates: out.Candidates[:0],
 	}
 	if r.Policy == "" {
 		return
+	}
+	if s := in.Siblings; s != nil {
+		out.Unseen = s.Unseen
 	}
 	out.Home = in.Home
 	if r.InTime {

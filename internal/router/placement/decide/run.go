@@ -61,8 +61,8 @@ type Criteria struct {
 	// caller's, once for all attempts: a retry goes on from where the request
 	// began, and shifts nobody else's turn.
 	Chances [2]Chance
-	// Siblings is what is known of other routers, for this decision.
-	Siblings siblings.Seen
+	// Siblings is what is known of other routers, for this decision; nil for nothing.
+	Siblings *siblings.Seen
 	// Waited says that the request has waited for a place: its limits are nearer than
 	// its costs say.
 	Waited bool
@@ -187,6 +187,10 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 	}
 	r.settings, r.workers, r.served, r.long, r.prompt = s, list, [2]bool{}, [2]bool{}, promptOf(&q.Facts)
 	r.Attempt++
+	var choice *selector.Siblings
+	if q.Siblings != nil {
+		choice = q.Siblings.Choice()
+	}
 	var homes affinity.Homes
 	if q.Session != 0 && (s.Decode == selector.Session || s.Prefill == selector.Session) {
 		homes = seen.Homes(q.Model, q.Session)
@@ -204,7 +208,7 @@ func (r *Run) NextPlan(s *Options, list []*workers.Worker, unit int, seen FleetV
 		*p.in = selector.Input{
 			Phase: p.phase, Policy: p.policy, Weights: s.Weights, Busy: s.Busy, ISL: q.Facts.ISL, BlockSize: unit,
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
-			Siblings: q.Siblings.Choice(), Limit: decision.Kept,
+			Siblings: choice, Limit: decision.Kept,
 		}
 		r.held[index(p.phase)] = r.holds(list, p.phase)
 		if q.Session != 0 && p.policy == selector.Session {
@@ -347,7 +351,9 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			}
 			// What only some ranks could take says nothing of how evenly the rest is spread.
 			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
-			r.Criteria.Siblings.Add(c, k, in.Busy.Requests)
+			if s := r.Criteria.Siblings; s != nil {
+				s.Add(c, k, in.Busy.Requests)
+			}
 			if stay.Computed && stay.Worker == w.State {
 				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
 			}

@@ -138,7 +138,8 @@ type Input struct {
 	// Draw is the request's random number in this phase, Turn its number in the
 	// phase's round-robin sequence. Retries have those of the first attempt.
 	Draw, Turn uint64
-	Siblings   Siblings
+	// Siblings is nil without other routers.
+	Siblings *Siblings
 	// Limit is how many ranks need to be ordered; 0 orders all of them.
 	Limit int
 }

@@ -21,8 +21,8 @@ type Siblings struct {
 // the same cost as many as unseen decisions warrant. The draw follows from the router and
 // its request's turn. Policies that draw, or that follow a session, need none.
 func spread(in *Input, out *Ranking) {
-	s := &in.Siblings
-	if s.Router == 0 || len(out.Order) < 2 || out.Sampled || out.Policy != KV && out.Policy != KVBlocks && (out.Policy != LeastLoaded || in.Policy == Session && in.SessionKey != 0) {
+	s := in.Siblings
+	if s == nil || s.Router == 0 || len(out.Order) < 2 || out.Sampled || out.Policy != KV && out.Policy != KVBlocks && (out.Policy != LeastLoaded || in.Policy == Session && in.SessionKey != 0) {
 		return
 	}
 	best := &in.Candidates[out.Order[0]]
@@ -58,7 +58,7 @@ func (in *Input) drawOf(c *decision.Candidate) uint64 {
 
 // unseenCost is what the unseen decisions add to the cost of the first rank if all of them take it.
 func (in *Input) unseenCost(out *Ranking) float64 {
-	s, c := &in.Siblings, &in.Candidates[out.Order[0]]
+	s, c := in.Siblings, &in.Candidates[out.Order[0]]
 	switch {
 	case out.InTime:
 		was := *c

@@ -19,7 +19,7 @@ func TestUnseenWork(t *testing.T) {
 		got := map[string]bool{}
 		var out Ranking
 		for turn := range uint64(500) {
-			in.Turn, in.Siblings = turn, s
+			in.Turn, in.Siblings = turn, &s
 			Pick(in, &out)
 			got[in.Candidates[out.Order[0]].Rank] = true
 		}

@@ -210,29 +210,29 @@ func (s *Siblings) rate() (perSecond, tokens float64) {
 	return 0, 0
 }
 
-// Seen is what a decision knows of other routers. The zero value knows none.
+// Seen is what a decision knows of other routers. It is not changed.
 type Seen struct {
 	loads *loads
 	now   time.Time
 }
 
-// Look returns what is known now. It waits for no other router.
-func (s *Siblings) Look(now time.Time) Seen {
+// Look returns what is known now, nil for nothing. It waits for no other router.
+func (s *Siblings) Look(now time.Time) *Seen {
 	if s == nil {
-		return Seen{}
+		return nil
 	}
 	x := s.exchange.Load()
 	if x == nil {
-		return Seen{}
+		return nil
 	}
 	l := s.loads.Load()
 	if l == nil || l.revision != x.View().Revision() || l.live > 0 && !now.Before(l.until) {
 		l = s.refresh(x.View(), now)
 	}
 	if l.live == 0 {
-		return Seen{}
+		return nil
 	}
-	return Seen{l, now}
+	return &Seen{l, now}
 }
 
 func (s *Siblings) refresh(v *replicas.View, now time.Time) *loads {
@@ -264,8 +264,8 @@ func (s *Siblings) refresh(v *replicas.View, now time.Time) *loads {
 //
 // In a blind time each router takes at most its share of the places that were free, so that
 // all of them together exceed the limit by one each at most.
-func (s Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
-	if s.loads == nil || int(k.Slot) >= len(s.loads.bySlot) {
+func (s *Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
+	if int(k.Slot) >= len(s.loads.bySlot) {
 		return
 	}
 	l := &s.loads.bySlot[k.Slot]
@@ -279,6 +279,7 @@ func (s Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 		held = max(0, free-(free+routers-1)/routers)
 	}
 	c.ActiveRequests += l.Requests
+	c.Answering += l.Answering
 	c.PrefillTokens += l.PrefillTokens
 	c.DecodeBlocks += l.DecodeBlocks
 	c.FreshTokens += l.FreshTokens
@@ -289,18 +290,15 @@ func (s Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 }
 
 // Choice is what a choice among ranks depends on.
-func (s Seen) Choice() selector.Siblings {
+func (s *Seen) Choice() *selector.Siblings {
 	l := s.loads
-	if l == nil {
-		return selector.Siblings{}
-	}
 	// A router that is silent for less than a heartbeat had nothing to publish until then.
 	silent := max(0, s.now.Sub(l.heard))
 	if silent <= replicas.Heartbeat {
 		silent = min(silent, replicas.Pace)
 	}
 	// The others are taken to decide as often as this router: behind a balancer they do.
-	return selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * silent.Seconds(), Tokens: l.tokens}
+	return &selector.Siblings{Router: l.router, Unseen: l.rate * float64(l.live) * silent.Seconds(), Tokens: l.tokens}
 }
 
 // SetSettings changes the digest of the settings that other routers see.
