@@ -127,16 +127,6 @@ func Next(parent, local uint64) uint64 {
 	return xxh3.HashSeed(b[:], Seed)
 }
 
-// TextChunks appends one local hash per full chunk of chunkBytes bytes of each text to dst and
-// returns it. What is left of one text is part of the first hash of the next.
-func TextChunks(dst []uint64, chunkBytes int, key Key, texts ...[]byte) []uint64 {
-	c := NewChunker(chunkBytes, key)
-	for _, text := range texts {
-		dst = c.Text(dst, text)
-	}
-	return dst
-}
-
 // Chunker names the parts of a prompt whose token ids are not known, one after the other.
 type Chunker struct {
 	size       int

@@ -73,7 +73,7 @@ func TestVectors(t *testing.T) {
 			}
 		})
 	}
-	got := TextChunks([]uint64{}, v.Text.ChunkBytes, Key{}, []byte(v.Text.Text))
+	got := textChunks([]uint64{}, v.Text.ChunkBytes, Key{}, []byte(v.Text.Text))
 	if d := cmp.Diff(v.Text.Hashes, got); d != "" {
 		t.Errorf("text chunks (-want +got):\n%s", d)
 	}
@@ -84,7 +84,7 @@ func TestVectors(t *testing.T) {
 func TestTextsInARow(t *testing.T) {
 	t.Parallel()
 	a, b := []byte("0123456789"), []byte("abcdefghijkl")
-	chunks := func(texts ...[]byte) []uint64 { return Chain(nil, TextChunks(nil, 4, Key{}, texts...)) }
+	chunks := func(texts ...[]byte) []uint64 { return Chain(nil, textChunks(nil, 4, Key{}, texts...)) }
 	whole := chunks(a, b)
 	if len(whole) != 5 || !slices.Equal(whole[:2], chunks(a)) || !slices.Equal(chunks(nil, b), chunks(b)) {
 		t.Errorf("%x of both, %x of the first, %x of the second", whole, chunks(a), chunks(b))
@@ -118,7 +118,7 @@ func TestKeysSeparate(t *testing.T) {
 	t.Parallel()
 	tokens := make([]uint32, 48)
 	hash := func(k Key) []uint64 { return Chain(nil, Locals(nil, tokens, 16, k)) }
-	text := func(k Key) []uint64 { return Chain(nil, TextChunks(nil, 64, k, make([]byte, 192))) }
+	text := func(k Key) []uint64 { return Chain(nil, textChunks(nil, 64, k, make([]byte, 192))) }
 	seen := map[uint64]string{}
 	for _, k := range []Key{{}, {LoRA: "a"}, {LoRA: "b"}, {Salt: "a"}, {Salt: "b"}, {LoRA: "a", Salt: "b"}, {LoRA: "b", Salt: "a"}} {
 		for form, chain := range map[string][]uint64{"tokens": hash(k), "text": text(k)} {
@@ -143,11 +143,11 @@ func TestNoBlocks(t *testing.T) {
 	for name, got := range map[string][]uint64{
 		"block size 0":  Locals(nil, tokens, 0, Key{}),
 		"block size -1": Locals(nil, tokens, -1, Key{}),
-		"chunk size 0":  TextChunks(nil, 0, Key{}, make([]byte, 9)),
+		"chunk size 0":  textChunks(nil, 0, Key{}, make([]byte, 9)),
 		"partial block": Locals(nil, tokens, 33, Key{}),
 		"no tokens":     Locals(nil, nil, 16, Key{}),
 		"empty chain":   Chain(nil, nil),
-		"empty text":    TextChunks(nil, 4, Key{}, nil),
+		"empty text":    textChunks(nil, 4, Key{}, nil),
 	} {
 		if len(got) != 0 {
 			t.Errorf("%s: got %d hashes, want none", name, len(got))
@@ -165,7 +165,7 @@ func TestNoAllocations(t *testing.T) {
 	got := testing.AllocsPerRun(20, func() {
 		locals = LocalsAt(locals[:0], tokens, 16, 0, extra, key)
 		chain = Chain(chain[:0], locals)
-		locals = TextChunks(locals[:0], 64, Key{}, text)
+		locals = textChunks(locals[:0], 64, Key{}, text)
 	})
 	if got != 0 {
 		t.Errorf("%v allocations per prompt with reused buffers, want 0", got)
@@ -193,6 +193,16 @@ func BenchmarkTextChunks32K(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
-		dst = TextChunks(dst[:0], 64, Key{}, text)
+		dst = textChunks(dst[:0], 64, Key{}, text)
 	}
+}
+
+// textChunks appends one local hash per full chunk of chunkBytes bytes of each text to dst and
+// returns it. What is left of one text is part of the first hash of the next.
+func textChunks(dst []uint64, chunkBytes int, key Key, texts ...[]byte) []uint64 {
+	c := NewChunker(chunkBytes, key)
+	for _, text := range texts {
+		dst = c.Text(dst, text)
+	}
+	return dst
 }

@@ -13,6 +13,7 @@ func TestReportsArePrintable(t *testing.T) {
 	var d Redecision
 	hostile.Fill(&r)
 	hostile.Fill(&d)
+	r.Verify.Decisions = 1
 	r.Verify.First.Line = 1 // another line than that of the first other input
 	var report, redecision strings.Builder
 	if err := r.Text(&report); err != nil {
