@@ -41,6 +41,7 @@ type Record struct {
 	// Model is the engines' name of the model, RequestedModel the client's.
 	Model, RequestedModel string
 	Stream                bool
+	begun                 bool // see Recompute
 	// Key is the name of the client's API key, Tenant its owner.
 	Key, Tenant string
 	Start       time.Time
@@ -52,9 +53,7 @@ type Record struct {
 	Outcome Outcome // set when the request ends
 
 	costs outcome.RequestSamples // see Costs
-	begun bool                   // see Recompute
-
-	first *LegRecord // the first decode leg
+	first *LegRecord             // the first decode leg
 }
 
 // Outcome is how a request ended, apart from its answer.
