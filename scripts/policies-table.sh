@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sets the policies, with their default settings, against each other over generated
-# requests and two fleets, and prints the table of docs/policies.md. Needs jq and a built
+# requests and two fleets, and prints the table of docs/lab/policies.md. Needs jq and a built
 # dynctl; takes one to three minutes on two cores.
 #
 #   make build && scripts/policies-table.sh
@@ -11,7 +11,7 @@ set -eu
 dynctl=${DYNCTL:-bin/dynctl}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-policies=${POLICIES:-kv,kv_dynamo,session,least_loaded,round_robin,power_of_two,random}
+policies=${POLICIES:-kv,kv_blocks,kv_dynamo,session,least_loaded,round_robin,power_of_two,random}
 seeds=${SEEDS:-1 2 3}
 echo '| requests | fleet | arrivals | policy | good | E2E p50 | hit | imbalance |'
 echo '|---|---|---|---|---|---|---|---|'

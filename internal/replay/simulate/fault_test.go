@@ -133,7 +133,7 @@ type driftLoad struct {
 	both bool
 	// over says that it is more than the fleet serves in time while engines or the network are
 	// slow: the best fixed threshold serves four fifths of it then at most, and auto fewer
-	// (docs/policies.md).
+	// (docs/lab/policies.md).
 	over bool
 }
 

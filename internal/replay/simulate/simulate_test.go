@@ -402,7 +402,7 @@ func TestRunFails(t *testing.T) {
 }
 
 // TestConversation runs the hour of real conversations over 16 ranks: the kv
-// policy keeps its promises of docs/policies.md, and fast enough.
+// policy keeps its promises of docs/lab/policies.md, and fast enough.
 func TestConversation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("an hour of requests, twice")

@@ -2,9 +2,8 @@ package cost
 
 import "time"
 
-// Constants are what results of simulations chose, and nothing else: docs/lab/cost-in-time.md
-// has what each does to the figures when it is half as much again, or half as much. A model
-// carries those it was made with, so that a recording is decided again by the constants of its
+// Constants are what results of simulations chose: docs/lab/cost-in-time.md has what was
+// tried. A model carries those it was made with, so that a recording is decided again by the constants of its
 // time.
 type Constants struct {
 	// Others is what a millisecond costs that the request makes others wait, in milliseconds of

@@ -300,7 +300,7 @@ func sharedCache(reqs []request, capacity int) float64 {
 
 // leastHits is the share of one shared cache's hits that policy kv must keep on the hour
 // of real conversations. It is a floor: the weights are chosen by good requests over many
-// workloads (docs/policies.md), and not by these hits.
+// workloads (docs/lab/policies.md), and not by these hits.
 const leastHits = 0.93
 
 // TestQuality runs the hour of real conversations over 16 ranks: kv keeps leastHits, and

@@ -64,7 +64,7 @@ type Weights struct {
 
 // DefaultWeights are the weights that the router starts with; see
 // docs/adr/0004-cost-function.md for how Queue, Stall and Spread were chosen, and
-// docs/policies.md for DecodeLoad; StepTokens is from the ADR, too. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
+// docs/lab/policies.md for DecodeLoad; StepTokens is from the ADR, too. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
 func DefaultWeights() Weights {
 	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, StepTokens: 256, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 8, Stall: 1.0 / 16, Spread: 1.0 / 128, Others: cost.Tuned.Others}
 }
