@@ -50,9 +50,12 @@ const (
 	MaxRows = 4096
 	// MaxText is the length in bytes of each text in a message.
 	MaxText = 256
-	// MaxOrders, MaxStored and MaxSpent are the numbers of orders or ejected workers, of stored
-	// responses and of API keys in a message.
-	MaxOrders, MaxStored, MaxSpent = 512, 128, 512
+	// MaxOrders is the number of orders or ejected workers in a message.
+	MaxOrders = 512
+	// MaxStored is the number of stored responses in a message.
+	MaxStored = 128
+	// MaxSpent is the number of API keys in a message.
+	MaxSpent = 512
 	// MaxAmount is the largest figure of a [Load] in a message.
 	MaxAmount = 1<<31 - 1
 )

@@ -155,7 +155,7 @@ func (m *mooncake) senders() (n int) {
 func (m *mooncake) send(path string) {
 	m.t.Helper()
 	got := m.Send(m.t.Context(), ask(false, ""))
-	if got.Err != nil || got.Status != 200 || path != "" && string(got.Receipt.Path) != path {
+	if got.Err != nil || got.Status != 200 || path != "" && got.Receipt.Path != path {
 		m.t.Errorf("%s by %s, want %s: %s", got, got.Receipt.Path, path, got.Legs())
 	}
 }

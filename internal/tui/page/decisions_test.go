@@ -44,9 +44,18 @@ func TestExplainOfSeveralAttempts(t *testing.T) {
 
 // TestCostRowsAddUp: at every width the terms that a row shows are its cost.
 func TestCostRowsAddUp(t *testing.T) {
-	ph := &decision.Phase{Chosen: "d0/dp0", Candidates: []decision.Candidate{{Rank: "d0/dp0"}}}
+	for _, unit := range []string{"", decision.Milliseconds} {
+		t.Run(unit, func(t *testing.T) { costRowsAddUp(t, unit) })
+	}
+}
+
+func costRowsAddUp(t *testing.T, unit string) {
+	ph := &decision.Phase{Chosen: "d0/dp0", Unit: unit, Candidates: []decision.Candidate{{Rank: "d0/dp0"}}}
 	c := &ph.Candidates[0]
 	for i, term := range decision.EachTerm() {
+		if term.Unit != unit {
+			continue
+		}
 		v := float64(10 * (i + 1))
 		*term.At(&c.Terms) = v
 		if term.Credit {

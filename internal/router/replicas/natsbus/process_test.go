@@ -33,7 +33,7 @@ func TestProcess(t *testing.T) {
 	}
 	r := start(t, n, embed(t, Cluster{Name: fmt.Sprint("router-", n), Listen: "127.0.0.1:0", Routes: []string{first}, Log: slog.New(slog.DiscardHandler)}))
 	defer r.end()
-	fmt.Println("joined")
+	_, _ = fmt.Fprintln(os.Stdout, "joined")
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 }
 
