@@ -22,6 +22,8 @@ type BlindReport struct {
 	// choices.
 	Blind  uint64 `json:"blind_decisions"`
 	Unseen uint64 `json:"unseen_choices"`
+	// ByTimes are decisions among ranks by times, which are not judged further.
+	ByTimes uint64 `json:"decisions_by_times,omitempty"`
 	// Otherwise are decisions that would have taken another rank, had they seen all choices.
 	Otherwise uint64 `json:"otherwise"`
 	// Regret is by how much the ranks that they took cost more than the best ones, with all
@@ -84,8 +86,9 @@ func (b *Blindness) unseen(c *decision.Candidate, at time.Time) []choice {
 	return list[first(at.Add(-time.Duration(c.SiblingAgeMS)*time.Millisecond)):first(at)]
 }
 
-// Judge judges the decisions of a recording that Begin began again.
-func (b *Blindness) Judge(ctx context.Context, r *trace.Reader) error {
+// Judge judges the decisions of a recording that Begin began again, from a time in it until
+// another, 0 for its end.
+func (b *Blindness) Judge(ctx context.Context, r *trace.Reader, from, to time.Duration) error {
 	if !b.sorted {
 		for _, list := range b.by {
 			slices.SortFunc(list, func(x, y choice) int { return x.at.Compare(y.at) })
@@ -99,7 +102,10 @@ func (b *Blindness) Judge(ctx context.Context, r *trace.Reader) error {
 		if err != nil {
 			return err
 		}
-		if d := rec.Decision; d != nil && d.Unverifiable == "" && d.Error == "" {
+		if to > 0 && rec.Time > to {
+			break
+		}
+		if d := rec.Decision; d != nil && d.Unverifiable == "" && d.Error == "" && rec.Time >= from {
 			b.judge(d, b.start.Add(rec.Time))
 		}
 	}
@@ -141,6 +147,10 @@ func (b *Blindness) judge(d *trace.Decision, at time.Time) {
 		phase = b.m.in.DecodePhase()
 	}
 	phase.Siblings, phase.Limit = nil, 0
+	if phase.Policy == selector.KV && b.m.in.Costs.Timed() {
+		b.report.ByTimes++ // its prices are made with the plan
+		return
+	}
 	var out selector.Ranking
 	selector.Pick(&phase, &out)
 	best, ok := out.Best()
@@ -169,6 +179,9 @@ func (r *BlindReport) Text(out io.Writer) error {
 	_, err := printable.Fprintf(out, "BLIND   %s of %d decisions took a rank that another router had just chosen unseen (%d choices)\n", share(r.Blind), r.Decisions, r.Unseen)
 	if err == nil {
 		_, err = printable.Fprintf(out, "        %s would have taken another rank, had they seen all choices; regret %.4g in sum, %.4g at most\n", share(r.Otherwise), r.Regret, r.Greatest)
+	}
+	if err == nil && r.ByTimes > 0 {
+		_, err = printable.Fprintf(out, "        not judged: %d decisions with unseen choices that were made by times\n", r.ByTimes)
 	}
 	return err
 }

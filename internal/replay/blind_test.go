@@ -71,7 +71,7 @@ func TestBlindness(t *testing.T) {
 		}
 	}
 	for i := range recordings {
-		if err := b.Judge(t.Context(), read(i)); err != nil {
+		if err := b.Judge(t.Context(), read(i), 0, 0); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -111,7 +111,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.engines, err = newEngines(&o, r.hop, r.base, r.entry, r.others); err != nil {
 		return nil, err
 	}
-	r.observing = newObserving(&o, r.base, r.entry, r.engines)
+	r.observing = newObserving(&o, r.base, r.entry, r.others, r.engines)
 	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing, r.others); err != nil {
 		return nil, err
 	}

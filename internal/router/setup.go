@@ -200,7 +200,7 @@ type observing struct {
 	stream    *lifecycle.Stream
 }
 
-func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
+func newObserving(o *Options, b *base, in *entry, s *others, e *engines) *observing {
 	l := &observing{receipts: receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts}), lengths: outputs.New(), media: media.NewTable()}
 	l.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return b.registry.Snapshot().Ranks }, Event: b.event,
@@ -211,7 +211,12 @@ func newObserving(o *Options, b *base, in *entry, e *engines) *observing {
 			}
 		},
 	})
-	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Event: b.event, Fleet: b.registry.Snapshot, Ledger: in.ledger})
+	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Fleet: b.registry.Snapshot, Ledger: in.ledger, Siblings: s.siblings, Event: func(e eventlog.Event) {
+		// What is learned and decides nothing is no news.
+		if d := &b.settings.Load().Decisions; d.Priced() && (e.Kind != "costs_known" || d.Rule.Auto) {
+			b.event(e)
+		}
+	}})
 	l.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: b.registry.Snapshot, Factor: func() float64 { return b.settings.Load().Health.SlowFactor },
 		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event,

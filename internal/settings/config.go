@@ -190,7 +190,7 @@ type Routing struct {
 	// remote. With Auto the path is taken that costs less.
 	Threshold   decide.Threshold
 	ThresholdOn string
-	// Objective is what costs are for with a threshold that is auto ("ttft", "itl",
+	// Objective is what times are weighed for ("ttft", "itl",
 	// "e2e", "goodput"), SLO the limits of a good request ("ttft=2s,itl=25ms").
 	Objective, SLO string
 	// PrefillFallback is what happens when remote prefill is wanted and
@@ -527,7 +527,7 @@ func (r *Routing) Plan() decide.Rule {
 	return rule
 }
 
-// Aim is what a threshold that is auto chooses paths for.
+// Aim is what times are weighed for.
 func (r *Routing) Aim() cost.Objective {
 	o := cost.Objective{For: cost.Aim(r.Objective)}
 	o.TTFT, o.ITL, _ = cost.ParseSLO(r.SLO) // checked by its row

@@ -65,7 +65,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.StringArrayVar(&c.set, "set", nil, "simulate with a setting, `KEY=VALUE` (repeatable), of those of --what-if; one that changes nothing in the simulation is an error")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
-	f.Float64Var(&c.slowFactor, "slow-factor", settings.Default().Health.SlowFactor, "simulate with health.slow_factor: ranks so many times slower than their peers cost more with a threshold that is auto; 0 judges nobody")
+	f.Float64Var(&c.slowFactor, "slow-factor", settings.Default().Health.SlowFactor, "simulate with health.slow_factor: ranks so many times slower than their peers cost more where load counts; 0 judges none")
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
 	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --set routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")

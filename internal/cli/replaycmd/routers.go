@@ -83,7 +83,7 @@ func (f *replayFlags) verifyRouters(cmd *cobra.Command, list []routerFiles, minM
 		}
 	}
 	for i := range list {
-		if err := read(i, func(r *trace.Reader) error { return blind.Judge(cmd.Context(), r) }); err != nil {
+		if err := read(i, func(r *trace.Reader) error { return blind.Judge(cmd.Context(), r, f.from, f.to) }); err != nil {
 			return err
 		}
 	}

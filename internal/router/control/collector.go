@@ -45,7 +45,7 @@ var routerMetrics = []metric[*State]{
 	{desc("ledger_open_requests", "Reservations in the ledger."), gauge, func(s *State) float64 { return float64(s.Ledger.Total().Requests) }},
 	{desc("ledger_double_releases_total", "Reservations released twice: each is a defect of the router."), counter, func(s *State) float64 { return float64(s.Ledger.DoubleReleases()) }},
 	{desc("client_connections_refused_total", "Connections refused because their address has limits.client_connections."), counter, func(s *State) float64 { return float64(s.Addresses.Refused()) }},
-	{desc("routing_costs_refused_total", "With a threshold that is auto, times that nothing was learned of a request's choice, a leg or its answer, because costs are learned of 64 models already."), counter, func(s *State) float64 { return float64(s.CostsRefused()) }},
+	{desc("routing_costs_refused_total", "Times that nothing was learned of a request's choice, a leg or its answer, because costs are learned of 64 models already."), counter, func(s *State) float64 { return float64(s.CostsRefused()) }},
 	{desc("api_keys", "API keys in force; none without a file of them."), gauge, func(s *State) float64 { n := s.Keys(); return known(&n, n >= 0) }},
 	{desc("ready", "Whether requests can be served."), gauge, func(s *State) float64 { ok, _ := s.Ready(); return flag(ok) }},
 }
@@ -161,6 +161,7 @@ var (
 	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
+	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while too little is known of the times, or they are in doubt, it compares blocks.", "model")
 	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
 	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
@@ -218,7 +219,8 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	collect(ch, routerMetrics, s)
 	collect(ch, settingMetrics, s.Settings())
 	for _, c := range s.Costs() {
-		mark(costsKnown, c.Revision > 0, c.Model)
+		mark(timesKnown, c.TimesKnown, c.Model)
+		mark(costsKnown, c.PathsKnown, c.Model)
 		for _, x := range c.Crossings {
 			for _, at := range []struct {
 				name   string

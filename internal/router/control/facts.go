@@ -101,7 +101,7 @@ func (f *Facts) Keys() int { return f.Secure.KeyCount() }
 
 // Costs is for Stages.
 func (f *Facts) Costs() []admin.ModelCosts {
-	if !f.InForce.Load().Routing.Threshold.Auto {
+	if !f.InForce.Load().Decisions.Priced() {
 		return nil
 	}
 	return costsOf(f.Learners.Known())

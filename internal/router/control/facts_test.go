@@ -50,7 +50,7 @@ func TestFacts(t *testing.T) {
 	if s := f.Settings(); s.Revision != 3 || s.Auto || s.Threshold != config.Routing.Threshold.Tokens || s.Policy != config.Routing.Policy {
 		t.Errorf("%+v", s)
 	}
-	if f.Costs() != nil || f.Kubernetes() != nil || f.Recorder() != nil {
+	if c := f.Costs(); len(c) != 1 || c[0].Model != "m" || c[0].TimesKnown || f.Kubernetes() != nil || f.Recorder() != nil {
 		t.Errorf("costs %+v, pods %+v, recording %+v where there is none", f.Costs(), f.Kubernetes(), f.Recorder())
 	}
 	if troubles, keys := f.Troubles(), f.Keys(); len(troubles) != 0 || keys != -1 {

@@ -15,7 +15,7 @@ func costsOf(known map[string]cost.Known) (list []admin.ModelCosts) {
 		k := known[name]
 		c := admin.ModelCosts{Model: name, LocalOutcomes: k.Local, PrefillOutcomes: k.Prefill, TransferOutcomes: k.Transfer}
 		if k.Model != nil {
-			c.Revision = k.Model.Revision
+			c.Revision, c.TimesKnown, c.PathsKnown = k.Model.Revision, k.Model.Timed(), k.Model.Compares()
 		}
 		for _, x := range k.Crossings {
 			c.Crossings = append(c.Crossings, admin.Crossing{Running: x.Running, Low: reaches(x.Low), Tokens: reaches(x.Tokens), High: reaches(x.High)})

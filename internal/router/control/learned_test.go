@@ -19,7 +19,7 @@ func TestCosts(t *testing.T) {
 	})
 	want := []admin.ModelCosts{
 		{Model: "a", LocalOutcomes: 5},
-		{Model: "b", Revision: 7, LocalOutcomes: 3, PrefillOutcomes: 2, TransferOutcomes: 1, Crossings: []admin.Crossing{{Running: 4, Low: new(100), Tokens: new(200)}}},
+		{Model: "b", Revision: 7, PathsKnown: true, LocalOutcomes: 3, PrefillOutcomes: 2, TransferOutcomes: 1, Crossings: []admin.Crossing{{Running: 4, Low: new(100), Tokens: new(200)}}},
 	}
 	if d := cmp.Diff(want, list); d != "" {
 		t.Errorf("the costs (-want +got):\n%s", d)

@@ -24,9 +24,12 @@ const Schema = "dynctl.admin/v1"
 // ModelCosts is what is known of the costs of both paths for one model.
 type ModelCosts struct {
 	Model string `json:"model"`
-	// Revision is that of the cost models in force; 0 while too little is known, and the
-	// threshold decides.
+	// Revision is that of the cost models in force; 0 while too little is known.
 	Revision uint64 `json:"revision"`
+	// TimesKnown says that policy kv compares times, not blocks, PathsKnown that costs decide
+	// instead of a threshold that is auto.
+	TimesKnown bool `json:"times_known"`
+	PathsKnown bool `json:"paths_known"`
 	// Of how many outcomes the cost models are made, older ones counting less: prompts computed
 	// on decode and on prefill ranks, and KV that moved.
 	LocalOutcomes    float64 `json:"local_outcomes"`

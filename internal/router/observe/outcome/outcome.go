@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -33,6 +34,8 @@ type Options struct {
 	Event func(eventlog.Event)
 	// Ledger is what ranks do now.
 	Ledger *ledger.Ledger
+	// Siblings are the other routers whose answers run there, too; nil for none.
+	Siblings *siblings.Siblings
 	// Fleet is the fleet of now: a model that it serves is not forgotten.
 	Fleet func() *workers.Snapshot
 }
@@ -172,6 +175,7 @@ func (q *RequestSamples) Ran(rank *workers.Rank, tokens int, now time.Time) {
 	var on cost.Decoding
 	if q.running.Due(tokens) {
 		on = decide.DecodingOn(q.c.o.Ledger, rank, q.block)
+		q.c.o.Siblings.Decoding(&on, rank, q.block, now)
 	}
 	q.learner.Ran(&q.running, tokens, now.Sub(q.c.began), on)
 }

@@ -188,7 +188,7 @@ func (q *Quote) Prefill(w *Work) (p Price) {
 // local is what it costs that the rank which answers computes the prompt, too.
 func (q *Quote) local(w *Work, a *onRank) (p Price) {
 	p.Wait, p.Compute = q.leg(&q.m.Local, w, a.times)
-	p.Behind = float64(q.weight * q.m.Constants.Behind * float64(w.Running-int(w.Answering)) * p.Compute)
+	p.Behind = float64(q.weight * q.m.Constants.Behind * float64(max(w.Running-int(w.Answering), 0)) * p.Compute)
 	stall := 0.0
 	if w.Tokens > 0 {
 		stall = float64((q.m.Step[stepPrompt] + float64(q.m.Step[stepTokens]*(float64(w.Tokens)*0.001))) * a.times)

@@ -28,7 +28,7 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 	if p.Path == route.Remote {
 		in, chosen = r.In.Prefill, p.PrefillIndex
 	}
-	in.Policy, in.Weights, in.Busy = selector.KVBlocks, selector.DefaultWeights(), selector.Busy{}
+	in.Policy, in.Weights, in.Busy, in.Siblings = selector.KVBlocks, selector.DefaultWeights(), selector.Busy{}, nil
 	selector.Pick(&in, &r.memory.judged)
 	best, ok := r.memory.judged.Best()
 	if !ok {

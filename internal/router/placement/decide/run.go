@@ -346,13 +346,13 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			var l ledger.Load
 			given.Read(k, &l)
 			c.ActiveRequests, c.Answering, c.PrefillTokens, c.DecodeBlocks, c.CachedBlocks = l.Requests, l.Answering, l.PrefillTokens, l.DecodeBlocks, l.CachedBlocks
-			if times := k.Times(); times > 1 && !(teaches && l.Requests == 0 && times <= cost.Tuned.TeachWithin) {
-				c.Times = times
-			}
 			// What only some ranks could take says nothing of how evenly the rest is spread.
 			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
 			if s := r.Criteria.Siblings; s != nil {
 				s.Add(c, k, in.Busy.Requests)
+			}
+			if times := k.Times(); times > 1 && !(teaches && c.ActiveRequests == 0 && times <= cost.Tuned.TeachWithin) {
+				c.Times = times
 			}
 			if stay.Computed && stay.Worker == w.State {
 				c.PrefillTokens = 0 // no other prompt is in the way of what is computed

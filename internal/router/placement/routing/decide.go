@@ -236,9 +236,9 @@ func (d *Decider) predicted(q *Request, w *workers.Worker, k *workers.Rank) *has
 	if !q.Chunked && d.from.Fleet.Fed(k) {
 		return nil
 	}
-	size := q.Settings.BlockOf(w)
+	size, named := q.Settings.BlockOf(w), d.naming(q, w)
 	for i := range q.views[:q.used] {
-		if h := &q.views[i]; q.Chunked || h.blockSize == size {
+		if h := &q.views[i]; q.Chunked || h.blockSize == size && h.naming == named {
 			return h
 		}
 	}

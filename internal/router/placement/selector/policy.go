@@ -63,7 +63,7 @@ type policy struct {
 func rankBy(in *Input, out *Ranking) {
 	switch in.Policy {
 	case LeastLoaded:
-		byLoad(in, out, in.Limit)
+		byLoad(in, out, in.sorted())
 	case RoundRobin:
 		rankRoundRobin(in, out)
 	case PowerOfTwo:

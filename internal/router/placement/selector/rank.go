@@ -45,6 +45,9 @@ func Pick(in *Input, out *Ranking) {
 	}
 	rankBy(in, out)
 	spread(in, out)
+	if out.InTime {
+		showTimes(in, out)
+	}
 	if in.Limit > 0 && len(out.Order) > in.Limit {
 		out.Order = out.Order[:in.Limit]
 	}
@@ -154,9 +157,9 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 		t.Prefill, t.Queue = prompt, queued
 		c.Cost = float64(w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0)) + t.Decode + t.Request
 	}
-	limit := in.Limit
-	if !ours || w.Temperature > 0 {
-		limit = 0 // the draw needs all that share the lead, or all
+	limit := in.sorted()
+	if !ours {
+		limit = 0 // the draw needs all that share the lead
 	}
 	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareKV(in, a, b) })
 	out.Tied = tied(in, out)
@@ -209,10 +212,10 @@ func compareTies(in *Input, a, b int) (int, TieBreak) {
 // sample draws the first rank from a softmax over costs, scaled by their
 // range as Dynamo does, and leaves the others in order behind it.
 func sample(in *Input, out *Ranking) {
-	lo := in.Candidates[out.Order[0]].Cost
+	lo := in.Candidates[out.Order[0]].Cost // by times not always the least
 	hi := lo
 	for _, i := range out.Order {
-		hi = max(hi, in.Candidates[i].Cost)
+		lo, hi = min(lo, in.Candidates[i].Cost), max(hi, in.Candidates[i].Cost)
 	}
 	weight := func(i int) float64 {
 		if in.Candidates[i].Cost == lo {
@@ -236,8 +239,8 @@ func sample(in *Input, out *Ranking) {
 	out.Sampled = true
 }
 
-// byLoad orders by load, of a slow rank with the request counted as often as it takes longer: what an engine reports, or what this router has there if that is
-// more. The report is a scrape old, and a burst within one scrape must not land on one rank.
+// byLoad orders by load: what an engine reports, or what this router has there if that is more.
+// The request counts as often as a slow rank takes longer. The report is a scrape old, and a burst within one scrape must not land on one rank.
 // Where a rank reports no load, the router's ledger alone is compared: it counts the same of
 // all ranks. The ledger also breaks ties.
 func byLoad(in *Input, out *Ranking, limit int) {
@@ -336,11 +339,11 @@ func rankPowerOfTwo(in *Input, out *Ranking) {
 func rankSession(in *Input, out *Ranking) {
 	if in.SessionKey == 0 {
 		out.Policy = LeastLoaded
-		byLoad(in, out, in.Limit)
+		byLoad(in, out, in.sorted())
 		return
 	}
 	if in.Home != "" {
-		byLoad(in, out, in.Limit)
+		byLoad(in, out, in.sorted())
 		if k := slices.IndexFunc(out.Order, func(i int) bool { return in.Candidates[i].Rank == in.Home }); k >= 0 {
 			moveToFront(out.Order, k)
 			out.Tied, out.TieBreak = 0, TieNone

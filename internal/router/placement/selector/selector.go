@@ -36,22 +36,22 @@ type Weights struct {
 	// excess counted in lengths of this prompt.
 	CreditDecay float64 `json:"credit_decay"`
 	// StepTokens is how many uncached tokens of a prompt an engine computes in about
-	// the time of one step without any, in policy kv: cached blocks take no more off
+	// the time of one step without any, in policy kv_blocks: cached blocks take no more off
 	// the prefill term than what is above it. 0 counts every block.
 	StepTokens float64 `json:"step_tokens,omitempty"`
 	// PrefillLoadScale multiplies the prefill term.
 	PrefillLoadScale float64 `json:"prefill_load_scale"`
 	// Queue multiplies the prompt blocks that are queued or being prefilled on
-	// the rank, in policy kv; kv_dynamo counts them in full.
+	// the rank, in policy kv_blocks; kv_dynamo counts them in full.
 	Queue float64 `json:"queue"`
-	// DecodeLoad multiplies the rank's active decode blocks in policy kv;
+	// DecodeLoad multiplies the rank's active decode blocks in policy kv_blocks;
 	// kv_dynamo counts them in full.
 	DecodeLoad float64 `json:"decode_load"`
 	// Stall multiplies the prompt's uncached blocks for every active request of an
-	// aggregated rank, in policy kv: each waits while they are computed.
+	// aggregated rank, in policy kv_blocks: each waits while they are computed.
 	Stall float64 `json:"stall"`
 	// Spread multiplies the blocks that were computed on the rank of late
-	// (decision.Candidate.FreshTokens), in policy kv.
+	// (decision.Candidate.FreshTokens), in policy kv_blocks.
 	Spread float64 `json:"spread"`
 	// ActiveRequest is added for every active request, in blocks.
 	ActiveRequest float64 `json:"active_request"`

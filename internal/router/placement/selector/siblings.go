@@ -51,6 +51,15 @@ func spread(in *Input, out *Ranking) {
 	out.Tied, out.TieBreak = among, TieRouter
 }
 
+// sorted is how many ranks need their order, 0 for all: a draw needs them all, by temperature
+// and beside other routers.
+func (in *Input) sorted() int {
+	if in.Weights.Temperature > 0 || in.Siblings != nil && in.Siblings.Router != 0 {
+		return 0
+	}
+	return in.Limit
+}
+
 // drawOf is what this router draws for a rank in this turn; the least is first.
 func (in *Input) drawOf(c *decision.Candidate) uint64 {
 	return mix(in.Siblings.Router ^ mix(in.Turn) ^ fnv(c.Rank))

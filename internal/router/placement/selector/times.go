@@ -81,11 +81,7 @@ func rankTimes(in *Input, out *Ranking) {
 		}
 	}
 	equal := in.Pricing.Model.Equal(best)
-	limit := in.Limit
-	if in.Weights.Temperature > 0 {
-		limit = 0 // the draw needs all
-	}
-	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareTimes(in, equal, a, b) })
+	order(out.Order, in.sorted(), func(a, b int) (int, TieBreak) { return compareTimes(in, equal, a, b) })
 	for _, i := range out.Order {
 		if in.Candidates[i].Cost <= equal {
 			out.Tied++
@@ -97,7 +93,10 @@ func rankTimes(in *Input, out *Ranking) {
 	case out.Tied > 1:
 		_, out.TieBreak = compareTimes(in, equal, out.Order[0], out.Order[1])
 	}
-	// Only those that are kept show their terms.
+}
+
+// showTimes gives those their terms that are kept.
+func showTimes(in *Input, out *Ranking) {
 	shown := out.Order
 	if in.Limit > 0 {
 		shown = shown[:min(in.Limit, len(shown))]

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -286,6 +287,19 @@ func (s *Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 	c.Siblings = decision.Siblings{
 		SiblingRequests: int32(l.Requests), SiblingPrefillTokens: int32(l.PrefillTokens), SiblingDecodeBlocks: int32(l.DecodeBlocks), SiblingFreshTokens: int32(l.FreshTokens),
 		SiblingAgeMS: int32(max(1, math.Ceil(float64(s.now.Sub(l.Since))/float64(time.Millisecond)))), SiblingHeld: int32(held),
+	}
+}
+
+// Decoding adds what the siblings' answers do on a rank whose blocks have so many tokens, as Add
+// adds it to a candidate. What prompts they compute there is not published.
+func (s *Siblings) Decoding(on *cost.Decoding, k *workers.Rank, blockSize int, now time.Time) {
+	seen := s.Look(now)
+	if seen == nil || int(k.Slot) >= len(seen.loads.bySlot) {
+		return
+	}
+	if l := &seen.loads.bySlot[k.Slot]; l.rank == k && !l.Since.IsZero() {
+		on.Running += int32(l.Answering)
+		on.Held += int32(l.DecodeBlocks * blockSize * min(l.Answering, l.Requests) / max(l.Requests, 1))
 	}
 }
 

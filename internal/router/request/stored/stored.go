@@ -34,20 +34,23 @@ func (s *Responses) Tap(f func(id, worker, tenant string)) { s.tap = f }
 // Put notes that a worker has a response. An id that is empty or longer than 256 bytes
 // is not remembered.
 func (s *Responses) Put(id, worker, tenant string) {
-	if s.Learn(id, worker, tenant); s.tap != nil && id != "" && len(id) <= maxID {
+	if s.learn(id, worker, tenant) && s.tap != nil {
 		s.tap(id, worker, tenant)
 	}
 }
 
 // Learn is Put for a response that another router stored.
-func (s *Responses) Learn(id, worker, tenant string) {
+func (s *Responses) Learn(id, worker, tenant string) { s.learn(id, worker, tenant) }
+
+// learn reports whether the response is remembered: an id stays its first tenant's.
+func (s *Responses) learn(id, worker, tenant string) bool {
 	if id == "" || len(id) > maxID {
-		return
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old, known := s.byID[id]; known && old.Tenant != tenant {
-		return
+		return false
 	} else if !known {
 		if len(s.byID) >= s.max {
 			delete(s.byID, s.order[s.head])
@@ -58,6 +61,7 @@ func (s *Responses) Learn(id, worker, tenant string) {
 		}
 	}
 	s.byID[id] = Response{worker, tenant}
+	return true
 }
 
 // Get is where the response of an id is and whose it is, if it is known.
