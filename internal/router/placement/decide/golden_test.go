@@ -216,7 +216,7 @@ func withCosts(in *Input, rng *rand.Rand) {
 		if rng.IntN(3) > 0 {
 			continue
 		}
-		times := 1.5 + 3*rng.Float64()
+		times := 1.5 + float64(3*rng.Float64())
 		for _, list := range [][]decision.Candidate{in.Decode.Candidates, in.Prefill.Candidates} {
 			if slot < len(list) {
 				list[slot].Times = times
@@ -245,7 +245,7 @@ func withTimes(in *Input, rng *rand.Rand) {
 	c.Behind, c.Keep = rng.Float64(), rng.Float64()
 	in.Costs.Prices = cost.Prices{
 		Step: cost.StepModel{9 * rng.Float64(), rng.Float64(), rng.Float64(), rng.Float64(), 20 * rng.Float64(), 20 * rng.Float64()}, Others: float64(rng.IntN(3)), Answer: 1,
-		Loss: 2000 * rng.Float64(), GapLimit: 1 + 40*rng.Float64(), Length: 1 + 500*rng.Float64(), Stalled: 3 * rng.Float64(), Error: 0.2 * rng.Float64(),
+		Loss: 2000 * rng.Float64(), GapLimit: 1 + float64(40*rng.Float64()), Length: 1 + float64(500*rng.Float64()), Stalled: 3 * rng.Float64(), Error: 0.2 * rng.Float64(),
 		NoRemote: rng.IntN(6) == 0, Lacks: cost.Legs(rng.IntN(8)), Constants: c,
 	}
 	if in.Costs.Limit = 4 * in.Costs.Limit; in.Costs.Limit == 0 {
