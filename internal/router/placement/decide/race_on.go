@@ -20,7 +20,6 @@ func (m *memory) poison() {
 	overwrite(m.plan.Prefill.Order, math.MaxInt)
 	overwrite(m.plan.decodeVeto, released.Rank)
 	overwrite(m.plan.prefillVeto, released.Rank)
-	overwrite(m.plan.slowVeto, released.Rank)
 }
 
 // released is a candidate in memory that was given back.
