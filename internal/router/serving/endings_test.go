@@ -241,7 +241,8 @@ func TestReaders(t *testing.T) {
 						if load := r.Ledger.Total(); r.Open.Used() != 1 || load.Requests != 1 || load.Answering != 1 {
 							t.Errorf("%d legs, %d requests, %d of them answering, while nobody reads", r.Open.Used(), load.Requests, load.Answering)
 						}
-						if n := r.Bodies.Used(); n != 0 {
+						// A leg beside may send the body until it ends; the next piece gives it back.
+						if n := r.Bodies.Used(); n != 0 && (seen > 2 || !strings.HasSuffix(fleet, "sglang")) {
 							t.Errorf("%d bytes while nobody reads", n)
 						}
 						return gone
