@@ -71,7 +71,7 @@ type Setup struct {
 	Constants *cost.Constants
 	Objective cost.Aim
 	// SlowFactor is the router's health.slow_factor: from how many times as long as its
-	// peers on a rank is slow, which then costs more; 0 judges nobody.
+	// peers on a rank is slow, which then costs more; 0 judges none.
 	SlowFactor float64
 	// SLO is what a good request keeps.
 	TTFT, ITL time.Duration

@@ -119,7 +119,7 @@ func (s *shell) run(line string) string {
 	return out.String()
 }
 
-// serve begins a router, which goes on until ^C, and returns what it writes until it is ready.
+// serve starts a router, which runs until ^C, and returns what it writes until it is ready.
 func (s *shell) serve(args []string) string {
 	s.router, s.code = &clitest.Screen{}, make(chan int, 1)
 	args = append(args, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "text")

@@ -36,7 +36,7 @@ const (
 	// end and judged, its failure cancels the decode leg.
 	Concurrent Mode = "concurrent"
 	// Held: as Concurrent, but the decode leg is sent only when the prefill's request was
-	// written completely, so that its engine waits for no prefill that nobody has. Both
+	// written completely, so that its engine waits for no prefill that no engine has. Both
 	// engines meet at an address that the router keeps for the prefill rank; a transfer of a
 	// rank without one, as after a failure, is Sequential.
 	Held Mode = "held"

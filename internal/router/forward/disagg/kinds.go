@@ -128,7 +128,7 @@ type kind struct {
 	prefill, decode []member
 	// answer judges the answer of a prefill; nil where it is discarded.
 	answer func(*Transfer, *answer) error
-	// where finds Transfer.at beforehand; nil where an answer names it, or nobody does. With
+	// where finds Transfer.at beforehand; nil where only an answer names it, or nothing does. With
 	// bootstrap a server completes it, see [Transfer.Meet].
 	where     func(*Transfer) error
 	bootstrap bool

@@ -1,6 +1,6 @@
 //go:build !race
 
-// The race detector has a pool lose at random what it holds, so that events are made anew.
+// The race detector has a pool lose at random what it holds, so that events are made again.
 
 package lifecycle
 
