@@ -126,9 +126,7 @@ func TestKilledEngineAnswersNothing(t *testing.T) {
 			if status, body, err := tryPost(ctx, e.URL()+"/v1/completions", object{"model": "sim", "prompt": ids(20, 1), "max_tokens": 2}); err == nil {
 				t.Fatalf("%+v: %d %q", set, status, body)
 			}
-			if err := e.Restart(); err != nil {
-				t.Fatal(err)
-			}
+			restart(t, e)
 		}
 	}
 }

@@ -202,9 +202,7 @@ func TestParamsThatFail(t *testing.T) {
 	fail("first contact: wrong tp", edit(prefill(t, p, prompt), object{"remote_engine_id": "x", "tp_size": 8}), 0, atOnce)
 
 	old := prefill(t, p, prompt)
-	if err := p.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	restart(t, p)
 	fail("prefill restarted", old, 0, atOnce)
 	t.Run("params of the restarted prefill", func(t *testing.T) {
 		_, want, _ := complete(t, p, prompt, nil)
@@ -249,9 +247,7 @@ func TestParamsThatKillTheDecode(t *testing.T) {
 		if _, _, err := tryPost(t.Context(), d.URL()+"/tokenize", object{"prompt": "x"}); err == nil {
 			t.Error("a dead engine answers")
 		}
-		if err := d.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		restart(t, d)
 		_, want, _ := complete(t, p, prompt, nil)
 		if status, got, _ := complete(t, d, prompt, prefill(t, p, prompt)); status != 200 || got != want {
 			t.Errorf("after the restart: %d %q", status, got)
