@@ -34,7 +34,8 @@ func NewPiped(t *testing.T, c settings.Config, engine http.Handler) *Piped {
 	}
 	engines, door := pipeListener(make(chan net.Conn)), pipeListener(make(chan net.Conn))
 	r.client = upstream.New(upstream.Options{Dial: engines.dial})
-	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.others, r.deciding, r.panicked)
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.others, r.deciding)
+	r.door = newDoor(r)
 	for _, w := range r.registry.Snapshot().Workers {
 		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 		for _, k := range w.Ranks {

@@ -55,7 +55,7 @@ func TestKnownModelsWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dry, err := dryRun(t.Context(), r, ep, admin.RouteRequest{Body: []byte(`{"model":"left","prompt":"hi"}`)})
+	dry, err := r.door.DryRun(t.Context(), ep, admin.RouteRequest{Body: []byte(`{"model":"left","prompt":"hi"}`)})
 	if err != nil || !strings.Contains(strings.Join(dry.Notes, "\n"), "would wait in the queue of left") {
 		t.Errorf("a dry run: %+v, %v", dry, err)
 	}

@@ -69,7 +69,7 @@ func TestDryRunsTakeNoPlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := dryRun(t.Context(), r, ep, admin.RouteRequest{Body: []byte(`{"model":"m","prompt":"hello"}`)})
+	d, err := r.door.DryRun(t.Context(), ep, admin.RouteRequest{Body: []byte(`{"model":"m","prompt":"hello"}`)})
 	if err != nil {
 		t.Fatal(err)
 	}

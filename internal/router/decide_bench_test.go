@@ -167,9 +167,8 @@ func BenchmarkObserved(b *testing.B) {
 				b.Fatal(err)
 			}
 			facts := api.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: route.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
-			x := newExchange(r, nil, nil, time.Now())
-			x.ctx, x.call.Endpoint, x.call.Model = b.Context(), ep, "bench"
-			q := &x.call.Routing
+			var record lifecycle.Record
+			q := new(routing.Request)
 			q.Settings, q.Fleet, q.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
 			q.List = q.Fleet.Model("bench")
 			q.Prompt = prompt.Prompt{ISL: 256, Source: route.FromEstimate}
@@ -182,16 +181,15 @@ func BenchmarkObserved(b *testing.B) {
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
-				x.closed, x.status = false, http.StatusOK
 				now := time.Now()
-				x.record = lifecycle.Record{To: r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: x.call.Model, Start: now}
-				x.record.Tokenized(q.Prompt.Source)
-				x.record.Decided()
-				leg := x.record.BeginLeg(route.Decode, peer, nil, now)
+				record = lifecycle.Record{To: r.stream, Live: r.receipts.Begin(now), Routing: q, Endpoint: ep, Model: "bench", Start: now}
+				record.Tokenized(q.Prompt.Source)
+				record.Decided()
+				leg := record.BeginLeg(route.Decode, peer, nil, now)
 				leg.Head(http.StatusOK)
 				leg.End(nil, time.Now())
-				x.record.Answer.Finish, x.record.Answer.Prompt, x.record.Answer.Completion = "stop", 256, 16
-				x.finish(nil)
+				record.Answer.Finish, record.Answer.Prompt, record.Answer.Completion = "stop", 256, 16
+				record.Ended(lifecycle.Outcome{Status: http.StatusOK, Took: time.Since(now)})
 			}
 			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")
 		})

@@ -35,7 +35,7 @@ func (r *Router) ForgetLoad(name string) {
 
 // WithoutResumed makes the router one whose streams end with their engine, as if there were
 // no package resumed.
-func (r *Router) WithoutResumed() { r.answers = r.answers.(*resumed.Engine).Next }
+func (r *Router) WithoutResumed() { r.door.Answers = r.answers.(*resumed.Engine).Next }
 
 // BodyMemory is how many bytes of limits.body_memory are taken.
 func (r *Router) BodyMemory() int64 { return r.bodies.Used() }

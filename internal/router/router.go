@@ -1,11 +1,8 @@
-// Package router is the whole router: it joins the stages of a request (api,
-// admission, tokenize, blockhash, kvindex, selector, disagg, ledger, upstream,
-// sse) and owns everything that runs beside them (discovery, health, KV event
-// feeds, snapshots, the admin API).
+// Package router is the whole router: it makes its parts, in phases that return what they made,
+// and owns everything that runs beside requests (discovery, health, KV event feeds, snapshots).
 //
-// A request passes the stages in one direction; only this package knows their
-// order. What a stage decides is a value with its reasons, so that the admin
-// API, explain and replay show exactly what was done.
+// What a stage decides is a value with its reasons, so that the admin API, explain and replay
+// show exactly what was done.
 package router
 
 import (
@@ -22,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/control"
+	"github.com/dynctl/dynctl/internal/router/door"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
@@ -86,6 +84,7 @@ type Router struct {
 	*served
 	*sources
 	*applied
+	door *door.Door
 }
 
 // New makes a router from a config. It opens no sockets.
@@ -115,11 +114,12 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.deciding, err = newDeciding(&o.Config, r.hop, r.base, r.entry, r.engines, r.observing, r.others); err != nil {
 		return nil, err
 	}
-	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.others, r.deciding, r.panicked)
+	r.served = newServed(r.base, r.entry, r.engines, r.observing, r.others, r.deciding)
 	if r.sources, err = newSources(&o, r.base); err != nil {
 		return nil, err
 	}
 	r.applied = newApplied(r)
+	r.door = newDoor(r)
 	specs, err := o.Config.Specs()
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/control"
+	"github.com/dynctl/dynctl/internal/router/door"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
@@ -253,8 +255,6 @@ func newObserving(o *Options, b *base, in *entry, s *others, e *engines) *observ
 type deciding struct {
 	tokens  *prompt.Stage
 	decider *routing.Decider
-	finder  *stored.Finder
-	lists   models.Lists
 }
 
 func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines, l *observing, s *others) (*deciding, error) {
@@ -266,30 +266,29 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	if err != nil {
 		return nil, err
 	}
-	a := &deciding{tokens: tokens, finder: stored.NewFinder()}
+	a := &deciding{tokens: tokens}
 	a.decider = routing.New(routing.Sources{
 		Index: e.index, Predicted: e.predicted, Feeds: e.feeds, Fleet: e.fleet, Ledger: in.ledger, Learners: l.costs.Learners, Answers: l.lengths, Media: l.media, Prompts: tokens, Readmit: e.outliers.Last, Siblings: s.siblings,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return b.settings.Load(), b.registry.Snapshot() },
 	}, c.Routing.Seed)
-	a.lists = models.Lists{
-		Fleet: b.registry.Snapshot, Of: modelsOf(e.client), Failed: func(err error) { b.log.Warn("a model list could not be read", "err", err) },
-		Aliases: func() (list []models.Alias) {
-			for _, k := range b.settings.Load().Aliases {
-				if !workers.IsPattern(k.Name) {
-					list = append(list, models.Alias{Name: k.Name, Target: k.Model})
-				}
-			}
-			return list
-		},
-	}
 	return a, nil
 }
 
 // served is what answers calls.
-type served struct{ answers serving.Engine }
+type served struct {
+	answers  serving.Engine
+	panicked func(*serving.Call, any)
+}
 
-func newServed(b *base, in *entry, e *engines, l *observing, s *others, a *deciding, panicked func(*serving.Call, any)) *served {
-	return &served{resumed.New(resumed.Parts{
+func newServed(b *base, in *entry, e *engines, l *observing, s *others, a *deciding) *served {
+	panicked := func(c *serving.Call, p any) {
+		if e, ok := l.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
+			e.Request = c.Record.Live.ID()
+			b.event(e)
+		}
+		b.log.Error("panic", "request", c.ID, "panic", p, "stack", string(debug.Stack()))
+	}
+	return &served{panicked: panicked, answers: resumed.New(resumed.Parts{
 		Decider: a.decider, Fleet: b.registry.Snapshot, Queue: in.rankQueue, DoorQueue: in.limiter.Queue(),
 		Legs: &serving.Legs{
 			Transport: serving.HTTP(e.client), Open: in.legs, Ledger: in.ledger, Outliers: e.outliers, Answers: e.monitor.Answers,
@@ -299,6 +298,23 @@ func newServed(b *base, in *entry, e *engines, l *observing, s *others, a *decid
 		},
 		Budget: &in.budget, Outliers: e.outliers, Failures: &l.failures, Tokens: a.tokens, Bodies: in.bodies, Moves: &in.moves,
 	})}
+}
+
+// introduction is for how long after the start a model that no worker serves may be that
+// of a worker which has not answered yet.
+const introduction = 10 * time.Second
+
+// starting reports whether workers may not have answered yet at a time because the router had
+// just begun.
+func (b *base) starting(at time.Time) bool { return at.Sub(b.started) < introduction }
+
+// rereadModels asks the fleet's usable workers which models they serve. Requests that come
+// meanwhile wait for the same answers, and for a few seconds no worker is asked again.
+func (e *engines) rereadModels(ctx context.Context, fleet *workers.Snapshot) {
+	_, _ = e.rereads.Get(ctx, 0, func() *models.List { // the error is that of ctx
+		models.EachUsable(ctx, fleet.Workers, e.monitor.Models)
+		return new(models.List)
+	})
 }
 
 // sources are where workers come from, other than the settings.
@@ -341,6 +357,22 @@ func newApplied(r *Router) *applied {
 	}
 }
 
+// newDoor makes the data plane.
+func newDoor(r *Router) *door.Door {
+	return door.New(door.Parts{
+		Log: r.log, Event: r.event, Tracer: r.tracer, Settings: r.settings, Registry: r.registry, Secure: r.secure,
+		Requests: r.requests, Hop: r.hop, Starting: r.starting, Probe: r.probe, Panicked: r.panicked,
+		Drain: r.drain, Limiter: r.limiter, RankQueue: r.rankQueue, Bodies: r.bodies, Budget: &r.budget,
+		Decider: r.decider, Media: r.media, Reread: r.rereadModels, Stored: r.stored, Client: r.client,
+		Failures: &r.failures, Receipts: r.receipts, Stream: r.stream, Untrusted: r.untrusted,
+		Answers: r.answers,
+	})
+}
+
+// ServeHTTP is the data plane. Probes are answered here, too, because load
+// balancers ask the port that they send to.
+func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) { r.door.ServeHTTP(w, req) }
+
 // AdminOptions set up the admin API.
 type AdminOptions = control.Options
 
@@ -351,9 +383,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		Secure: r.secure, Ending: r.drain,
 		Engines: control.NewEngines(control.EnginesOptions{Client: r.client, Forget: r.fleet.Distrust, Models: r.monitor.Models, Event: r.event}),
 		Ordered: r.siblings.Order,
-		DryRun: func(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
-			return dryRun(ctx, r, ep, in)
-		}, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
+		DryRun:  r.door.DryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
 	}
 	return c.Handler(o)
 }
@@ -392,16 +422,11 @@ func (r *Router) Balanced() error {
 	return r.ledger.Balanced()
 }
 
-// routerKey is the key of a context under which the router that cancels it is
-// found.
-type routerKey struct{}
-
-// DataServer is a server for the data plane. Its requests end with the router: without such a
-// context each one would pay for a context of its own.
+// DataServer is a server for the data plane. Its requests end with the router.
 func (r *Router) DataServer(errors *log.Logger) *http.Server {
 	s := NewServer(r, r.secure.ServerLog("data", errors))
 	s.IdleTimeout = r.opts.Config.Timeouts.ClientIdle
-	s.BaseContext = func(net.Listener) context.Context { return context.WithValue(r.requests, routerKey{}, r) }
+	s.BaseContext = func(net.Listener) context.Context { return r.door.Context() }
 	s.ConnContext, s.ConnState = admission.FramingContext, admission.FramingState
 	return s
 }

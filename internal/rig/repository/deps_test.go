@@ -29,7 +29,7 @@ const module = "github.com/dynctl/dynctl/"
 var entries = []string{"cmd", "internal/cli", "internal/loopback", "benchmarks", "e2e"}
 
 // routerGroups are those of the router, from the top down.
-var routerGroups = []string{"control", "serving", "observe", "placement", "replicas", "forward", "cache", "request", "route"}
+var routerGroups = []string{"door", "control", "serving", "observe", "placement", "replicas", "forward", "cache", "request", "route"}
 
 // outside are those who work with routers and recordings from outside.
 var outside = []string{"internal/bench", "internal/doctor", "internal/replay", "internal/tui"}

@@ -1,62 +1,47 @@
-package router
+package door
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
-	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
-	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/serving"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// exchange is the door: one client request from its first byte to its last. It admits,
+// exchange is one client request from its first byte to its last. It admits,
 // authenticates, reads and tokenizes the request, has the call answered, and copies the
 // answer to the client.
 type exchange struct {
-	r      *Router
-	w      http.ResponseWriter
+	d      *Door
 	req    *http.Request
 	ctx    context.Context
 	call   *serving.Call
 	key    *access.Key // nil for a request that shows none
 	spent  int         // tokens that the key has paid for this request
 	record lifecycle.Record
-
-	// What the client got.
-	answer    *serving.Answer // nil while none is open
-	cut       bool            // a stream broke off within an event
-	pieces    piecesOf
-	along     *sse.Head // reads along with a stream
-	early     *early    // a head that may go out before the answer; nil for none
-	committed bool      // the head of the answer is sent
-	closed    bool      // the outcome is recorded
-	status    int
-	writeBy   api.AnswerDeadline
+	out    reply
+	closed bool // the outcome is recorded
 }
 
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 
 // newExchange makes the exchange of a request that has come now.
-func newExchange(r *Router, w http.ResponseWriter, req *http.Request, now time.Time) *exchange {
+func (d *Door) newExchange(w http.ResponseWriter, req *http.Request, now time.Time) *exchange {
 	x := exchanges.Get().(*exchange)
 	c := serving.New()
-	c.Start, c.Record, c.Idle = now, &x.record, x
-	x.r, x.w, x.req, x.call = r, w, req, c // the rest is zero
-	x.record.To, x.record.Start, x.record.Routing = r.stream, now, &c.Routing
+	c.Start, c.Record, c.Idle = now, &x.record, &x.out
+	x.d, x.req, x.call = d, req, c // the rest is zero
+	x.out.w, x.out.call = w, c
+	x.record.To, x.record.Start, x.record.Routing = d.Stream, now, &c.Routing
 	return x
 }
 
@@ -68,80 +53,13 @@ func (x *exchange) release() {
 	exchanges.Put(x)
 }
 
-// ServeHTTP is the data plane. Probes are answered here, too, because load
-// balancers ask the port that they send to.
-func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	s := r.settings.Load()
-	limits := &s.Timeouts
-	api.WithoutRoot(req.URL, s.RootPath)
-	now := time.Now()
-	api.BoundBody(w, req, now.Add(limits.Body))
-	if api.AllowOrigin(w.Header(), req, s.CORSOrigins) {
-		new(api.AnswerDeadline).Extend(w, limits.Write)
-		w.WriteHeader(http.StatusNoContent)
-		return
-	}
-	// A proxy that believed a length beside a chunked body would take what follows for
-	// a request: nothing may follow. And clients must not keep connections to a router
-	// that is leaving.
-	if len(req.TransferEncoding) > 0 && admission.MayHaveLength(req.Context()) || r.drain.On() {
-		w.Header()["Connection"] = []string{"close"}
-	}
-	switch req.URL.Path {
-	case "/health", "/healthz", "/readyz":
-		new(api.AnswerDeadline).Extend(w, limits.Write)
-		r.probe(w, req)
-		return
-	}
-	x := newExchange(r, w, req, now)
-	// Requests end with their client, or when the router stops waiting.
-	end := func() {}
-	if x.ctx = req.Context(); x.ctx.Value(routerKey{}) != r {
-		ctx, cancel := context.WithCancel(x.ctx)
-		stop := context.AfterFunc(r.requests, cancel)
-		x.ctx, end = ctx, func() { stop(); cancel() }
-	}
-	id := api.RequestID(req.Header)
-	x.call.ID, x.record.ID, x.record.Client = id, id, req
-	w.Header()["X-Request-Id"] = []string{id}
-	if r.tracer != nil {
-		x.record.Span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
-		x.record.Span.String("dynctl.request_id", id)
-	}
-	defer func() {
-		p := recover()
-		if p != nil {
-			_ = x.close(fmt.Errorf("panic: %v", p))
-		}
-		end()
-		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
-			r.panicked(x.call, p)
-			answered := x.committed
-			_ = x.finish(fmt.Errorf("panic: %v", p))
-			if p = nil; answered {
-				p = http.ErrAbortHandler
-			}
-		}
-		x.release()
-		if p != nil {
-			panic(http.ErrAbortHandler)
-		}
-	}()
-	err := x.serve()
-	x.writeBy.Extend(w, limits.Write) // what is not written yet
-	begun := x.committed
-	if e := x.finish(err); e != nil && (begun || e.Status == api.StatusClientClosed) {
-		x.abort(e)
-	}
-}
-
 // serve answers the request. After an error the client has got nothing yet,
 // unless committed is set.
 func (x *exchange) serve() error {
-	r := x.r
+	d := x.d
 	x.record.Arrived()
-	if err := r.secure.Addresses().Refusal(x.req.RemoteAddr); err != nil {
-		x.w.Header()["Connection"] = []string{"close"}
+	if err := d.Secure.Addresses().Refusal(x.req.RemoteAddr); err != nil {
+		x.out.w.Header()["Connection"] = []string{"close"}
 		return x.refuse("connections", err)
 	}
 	ep, err := api.LookupURL(x.req.Method, x.req.URL)
@@ -150,16 +68,16 @@ func (x *exchange) serve() error {
 	}
 	c := x.call
 	x.record.Endpoint = ep
-	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), r.hop.After(x.req.Header)
-	if r.hop.Passed(x.req.Header) {
-		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.record.Start); ok {
-			r.event(e)
+	c.Endpoint, c.From, c.Path, c.Hops = ep, rewrite.ClientOf(x.req), x.req.URL.RequestURI(), d.Hop.After(x.req.Header)
+	if d.Hop.Passed(x.req.Header) {
+		if e, ok := d.Failures.Looped(x.req.RemoteAddr, x.record.Start); ok {
+			d.Event(e)
 		}
 		return x.refuse("loop", api.Looped())
 	}
-	s := r.settings.Load()
+	s := d.Settings.Load()
 	c.Routing.Settings = s
-	if keys := r.secure.Keys(); keys != nil {
+	if keys := d.Secure.Keys(); keys != nil {
 		c.KeyHidden = true
 		var reason string
 		if x.key, reason, err = keys.Admit(x.req.Header, s.Keys.Required, x.record.Start); err != nil {
@@ -177,21 +95,21 @@ func (x *exchange) serve() error {
 			return x.refuse("request", err)
 		}
 	}
-	if err := r.limiter.Arrive(); err != nil {
+	if err := d.Limiter.Arrive(); err != nil {
 		return x.refuseUnadmitted(err)
 	}
-	defer r.limiter.Depart()
+	defer d.Limiter.Depart()
 	// The body first: until it is read it is not known whether the client is
 	// still there, and the time for that does not count as waiting.
 	if err := x.read(); err != nil {
 		return err
 	}
-	defer x.settle()
-	x.keepAlive()
+	defer x.out.settle()
+	x.out.keepAlive()
 	if err := x.enter(); err != nil {
 		return err
 	}
-	defer r.limiter.Leave()
+	defer d.Limiter.Leave()
 	if err := x.resolve(); err != nil {
 		return err
 	}
@@ -201,22 +119,13 @@ func (x *exchange) serve() error {
 
 // respond has the call answered, and copies the answer.
 func (x *exchange) respond() error {
-	a, err := x.r.answers.Do(x.ctx, x.call)
-	x.settle()
+	a, err := x.d.Answers.Do(x.ctx, x.call)
+	x.out.settle()
 	if err != nil {
 		return err
 	}
-	x.answer = a
-	return x.close(x.copy())
-}
-
-// panicked reports a panic; it is called where the stack still shows it.
-func (r *Router) panicked(c *serving.Call, p any) {
-	if e, ok := r.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
-		e.Request = c.Record.Live.ID()
-		r.event(e)
-	}
-	r.log.Error("panic", "request", c.ID, "panic", p, "stack", string(debug.Stack()))
+	x.out.answer = a
+	return x.out.close(x.out.copy())
 }
 
 // refuse answers with an error before anything was routed.
@@ -230,7 +139,7 @@ func (x *exchange) read() error {
 	if x.call.Endpoint.Body == api.NoBody && x.req.ContentLength == 0 {
 		return nil
 	}
-	body, err := api.ReadBody(x.req, x.call.Routing.Settings.Limits.BodyBytes, x.r.bodies)
+	body, err := api.ReadBody(x.req, x.call.Routing.Settings.Limits.BodyBytes, x.d.Bodies)
 	if err != nil {
 		reason := "body"
 		switch e := api.FromError(err); e.Status {
@@ -242,7 +151,7 @@ func (x *exchange) read() error {
 		return x.refuse(reason, err)
 	}
 	x.call.Body = body // what parses it may panic
-	api.UnboundBody(x.w, x.req)
+	api.UnboundBody(x.out.w, x.req)
 	now := time.Now()
 	x.call.Routing.Took.Read = now.Sub(x.record.Start)
 	switch x.call.Endpoint.Body {
@@ -282,7 +191,7 @@ func wantsUsage(v *api.View) bool {
 
 // enter takes a slot of the requests in progress, or waits for one in the queue.
 func (x *exchange) enter() error {
-	l, c := x.r.limiter, x.call
+	l, c := x.d.Limiter, x.call
 	c.Owner, c.Claim = x.key.Owner(), x.key.Claim()
 	// Also where nothing waits: a header must not be wrong only under load.
 	err := c.Claim.ReadHeaders(x.req.Header, c.Routing.Settings.Routing.AllowHeaders)
@@ -292,7 +201,7 @@ func (x *exchange) enter() error {
 	if err = x.ctx.Err(); err != nil || l.TryEnter() {
 		return err
 	}
-	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, prompt.Estimate(&c.View, x.r.media, c.View.Model, "").ISL)
+	claim, err := c.Routing.Claim(c.Claim, x.req.Header, &c.View, prompt.Estimate(&c.View, x.d.Media, c.View.Model, "").ISL)
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -308,23 +217,24 @@ func (x *exchange) enter() error {
 
 // refuseUnadmitted answers a request that the limiter does not admit.
 func (x *exchange) refuseUnadmitted(err error) error {
-	return x.refuse(admission.Refusal(err, admission.NamedQueue{Queue: x.r.limiter.Queue()}, admission.NamedQueue{Queue: x.r.rankQueue, Name: x.call.Model}))
+	return x.refuse(admission.Refusal(err, admission.NamedQueue{Queue: x.d.Limiter.Queue()}, admission.NamedQueue{Queue: x.d.RankQueue, Name: x.call.Model}))
 }
 
 // resolve finds the workers that may serve the request, and what the client
 // asks of the router.
 func (x *exchange) resolve() error {
 	s := x.call.Routing.Settings
-	if err := x.findModel(); err != nil {
+	if err := x.d.findModel(x.ctx, x.call, x.key); err != nil {
 		return x.refuse("model", err)
 	}
+	x.record.Model = x.call.Model
 	if x.call.Form != nil && x.call.Model != x.call.Name {
 		x.call.Form.SetModel(x.call.Model)
 	}
 	if err := x.key.AdapterRefusal(&x.call.View); err != nil {
 		return x.refuse(access.ReasonKey, err)
 	}
-	if x.r.secure.Keys() != nil {
+	if x.d.Secure.Keys() != nil {
 		x.call.View.Withheld = access.Withheld(x.call.Endpoint.Kind, s.Routing.AllowHeaders)
 	}
 	if s.Keys.Salt {
@@ -339,7 +249,7 @@ func (x *exchange) resolve() error {
 		}
 	}
 	x.call.Routing.FindSession(first(x.req.Header[s.SessionHeader]), x.req.Header, &x.call.View)
-	if err := x.pinToResponse(); err != nil {
+	if err := x.d.pinToResponse(x.ctx, x.call, x.key, x.req.URL.Path); err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
@@ -353,57 +263,18 @@ func first(values []string) string {
 	return values[0]
 }
 
-// findModel finds the model and its workers, and the adapter that the prompt's
-// blocks belong to. Endpoints without a body have no model.
-func (x *exchange) findModel() (err error) {
-	c, q := x.call, &x.call.Routing
-	fleet := x.r.registry.Snapshot()
-	var of workers.Resolved
-	waits := q.Settings.Limits.WaitForWorker
-	switch {
-	case c.Endpoint.Body != api.NoBody:
-		if of, err = models.Find(c.Name, fleet, x.r.starting(x.record.Start), x.key, false); models.Unknown(err) {
-			x.r.rereadModels(x.ctx, fleet)
-			fleet = x.r.registry.Snapshot()
-			of, err = models.Find(c.Name, fleet, x.r.starting(x.record.Start), x.key, false)
-		}
-		if err != nil && waits {
-			of, err = models.Find(c.Name, fleet, x.r.starting(x.record.Start), x.key, true)
-		}
-	case c.Endpoint.Kind != api.ResponseObject: // a stored response has an owner
-		err = x.key.Refusal("")
-	}
-	if err != nil {
-		return err
-	}
-	c.Model, x.record.Model = of.Model, of.Model
-	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
-	if q.UseFleet(fleet); len(q.List) == 0 && !(waits && fleet.Knows(of.Model)) {
-		return models.NotServed(c.Name, fleet, x.r.starting(x.record.Start))
-	}
-	return nil
-}
-
-// introduction is for how long after the start a model that no worker serves may be that
-// of a worker which has not answered yet.
-const introduction = 10 * time.Second
-
-// starting reports whether workers may not have answered yet at a time because the router had
-// just begun.
-func (r *base) starting(at time.Time) bool { return at.Sub(r.started) < introduction }
-
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {
 	c := x.call
-	x.r.decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
+	x.d.Decider.Read(x.ctx, &c.Routing, c.Endpoint, c.Endpoint.Kind, &c.View)
 	if !c.Routing.Unread {
 		x.record.Tokenized(c.Routing.Prompt.Source)
 	}
-	x.record.Live = x.r.receipts.Begin(x.record.Start)
+	x.record.Live = x.d.Receipts.Begin(x.record.Start)
 	if c.Endpoint.Streamable {
 		x.spend(c.Routing.Prompt.ISL) // and not at the end: many may begin before that
 	}
-	x.r.budget.Request(x.record.Start)
+	x.d.Budget.Request(x.record.Start)
 }
 
 // finish records the outcome of the request, once, and then sends the client the
@@ -412,15 +283,15 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	var own *upstream.Answer // the engine's, which the client gets
 	if err != nil {
 		if e = api.FromError(err); x.ctx.Err() != nil {
-			e = api.Ended(err, x.req.Context().Err() != nil, x.r.requests.Err() != nil, x.committed)
+			e = api.Ended(err, x.req.Context().Err() != nil, x.d.Requests.Err() != nil, x.out.committed)
 		}
-		if !x.committed {
-			x.status = e.Status
+		if !x.out.committed {
+			x.out.status = e.Status
 			if e.Status != api.StatusClientClosed {
 				own = engineAnswer(err)
 			}
 			if own != nil {
-				x.status = own.Status
+				x.out.status = own.Status
 			}
 		}
 	}
@@ -428,17 +299,17 @@ func (x *exchange) finish(err error) (e *api.Error) {
 		x.closed = true
 		x.ended(e, err)
 	}
-	if e == nil || x.committed {
+	if e == nil || x.out.committed {
 		return e
 	}
 	if x.record.Live.ID() != "" {
-		x.record.Headers(x.w.Header())
+		x.record.Headers(x.out.w.Header())
 	}
-	x.committed = true
+	x.out.committed = true
 	if own != nil {
-		own.Send(x.w)
+		own.Send(x.out.w)
 	} else {
-		api.WriteError(x.w, x.req, e)
+		api.WriteError(x.out.w, x.req, e)
 	}
 	return e
 }
@@ -453,20 +324,20 @@ func (x *exchange) spend(tokens int) {
 
 // ended reports what came of the request.
 func (x *exchange) ended(e *api.Error, err error) {
-	r := x.r
-	status := x.status
+	d := x.d
+	status := x.out.status
 	if e != nil && e.Status == api.StatusClientClosed {
 		status = e.Status
 	}
 	x.record.Ended(lifecycle.Outcome{
-		Status: status, Err: e, Cause: err, Cut: e != nil && x.committed && status != api.StatusClientClosed, Took: time.Since(x.record.Start),
+		Status: status, Err: e, Cause: err, Cut: e != nil && x.out.committed && status != api.StatusClientClosed, Took: time.Since(x.record.Start),
 	})
 	if x.key != nil {
 		t := x.record.Tokens()
 		x.spend(max(0, t.Prompt) + max(0, t.Completion))
 	}
-	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
-		r.log.Debug("request failed", "request", x.call.ID, "decision", x.record.Live.ID(), "status", status, "err", err)
+	if err != nil && d.Log.Enabled(x.ctx, slog.LevelDebug) {
+		d.Log.Debug("request failed", "request", x.call.ID, "decision", x.record.Live.ID(), "status", status, "err", err)
 	}
 }
 
@@ -474,7 +345,7 @@ func (x *exchange) ended(e *api.Error, err error) {
 // last error event, anything else is cut so that the client notices. So is the
 // connection of a client that is gone: net/http would send an empty 200.
 func (x *exchange) abort(e *api.Error) {
-	if e.Status == api.StatusClientClosed || !x.record.Answer.Streamed && !x.opened() || !e.EndStream(x.w, x.call.Endpoint.Kind, x.cut) {
+	if e.Status == api.StatusClientClosed || !x.record.Answer.Streamed && !x.out.opened() || !e.EndStream(x.out.w, x.call.Endpoint.Kind, x.out.cut) {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -1,4 +1,4 @@
-package router
+package door
 
 import (
 	"net/http"
@@ -23,21 +23,21 @@ type early struct {
 	over  bool        // the timer may not write any more
 }
 
-func (x *exchange) newEarly() *early {
-	return &early{w: x.w, out: upstream.NewWriter(x.w, x.call.Routing.Settings.Timeouts.Write), sent: x.committed}
+func (r *reply) newEarly() *early {
+	return &early{w: r.w, out: upstream.NewWriter(r.w, r.call.Routing.Settings.Timeouts.Write), sent: r.committed}
 }
 
 // keepAlive begins to send comments, if the request is for a stream and the settings want them.
-func (x *exchange) keepAlive() {
-	every := x.call.Routing.Settings.Timeouts.SSEKeepAlive
-	if every <= 0 || !x.call.Endpoint.Streamable || !x.call.View.Stream {
+func (r *reply) keepAlive() {
+	every := r.call.Routing.Settings.Timeouts.SSEKeepAlive
+	if every <= 0 || !r.call.Endpoint.Streamable || !r.call.View.Stream {
 		return
 	}
-	k := x.newEarly()
+	k := r.newEarly()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.every, k.timer = every, time.AfterFunc(every, k.beat)
-	x.early = k
+	r.early = k
 }
 
 // beat sends a comment of the router.
@@ -63,16 +63,16 @@ func (k *early) write(comment []byte) error {
 
 // Comment sends the client an engine's comments. A client that does not take them is noticed
 // with the next piece of the stream.
-func (x *exchange) Comment(p []byte) {
-	k := x.early
+func (r *reply) Comment(p []byte) {
+	k := r.early
 	if k == nil {
-		k = x.newEarly()
-		x.early = k
+		k = r.newEarly()
+		r.early = k
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.sent {
-		x.record.Headers(x.w.Header())
+		r.call.Record.Headers(r.w.Header())
 	}
 	if k.write(p) == nil && k.timer != nil && !k.over {
 		k.timer.Reset(k.every)
@@ -80,8 +80,8 @@ func (x *exchange) Comment(p []byte) {
 }
 
 // settle ends the time in which the timer may write.
-func (x *exchange) settle() {
-	k := x.early
+func (r *reply) settle() {
+	k := r.early
 	if k == nil {
 		return
 	}
@@ -90,10 +90,10 @@ func (x *exchange) settle() {
 	if k.over = true; k.timer != nil {
 		k.timer.Stop()
 	}
-	if k.sent && !x.committed {
-		x.status, x.committed = http.StatusOK, true
+	if k.sent && !r.committed {
+		r.status, r.committed = http.StatusOK, true
 	}
 }
 
 // opened reports whether the client has a head that is not that of the answer.
-func (x *exchange) opened() bool { return x.early != nil && x.early.sent }
+func (r *reply) opened() bool { return r.early != nil && r.early.sent }

@@ -1,4 +1,4 @@
-package router
+package door
 
 import (
 	"context"
@@ -7,26 +7,19 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // maxModelAnswer bounds a worker's list of its models.
 const maxModelAnswer = 8 << 20
 
-// rereadModels asks the fleet's usable workers which models they serve. Requests that come
-// meanwhile wait for the same answers, and for a few seconds no worker is asked again.
-func (e *engines) rereadModels(ctx context.Context, fleet *workers.Snapshot) {
-	_, _ = e.rereads.Get(ctx, 0, func() *models.List { // the error is that of ctx
-		models.EachUsable(ctx, fleet.Workers, e.monitor.Models)
-		return new(models.List)
-	})
-}
-
 // answerModels answers a request for the list of models or for one of them.
 func (x *exchange) answerModels() error {
-	list, err := x.r.lists.Get(x.ctx, x.call.Hops)
+	list, err := x.d.lists.Get(x.ctx, x.call.Hops)
 	if err != nil {
 		return err
 	}
@@ -42,19 +35,50 @@ func (x *exchange) answerModels() error {
 		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
-			return models.NotServed(id, x.r.registry.Snapshot(), x.r.starting(x.record.Start))
+			return models.NotServed(id, x.d.Registry.Snapshot(), x.d.Starting(x.record.Start))
 		}
 	} else {
 		body = list.JSON()
 	}
-	h := x.w.Header()
+	h := x.out.w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	x.status, x.committed = http.StatusOK, true
-	x.writeBy.Extend(x.w, x.call.Routing.Settings.Timeouts.Write)
-	x.w.WriteHeader(http.StatusOK)
+	x.out.status, x.out.committed = http.StatusOK, true
+	x.out.writeBy.Extend(x.out.w, x.call.Routing.Settings.Timeouts.Write)
+	x.out.w.WriteHeader(http.StatusOK)
 	if x.req.Method != http.MethodHead {
-		_, _ = x.w.Write(body) // a client that is gone is no news here
+		_, _ = x.out.w.Write(body) // a client that is gone is no news here
+	}
+	return nil
+}
+
+// findModel finds the model and its workers, and the adapter that the prompt's
+// blocks belong to. Endpoints without a body have no model.
+func (d *Door) findModel(ctx context.Context, c *serving.Call, key *access.Key) (err error) {
+	q := &c.Routing
+	fleet := d.Registry.Snapshot()
+	var of workers.Resolved
+	waits := q.Settings.Limits.WaitForWorker
+	switch {
+	case c.Endpoint.Body != api.NoBody:
+		if of, err = models.Find(c.Name, fleet, d.Starting(c.Start), key, false); models.Unknown(err) {
+			d.Reread(ctx, fleet)
+			fleet = d.Registry.Snapshot()
+			of, err = models.Find(c.Name, fleet, d.Starting(c.Start), key, false)
+		}
+		if err != nil && waits {
+			of, err = models.Find(c.Name, fleet, d.Starting(c.Start), key, true)
+		}
+	case c.Endpoint.Kind != api.ResponseObject: // a stored response has an owner
+		err = key.Refusal("")
+	}
+	if err != nil {
+		return err
+	}
+	c.Model = of.Model
+	q.Model, q.Named, q.ModelNote = of.Model, c.View.LoRA, models.Note(c.Name, of)
+	if q.UseFleet(fleet); len(q.List) == 0 && !(waits && fleet.Knows(of.Model)) {
+		return models.NotServed(c.Name, fleet, d.Starting(c.Start))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package router
+package door
 
 import (
 	"bytes"
@@ -10,9 +10,11 @@ import (
 	"sync"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/serving"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -21,32 +23,32 @@ import (
 const maxKeeperAnswer = 64 << 10
 
 // pinToResponse sends what belongs to a stored response to the worker that has it.
-func (x *exchange) pinToResponse() error {
+func (d *Door) pinToResponse(ctx context.Context, c *serving.Call, key *access.Key, path string) error {
 	id, param := "", ""
-	switch x.call.Endpoint.Kind {
+	switch c.Endpoint.Kind {
 	case api.ResponseObject:
-		id, _, _ = strings.Cut(strings.TrimPrefix(x.req.URL.Path, "/v1/responses/"), "/")
+		id, _, _ = strings.Cut(strings.TrimPrefix(path, "/v1/responses/"), "/")
 	case api.Responses:
-		id, param = x.call.View.PreviousResponseID, "previous_response_id"
+		id, param = c.View.PreviousResponseID, "previous_response_id"
 	}
-	mine := x.r.secure.Keys() == nil
+	mine := d.Secure.Keys() == nil
 	if mine && id != "" {
-		if err := x.findResponse(id); err != nil {
+		if err := d.findResponse(ctx, c, id); err != nil {
 			return err
 		}
 	}
-	return x.call.Routing.PinToResponse(id, param, x.r.stored, x.key.Owner(), mine)
+	return c.Routing.PinToResponse(id, param, d.Stored, key.Owner(), mine)
 }
 
 // findResponse queries the workers of the model for a response that the router does not know, as
 // after its restart. With keys that must not be: a response belongs to a tenant, and the engines
 // do not know whose it is. The error is that a worker which may keep the response did not answer.
-func (x *exchange) findResponse(id string) error {
-	list := x.call.Routing.Keepers()
-	if _, known := x.r.stored.Get(id); known || len(list) <= 1 || !stored.Searchable(id) {
+func (d *Door) findResponse(ctx context.Context, c *serving.Call, id string) error {
+	list := c.Routing.Keepers()
+	if _, known := d.Stored.Get(id); known || len(list) <= 1 || !stored.Searchable(id) {
 		return nil
 	}
-	found, err := x.r.finder.Find(x.ctx, id, func() stored.Found { return x.r.queryKeepers(x.ctx, id, x.call.Hops, list) })
+	found, err := d.finder.Find(ctx, id, func() stored.Found { return d.queryKeepers(ctx, id, c.Hops, list) })
 	if err != nil || found.Unclear == "" {
 		return err
 	}
@@ -58,7 +60,7 @@ func (x *exchange) findResponse(id string) error {
 
 // queryKeepers queries the usable workers of a list for a response, and remembers the one that
 // keeps it.
-func (r *Router) queryKeepers(ctx context.Context, id, hops string, list []*workers.Worker) (f stored.Found) {
+func (d *Door) queryKeepers(ctx context.Context, id, hops string, list []*workers.Worker) (f stored.Found) {
 	var mu sync.Mutex // guards f and answered
 	var answered []*workers.Worker
 	found, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -67,7 +69,7 @@ func (r *Router) queryKeepers(ctx context.Context, id, hops string, list []*work
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(found, cancel)()
-		keeps, ok := keepsResponse(ctx, r.client, w, id, hops)
+		keeps, ok := keepsResponse(ctx, d.Client, w, id, hops)
 		mu.Lock()
 		defer mu.Unlock()
 		if ok {
@@ -79,7 +81,7 @@ func (r *Router) queryKeepers(ctx context.Context, id, hops string, list []*work
 		}
 	})
 	if f.Worker != "" {
-		r.stored.Put(id, f.Worker, "")
+		d.Stored.Put(id, f.Worker, "")
 		return f
 	}
 	if i := slices.IndexFunc(list, func(w *workers.Worker) bool { return !slices.Contains(answered, w) }); i >= 0 {

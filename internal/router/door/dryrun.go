@@ -1,4 +1,4 @@
-package router
+package door
 
 import (
 	"context"
@@ -13,17 +13,17 @@ import (
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
-// dryRun runs the deciding stages for a request to an endpoint.
-func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
-	x := newExchange(r, nil, nil, time.Now())
+// DryRun runs the deciding stages for a request to an endpoint.
+func (d *Door) DryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteRequest) (*receipt.Receipt, error) {
+	x := d.newExchange(nil, nil, time.Now())
 	defer x.release()
 	x.ctx, x.call.Endpoint, x.call.Routing.Dry = ctx, ep, true
-	x.call.Routing.Settings = r.settings.Load()
+	x.call.Routing.Settings = d.Settings.Load()
 	if err := x.call.View.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
 		return nil, err
 	}
 	x.call.Name = x.call.View.Model
-	if err := x.findModel(); err != nil {
+	if err := d.findModel(ctx, x.call, nil); err != nil {
 		return nil, err
 	}
 	q := &x.call.Routing.Run.Criteria
@@ -32,11 +32,11 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 		return nil, api.BadRequest("path", "%v", err)
 	}
 	x.call.Routing.FindSession(in.Session, nil, &x.call.View)
-	if err := x.pinToResponse(); err != nil {
+	if err := d.pinToResponse(ctx, x.call, nil, ""); err != nil {
 		return nil, err
 	}
-	x.r.decider.Read(ctx, &x.call.Routing, ep, ep.Kind, &x.call.View)
-	r.decider.Decide(&x.call.Routing)
+	d.Decider.Read(ctx, &x.call.Routing, ep, ep.Kind, &x.call.View)
+	d.Decider.Decide(&x.call.Routing)
 	c := &receipt.Receipt{
 		Schema: receipt.Schema, ID: receipt.DryRun, Time: x.record.Start, Endpoint: ep.Kind.String(), Model: x.call.Model, Stream: x.call.View.Stream, ConfigRevision: x.call.Routing.Settings.Revision,
 		Legs: []receipt.LegEntry{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
@@ -44,10 +44,10 @@ func dryRun(ctx context.Context, r *Router, ep *api.Endpoint, in admin.RouteRequ
 	for n := range x.call.Routing.Notes() {
 		c.Note(n)
 	}
-	lifecycle.Fill(c, &x.call.Routing, r.untrusted)
+	lifecycle.Fill(c, &x.call.Routing, d.Untrusted)
 	if _, _, waits := x.call.Routing.Waits(); waits {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.call.Model)
-		for _, q := range r.rankQueue.States() {
+		for _, q := range d.RankQueue.States() {
 			if q.Queue == x.call.Model {
 				v := control.Queue(q, time.Now())
 				text += "; there " + v.Text()

@@ -1,4 +1,4 @@
-package router
+package door
 
 import (
 	"testing"
