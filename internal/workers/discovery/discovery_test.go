@@ -112,7 +112,7 @@ worker: []
 			`f:9: events: a mapping where a single value must be`,
 			`f:10: "12" where a worker must be`,
 			`f:12: labels: a list where a single value must be`,
-			`f:13: engine: "vlm" is none of vllm, sglang, trtllm, sim (did you mean "vllm"?)`,
+			`f:13: engine: "vlm" is not one of vllm, sglang, trtllm, sim (did you mean "vllm"?)`,
 			`f:14: unknown key "worker" (did you mean "workers"?)`,
 		}},
 		{"twice", "workers:\n- http://a:1\n- http://a:1\n- {url: 'http://a:1', name: x}\n", []string{
@@ -389,7 +389,12 @@ func TestRefusedFileIsTriedAgain(t *testing.T) {
 		{
 			"a key file that comes later", "workers:\n- {url: 'http://k:1', name: k, api_key_file: '" + key + "'}\n", "k",
 			func(*workers.Registry) error { return nil },
-			func(*workers.Registry) error { return os.WriteFile(key, []byte("one\n"), 0o600) },
+			func(*workers.Registry) error { // renamed, as a key file that is still empty is another problem
+				if err := os.WriteFile(key+".new", []byte("one\n"), 0o600); err != nil {
+					return err
+				}
+				return os.Rename(key+".new", key)
+			},
 		},
 		{
 			"a name that another source gives up", list("a", "b"), "a b",
