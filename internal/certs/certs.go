@@ -309,7 +309,7 @@ func (s *Store) age(now time.Time) {
 	case now.After(at):
 		e = eventlog.Event{
 			Kind: "certificate_expired", Severity: eventlog.Error,
-			Text: fmt.Sprintf("the certificate of %s expired on %s: whoever checks it does not connect any more; put a new one into %s", s.o.Name, at.Format(time.RFC3339), s.o.Cert),
+			Text: fmt.Sprintf("the certificate of %s expired on %s: clients that check it do not connect any more; put a new one into %s", s.o.Name, at.Format(time.RFC3339), s.o.Cert),
 		}
 	case at.Sub(now) < soon:
 		e = eventlog.Event{

@@ -167,9 +167,9 @@ func (r *Replicas) problem() *Problem {
 	case r.CAFile != "" && r.CertFile == "":
 		return bad("ca_file", "routers show certificates over TLS only: set replicas.cert_file and replicas.key_file, too")
 	case !Loopback(r.Listen) && r.CertFile == "":
-		return bad("listen", "%s is not a loopback address: set replicas.cert_file and replicas.key_file, and replicas.password_file or replicas.ca_file, so that no one else can join", r.Listen)
+		return bad("listen", "%s is not a loopback address: set replicas.cert_file and replicas.key_file, and replicas.password_file or replicas.ca_file, so that other processes cannot join", r.Listen)
 	case !Loopback(r.Listen) && r.PasswordFile == "" && r.CAFile == "":
-		return bad("listen", "%s is not a loopback address: set replicas.password_file, or replicas.ca_file for the certificates of other routers, so that no one else can join", r.Listen)
+		return bad("listen", "%s is not a loopback address: set replicas.password_file, or replicas.ca_file for the certificates of other routers, so that other processes cannot join", r.Listen)
 	}
 	return nil
 }

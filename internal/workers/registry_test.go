@@ -136,7 +136,7 @@ func TestApplyIsAllOrNothing(t *testing.T) {
 		{"twice in one source", []Spec{s3, s3}, []string{"worker y is given twice"}},
 		{"one URL under two names", []Spec{s3, {Name: "q", URL: s3.URL}}, []string{"worker q has the URL of worker y"}},
 		{"missing key file", []Spec{s4, {Name: "k", URL: s3.URL, APIKeyFile: "/nonexistent/key"}}, []string{"worker k: api_key_file"}},
-		{"no URL and a bad engine", []Spec{s4, {Name: "k", Facts: Facts{Engine: "gpt"}}}, []string{"worker k: no url", `engine: "gpt" is none of vllm`}},
+		{"no URL and a bad engine", []Spec{s4, {Name: "k", Facts: Facts{Engine: "gpt"}}}, []string{"worker k: no url", `engine: "gpt" is not one of vllm`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

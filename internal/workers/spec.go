@@ -437,9 +437,9 @@ func oneOf[T ~string](value string, allowed ...T) (T, error) {
 		words[i] = string(a)
 	}
 	if n := Nearest(value, words); n != "" {
-		return "", fmt.Errorf("%q is none of %s (did you mean %q?)", value, strings.Join(words, ", "), n)
+		return "", fmt.Errorf("%q is not one of %s (did you mean %q?)", value, strings.Join(words, ", "), n)
 	}
-	return "", fmt.Errorf("%q is none of %s", value, strings.Join(words, ", "))
+	return "", fmt.Errorf("%q is not one of %s", value, strings.Join(words, ", "))
 }
 
 // known checks a field that did not come through Set and is stated.

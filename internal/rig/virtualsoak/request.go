@@ -401,7 +401,7 @@ func (q *request) cut(err error) {
 // givenUp is a request that nobody answers, or whose rest nobody does.
 func (q *request) givenUp(err error) {
 	s := q.s
-	blamed := slices.ContainsFunc(q.notes, func(n string) bool { return strings.Contains(n, "counts against none of them") })
+	blamed := slices.ContainsFunc(q.notes, func(n string) bool { return strings.Contains(n, "counts against no engine") })
 	if blamed {
 		s.out.Excused++
 	}

@@ -235,7 +235,7 @@ func TestOwnLabels(t *testing.T) {
 	a.lines <- own(map[string]string{"dynctl.io/connector": "nixl-psh", "dynctl.io/kv-last-blok": "kept"}, map[string]string{"dynctl.io/dp": "two"})
 	s.wait(t)
 	why := s.leftOut(t, "life/engine-0")[0].Why
-	for _, part := range []string{`label dynctl.io/connector=nixl-psh`, `is none of nixl, nixl-push`, `"dynctl.io/kv-last-blok" (did you mean "dynctl.io/kv-last-block"?)`, `annotation dynctl.io/dp=two`} {
+	for _, part := range []string{`label dynctl.io/connector=nixl-psh`, `is not one of nixl, nixl-push`, `"dynctl.io/kv-last-blok" (did you mean "dynctl.io/kv-last-block"?)`, `annotation dynctl.io/dp=two`} {
 		if !strings.Contains(why, part) {
 			t.Errorf("left out for %q, which does not say %q", why, part)
 		}
@@ -293,7 +293,7 @@ func TestExplainAlike(t *testing.T) {
 			Source: &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 40000 + port}, Addr: &net.TCPAddr{IP: net.IPv4(10, 96, 0, 1), Port: 443},
 		}})] = true
 	}
-	if want := "the API server cannot be asked: read tcp 10.96.0.1:443: connection reset by peer"; len(texts) != 1 || !texts[want] {
+	if want := "the API server cannot be reached: read tcp 10.96.0.1:443: connection reset by peer"; len(texts) != 1 || !texts[want] {
 		t.Errorf("%v, want %s", texts, want)
 	}
 }

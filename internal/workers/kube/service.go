@@ -65,7 +65,7 @@ func (r *rules) readService(svc *corev1.Service, parts []*discoveryv1.EndpointSl
 	s.Process = first.id
 	switch {
 	case asked > 1:
-		s.NotReady = fmt.Sprintf("%d pods take the requests of its service, and nobody knows which one a request reaches: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)", asked)
+		s.NotReady = fmt.Sprintf("%d pods take the requests of its service, and which one a request reaches is not known: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)", asked)
 	case first.state == endUnready:
 		s.NotReady = "the pod behind its service is not Ready"
 	case first.state == endLeaving:

@@ -24,7 +24,7 @@ func TestServices(t *testing.T) {
 	s := start(t, a, workers.Kubernetes{Discovery: workers.ByServiceName, Worker: "events=tcp://*:5557"})
 	s.labelRoles(t)
 	const (
-		crowd   = "crowd decode vllm crowd.rec17.svc:8000 tcp://crowd.rec17.svc:5557: 2 pods take the requests of its service, and nobody knows which one a request reaches: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)"
+		crowd   = "crowd decode vllm crowd.rec17.svc:8000 tcp://crowd.rec17.svc:5557: 2 pods take the requests of its service, and which one a request reaches is not known: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)"
 		decode  = "decode-0 decode vllm decode-0.rec17.svc:8000 tcp://decode-0.rec17.svc:5557"
 		prefill = "prefill-0 prefill vllm prefill-0.rec17.svc:8000 bootstrap=prefill-0.rec17.svc:8998 tcp://prefill-0.rec17.svc:5557"
 	)

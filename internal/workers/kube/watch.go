@@ -180,7 +180,7 @@ func (w *watch) explain(verb string, err error) string {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Sprintf("the API server does not know who asks: the token of the service account or of the kubeconfig is not valid (%s)", clip(err.Error()))
 	case apierrors.IsTooManyRequests(err):
-		return fmt.Sprintf("the API server is overloaded and will be asked again to %s %s %s", verb, w.resource, w.where())
+		return fmt.Sprintf("the API server is overloaded; the router will try again to %s %s %s", verb, w.resource, w.where())
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("the API server did not answer within %s", listTime)
 	}
@@ -191,7 +191,7 @@ func (w *watch) explain(verb string, err error) string {
 		bare.Source = nil // another port each time, and each other text would be reported again
 		text = bare.Error()
 	}
-	return "the API server cannot be asked: " + clip(text)
+	return "the API server cannot be reached: " + clip(text)
 }
 
 func (w *watch) status() WatchStatus {

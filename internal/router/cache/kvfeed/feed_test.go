@@ -101,7 +101,7 @@ func TestFeedReasonIsOfNow(t *testing.T) {
 			for range 3 {
 				p.step(false)
 			}
-		}, "rebuilding: batches 2 to 3 are lost: the replay goes on with batch 4"},
+		}, "rebuilding: batches 2 to 3 are lost: the replay continues with batch 4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

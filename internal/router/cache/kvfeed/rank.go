@@ -229,7 +229,7 @@ func (r *rank) attachLocked(conn uint64, peer string, home bool) {
 	}
 }
 
-const lostWithoutReplay = "the connection was lost, and without a replay socket nobody knows what was missed"
+const lostWithoutReplay = "the connection was lost, and without a replay socket it is not known what was missed"
 
 // detach ends the use of connection conn, because of err.
 func (r *rank) detach(conn uint64, err error) {

@@ -389,7 +389,7 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 	}
 	v := r.stream.Offer(seq, payload)
 	if v.Kind == kvstream.Gap {
-		r.lose(seq, fmt.Sprintf("the replay goes on with batch %d", seq))
+		r.lose(seq, fmt.Sprintf("the replay continues with batch %d", seq))
 		v = r.stream.Offer(seq, payload)
 	}
 	switch v.Kind {

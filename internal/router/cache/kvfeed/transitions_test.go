@@ -351,7 +351,7 @@ func TestTransitionsWithoutAnAnswer(t *testing.T) {
 // what does not come in time, or leaves a batch out, drops them.
 func TestTransitionsOfAProof(t *testing.T) {
 	t.Parallel()
-	const lost = "rebuilding: the connection was lost, and without a replay socket nobody knows what was missed "
+	const lost = "rebuilding: the connection was lost, and without a replay socket it is not known what was missed "
 	for name, c := range map[string]struct {
 		answered bool
 		missing  int // batches that do not come

@@ -117,7 +117,7 @@ func engineOf(body []byte, rank int) (string, error) {
 		return "", errors.New("the answer is not a JSON object, so that this is no bootstrap server of Mooncake's")
 	}
 	if !entry.Exists() {
-		return "", fmt.Errorf("rank %d has not registered, of which there are %d", rank, n)
+		return "", fmt.Errorf("rank %d has not registered; %d ranks have", rank, n)
 	}
 	id := word(entry.Get("engine_id"))
 	if id == "" || len(id) > maxNameBytes || !printable(id) {

@@ -154,8 +154,8 @@ func TestMooncakeBootstrap(t *testing.T) {
 	for _, tt := range []struct{ name, answer, want string }{
 		{"another server", `<html>`, "no bootstrap server of Mooncake's"},
 		{"a list", `[]`, "no bootstrap server of Mooncake's"},
-		{"no rank yet", `{}`, "rank 1 has not registered, of which there are 0"},
-		{"not this one", `{"0":{"engine_id":"0a1c"}}`, "rank 1 has not registered, of which there are 1"},
+		{"no rank yet", `{}`, "rank 1 has not registered; 0 ranks have"},
+		{"not this one", `{"0":{"engine_id":"0a1c"}}`, "rank 1 has not registered; 1 ranks have"},
 		{"no id", `{"1":{"worker_addr":{}}}`, "has no engine_id"},
 		{"an id that is none", `{"1":{"engine_id":7}}`, "has no engine_id"},
 		{"a long id", `{"1":{"engine_id":"` + strings.Repeat("x", 600) + `"}}`, "has no engine_id"},

@@ -230,7 +230,7 @@ const (
 	Continue
 )
 
-var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back", "go on elsewhere", "invalid"}
+var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back", "continue elsewhere", "invalid"}
 
 // String is the step in words.
 func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
@@ -257,7 +257,7 @@ const (
 	NoAttempts = "the attempts are used up"
 	NoMoreTry  = "two engines had broken while they worked on the request, and so did the next one"
 	NoMoreLost = "two engines died or hung while they worked on the request: it may be the cause"
-	NoMoreMove = "the stream has gone on elsewhere as often as it may (continue.moves)"
+	NoMoreMove = "the stream has moved as often as it may (continue.moves)"
 )
 
 // broken reports whether two engines of a phase had broken on the request, and so

@@ -436,7 +436,7 @@ func TestAfterCut(t *testing.T) {
 
 // TestExcuse: each worker is named once, in the order in which they broke.
 func TestExcuse(t *testing.T) {
-	if got, want := WhyUncounted([]Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while working on this request; it failed wherever it was sent, and counts against none of them"; got != want {
+	if got, want := WhyUncounted([]Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while working on this request; it failed wherever it was sent, and counts against no engine"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 }

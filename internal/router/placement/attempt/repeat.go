@@ -139,5 +139,5 @@ func WhyUncounted(uncounted []Failure) string {
 			names = append(names, uncounted[i].Name)
 		}
 	}
-	return strings.Join(names, ", ") + " broke while working on this request; it failed wherever it was sent, and counts against none of them"
+	return strings.Join(names, ", ") + " broke while working on this request; it failed wherever it was sent, and counts against no engine"
 }

@@ -102,7 +102,7 @@ func (s *Store) reload() {
 	s.current.Store(set)
 	s.o.Loaded("ok")
 	s.o.Event(eventlog.Event{
-		Kind: "keys_replaced", Text: fmt.Sprintf("new API keys are in force: %d, of which %d new, %d changed; %d are gone", len(set.keys), added, changed, removed),
+		Kind: "keys_replaced", Text: fmt.Sprintf("new API keys are in force: %d, with %d new and %d changed; %d are gone", len(set.keys), added, changed, removed),
 		Fields: map[string]any{"keys": len(set.keys), "added": added, "changed": changed, "removed": removed},
 	})
 }

@@ -239,7 +239,7 @@ func (t *Stage) failed(m *modelTokens, model string, w *workers.Worker, why erro
 
 // awake reports that a worker's tokenizer is asked again.
 func (t *Stage) awake(model string, w *workers.Worker) {
-	t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Worker: w.Name, Text: fmt.Sprintf("%s is asked for the tokens of %s again", w.Name, model)})
+	t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Worker: w.Name, Text: fmt.Sprintf("%s tokenizes prompts of %s again", w.Name, model)})
 }
 
 // AtRest reports whether a worker's /tokenize is not asked for some model,

@@ -308,7 +308,7 @@ func ChatOfResponses(body []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
 	}
 	if !absent(q.Previous) || !absent(q.Messages) {
-		return nil, unsupported("a response that goes on from an earlier one")
+		return nil, unsupported("a response that continues an earlier one")
 	}
 	out := chatBody{Kwargs: given(q.Kwargs), Effort: q.Reasoning.Effort}
 	if isText(q.Instructions) && len(q.Instructions) > len(`""`) {
