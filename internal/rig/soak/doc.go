@@ -10,5 +10,5 @@
 // stages of the router and the simulated engines in one goroutine, thousands of
 // seeds a minute, each of them repeatable to the byte.
 //
-// docs/reliability.md says what is checked, and what a full run has shown.
+// docs/lab/soak.md says what is checked, and what a full run has shown.
 package soak

@@ -223,7 +223,7 @@ const (
 // over the router's own request path (package serving, with all that it decides,
 // sends, and learns by), its own stages for events of caches, and simulated engines. One
 // thing happens at a time. It runs in a bubble of testing/synctest, whose clock is the
-// world's. What the router does with sockets is modelled here; see docs/reliability.md.
+// world's. What the router does with sockets is modelled here; see docs/lab/soak.md.
 func play(seed uint64, p plant, history bool) *Outcome {
 	s := newStage(seed, p, history)
 	defer s.close()
