@@ -109,6 +109,51 @@ func TestAllEnginesFail(t *testing.T) {
 	}
 }
 
+// TestNoEngineHasTheModel: where every engine of a phase has unloaded the model, the client gets
+// 404, in the words of an engine, and none of them failed.
+func TestNoEngineHasTheModel(t *testing.T) {
+	const text = `{"error":{"message":"The model `+"`m`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`
+	for _, c := range []struct {
+		fleet, lacks string
+		answer       fakeengine.Answer
+	}{
+		{"2a", "aggregated", fakeengine.JSON(404, text)},
+		{"2a", "aggregated", fakeengine.Stream(text, "[DONE]")},
+		{"2p1d", "prefill", fakeengine.JSON(404, text)},
+		{"1p2d", "decode", fakeengine.JSON(404, text)},
+		{"1p2d", "decode", fakeengine.Stream(text, "[DONE]")},
+		{"2p1d sglang", "prefill", fakeengine.JSON(404, text)},
+		{"1p2d sglang", "decode", fakeengine.Stream(text, "[DONE]")},
+	} {
+		for _, stream := range []bool{false, true} {
+			if !stream && c.answer.Status == 200 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%s/%d/%v", c.fleet, c.lacks, c.answer.Status, stream), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := fakeengine.New(t, c.fleet, func(s *settings.Config) { s.Routing.PrefillFallback = "error" })
+					all(r, c.lacks, always(c.answer))
+					got := r.Send(t.Context(), ask(stream, ""))
+					if words := got.Body + got.String(); got.Status != 404 || !strings.Contains(words, "does not exist") {
+						t.Errorf("%s by %s", got, got.Legs())
+					}
+					for _, w := range []string{c.lacks + "-0", c.lacks + "-1"} {
+						if !slices.Contains(names(r.Requests(c.lacks)), w) {
+							t.Errorf("%s was not tried: %s", w, got.Legs())
+						}
+					}
+					if o := r.Outcomes(); strings.Contains(strings.ReplaceAll(o, "client error", ""), "error") || strings.Contains(o, "refusal") {
+						t.Errorf("outcomes %q", o)
+					}
+					if n := r.Retries(); n != 0 {
+						t.Errorf("%d retries are taken out of the budget", n)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestTroubleThatMoves: an engine fails a request, then so does the only other one, by when
 // the first is well again.
 func TestTroubleThatMoves(t *testing.T) {

@@ -155,7 +155,7 @@ func (b *decoding) stream(ctx context.Context, t *disagg.Transfer) error {
 		}
 	}
 	if verdict == sse.Failed {
-		return b.failed(w, head.Scanner.Summary().Error)
+		return b.failed(ctx, w, head.Scanner.Summary().Error)
 	}
 	if err := b.good(ctx); err != nil {
 		return err
@@ -183,10 +183,14 @@ func Ended(addr, what string) *upstream.Failure {
 }
 
 // failed is the failure of a stream that begins with an error event.
-func (b *decoding) failed(w *workers.Worker, event string) error {
+func (b *decoding) failed(ctx context.Context, w *workers.Worker, event string) error {
 	reason, err := attempt.OfEvent(event), errors.New("the engine's stream began with an error: "+event)
-	if reason == attempt.Overloaded {
+	switch reason {
+	case attempt.Overloaded:
 		err = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, Message: err.Error(), RetryAfter: time.Second, Err: err}
+	case attempt.UnknownModel:
+		b.g.reread(ctx)
+		err = &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model", Message: err.Error(), Err: err}
 	}
 	return b.g.fail(b.c, route.Decode, w, reason, true, err)
 }

@@ -257,6 +257,13 @@ func (g *Legs) broke(ctx context.Context, c *Call, phase route.Phase, w *workers
 	return f
 }
 
+// reread has the models of the fleet read again.
+func (g *Legs) reread(ctx context.Context) {
+	if g.Reread != nil {
+		g.Reread(ctx)
+	}
+}
+
 // refused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
 func (g *Legs) refused(ctx context.Context, c *Call, phase route.Phase, w *workers.Worker, head *upstream.Head, body []byte) error {
@@ -264,8 +271,8 @@ func (g *Legs) refused(ctx context.Context, c *Call, phase route.Phase, w *worke
 	if head.Status/100 == 3 { // whatever the phase: the client would leave the router
 		reason = attempt.Status3xx
 	}
-	if reason == attempt.UnknownModel && g.Reread != nil {
-		g.Reread(ctx)
+	if reason == attempt.UnknownModel {
+		g.reread(ctx)
 	}
 	f := &upstream.Failure{Kind: upstream.Status, Addr: head.Addr, Op: "answer of", Status: head.Status}
 	switch {

@@ -163,6 +163,7 @@ var reasons = []reason{
 
 	{name: "error event", answer: fakeengine.Stream(words), follows: elsewhere, reason: "stream_error", health: "server error", budget: 1, stream: "only", phases: "local decode"},
 	{name: "error event in SGLang's words", answer: fakeengine.Stream(`{"error":{"message":"The request queue is full."}}`, "[DONE]"), follows: elsewhere, reason: "overloaded", health: "refusal", budget: 1, stream: "only", phases: "local decode"},
+	{name: "error event for an adapter", answer: fakeengine.Stream(`{"error":{"message":"The following requested LoRA adapters are not loaded: a","code":400}}`, "[DONE]"), follows: elsewhere, reason: "unknown_model", health: "client error", stream: "only", phases: "local decode"},
 	{name: "empty stream", answer: fakeengine.Stream(), follows: elsewhere, reason: "reset", health: "server error", budget: 1, stream: "only", phases: "local decode"},
 	{name: "cut before the first token", answer: fakeengine.Stream(": hello\n\n").Then(1, fakeengine.Piece{Fail: upstream.Reset}), follows: elsewhere, reason: "reset", health: "server error", budget: 1, stream: "only", phases: "local decode"},
 
