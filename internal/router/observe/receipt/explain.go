@@ -408,9 +408,9 @@ func (r *Receipt) verdict(b *strings.Builder) {
 	case d == 0:
 		printable.Fprintf(b, "as predicted: %d prompt tokens were %s\n", found, there)
 	case d < 0:
-		printable.Fprintf(b, "%d tokens fewer than predicted were %s (%d of %d): blocks were evicted before the request came, or the KV did not arrive\n", -d, there, found, predicted)
+		printable.Fprintf(b, "fewer than predicted: %d of %d tokens were %s; blocks were evicted before the request came, or the KV did not arrive\n", found, predicted, there)
 	default:
-		printable.Fprintf(b, "%d tokens more than predicted were %s (%d of %d): the index undercounts, never overcounts\n", d, there, found, predicted)
+		printable.Fprintf(b, "more than predicted: %d tokens, not %d, were %s; the index undercounts, never overcounts\n", found, predicted, there)
 	}
 }
 

@@ -66,8 +66,8 @@ func TestExplainComparesThePaths(t *testing.T) {
 func TestExplainVerdict(t *testing.T) {
 	for found, want := range map[int]string{
 		1000: "8 verdict    as predicted: 1000 prompt tokens",
-		900:  "8 verdict    100 tokens fewer",
-		1100: "8 verdict    100 tokens more",
+		900:  "8 verdict    fewer than predicted: 900 of 1000 tokens were ",
+		1100: "8 verdict    more than predicted: 1100 tokens, not 1000, were ",
 		-1:   "8 verdict    unknown:",
 	} {
 		r := decided("remote")
