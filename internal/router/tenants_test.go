@@ -1,19 +1,27 @@
 package router_test
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/rawjson"
+	"github.com/dynctl/dynctl/internal/rig/fakeengine"
 	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -228,6 +236,89 @@ func TestTokensByTenant(t *testing.T) {
 	})
 }
 
+// TestTokensOfClientsWhoLeft: what a client got of a stream before it left is counted, on every
+// API, from one engine and from a pair: by the router where the engine's usage did not come.
+func TestTokensOfClientsWhoLeft(t *testing.T) {
+	t.Parallel()
+	const got = 3
+	keys, many := keysFile(t), strings.TrimSuffix(strings.Repeat("1000,", 64), ",")
+	text := strings.Repeat("word ", 100)
+	messages := `"max_tokens":9,"messages":[{"role":"user","content":"` + text + `"}]`
+	model := fakeengine.Model{Text: "x"}
+	for path, c := range map[string]struct{ body, head, token string }{
+		"/v1/completions":        {`"prompt":[` + many + `]`, `{"choices":[{"index":0,"text":"x"}]}`, `{"choices":[{"index":0,"text":"x"}]}`},
+		"/v1/chat/completions":   {messages, `{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`, `{"choices":[{"index":0,"delta":{"content":"x"}}]}`},
+		"/v1/messages":           {messages, `{"type":"message_start","message":{"usage":{"input_tokens":64,"output_tokens":0}}}`, `{"type":"content_block_delta","delta":{"type":"text_delta","text":"x"}}`},
+		"/v1/responses":          {`"input":"` + text + `"`, `{"type":"response.created","response":{"id":"resp_1","status":"in_progress","usage":null}}`, `{"type":"response.output_text.delta","delta":"x"}`},
+		"/inference/v1/generate": {`"token_ids":[` + many + `],"sampling_params":{"max_tokens":9}`, `{"choices":[{"index":0,"token_ids":[]}]}`, `{"choices":[{"index":0,"token_ids":[5]}]}`},
+	} {
+		for _, fleet := range []string{"one engine", "a pair"} {
+			t.Run(path+" of "+fleet, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					conf := settings.Default()
+					conf.Keys.File = keys
+					if fleet == "a pair" {
+						conf.Prefill = []string{"http://prefill-0,engine=vllm,model=m,block_size=16,connector=nixl"}
+						conf.Decode = []string{"http://decode-0,engine=vllm,model=m,block_size=16,connector=nixl"}
+						conf.Routing.Threshold.Tokens = 0
+					} else {
+						conf.Worker = []string{"http://aggregated-0,engine=vllm,model=m,block_size=16"}
+					}
+					p := router.NewPiped(t, conf, http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+						body, err := io.ReadAll(q.Body)
+						if err != nil {
+							panic(http.ErrAbortHandler)
+						}
+						if q.URL.Path != path {
+							http.NotFound(w, q)
+							return
+						}
+						a := fakeengine.Stream(c.head, c.token, c.token, c.token, c.token, c.token).Every(time.Second)
+						if strings.HasPrefix(q.Host, "prefill") {
+							a = model.Answer(&fakeengine.Request{Worker: q.Host, Method: q.Method, Path: q.URL.Path, ID: q.Header.Get("X-Request-Id"), Body: body})
+						}
+						play(w, q, &a)
+					}))
+					q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://router"+path, strings.NewReader(`{"model":"m",`+c.body+`,"stream":true}`))
+					if err != nil {
+						t.Fatal(err)
+					}
+					q.Header.Set("Authorization", "Bearer "+userSecret)
+					resp, err := p.Client.Do(q)
+					if err != nil {
+						t.Fatal(err)
+					}
+					tokens, want := 0, got
+					if c.head == c.token {
+						want++
+					}
+					for lines := bufio.NewScanner(resp.Body); tokens < want && lines.Scan(); {
+						if lines.Text() == "data: "+c.token {
+							tokens++
+						}
+					}
+					resp.Body.Close()
+					synctest.Wait()
+					admin, err := p.AdminHandler(router.AdminOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					page := httptest.NewRecorder()
+					admin.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/metrics", nil))
+					for kind, re := range map[string]string{
+						"completion": fmt.Sprintf(`(?m)^dynctl_tokens_total\{kind="completion",model="m",source="router",tenant="web"\} %d$`, want),
+						"prompt":     `(?m)^dynctl_tokens_total\{kind="prompt",model="m",source="(router|engine)",tenant="web"\} [1-9]`,
+					} {
+						if !regexp.MustCompile(re).MatchString(page.Body.String()) {
+							t.Errorf("%s tokens after %d of the answer, %d %s:\n%s", kind, tokens, resp.StatusCode, resp.Header.Get("X-Dynctl-Path"), strings.Join(regexp.MustCompile(`(?m)^dynctl_tokens_total.*$`).FindAllString(page.Body.String(), -1), "\n"))
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestUsageOfOddStreams: engines get a body whose stream is no plain true as it was sent.
 func TestUsageOfOddStreams(t *testing.T) {
 	r, p := tappedRig(t, "1a:profile=instant")
@@ -237,6 +328,33 @@ func TestUsageOfOddStreams(t *testing.T) {
 		a := r.send(http.MethodPost, "/v1/completions", []byte(body))
 		if legs := p.legsOf("aggregated"); len(legs) != 1 || string(legs[0].body) != body {
 			t.Errorf("%s: %d legs, %s", stream, len(legs), a)
+		}
+	}
+}
+
+// TestLaxBodiesOfPairs: numbers and booleans as strings reach a decode engine as they came, and
+// a prefill engine computes one token, whatever the type of the limit.
+func TestLaxBodiesOfPairs(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 0 })
+	for path, prompt := range map[string]string{
+		"/v1/completions":      `"prompt":` + string(encode(t, ids(100, 1))),
+		"/v1/chat/completions": `"messages":[{"role":"user","content":"` + strings.Repeat("word ", 100) + `"}]`,
+	} {
+		for _, stream := range []string{`"true"`, `"false"`, "1", "0"} {
+			p.reset()
+			lax := `"max_tokens":"4","stream":` + stream
+			a := r.send(http.MethodPost, path, []byte(`{"model":"sim",`+prompt+`,`+lax+`}`))
+			prefills, decodes := p.legsOf("prefill"), p.legsOf("decode")
+			if len(prefills) != 1 || len(decodes) != 1 {
+				t.Fatalf("%s, stream %s: %d prefills and %d decodes: %s", path, stream, len(prefills), len(decodes), a)
+			}
+			if q := rawjson.Value(prefills[0].body); string(q.Get("max_tokens")) != "1" || q.Get("stream").Exists() && string(q.Get("stream")) != "false" {
+				t.Errorf("%s, stream %s: the prefill engine gets %s", path, stream, prefills[0].body)
+			}
+			if !bytes.Contains(decodes[0].body, []byte(lax)) {
+				t.Errorf("%s, stream %s: the decode engine gets %s", path, stream, decodes[0].body)
+			}
 		}
 	}
 }

@@ -252,6 +252,7 @@ func (p *payload) typed(kind, response, message, delta []byte) {
 		p.nested(response)
 	case "message_start":
 		p.nested(message)
+		p.usage.CompletionTokens = -1 // of tokens that are still to come
 	case "message":
 		// the whole answer of the Messages API, not streamed
 	case "message_delta":

@@ -66,6 +66,9 @@ var streams = []struct {
 		"event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\n" +
 		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 		Summary{Events: 6, Tokens: 1, Done: true, FinishReason: "end_turn", Usage: Usage{20, 3, 8}}},
+	{"messages, cut off", "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":12,\"cache_read_input_tokens\":8,\"output_tokens\":0}}}\n\n" +
+		"data: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"Hi\"}}\n\n",
+		Summary{Events: 2, Tokens: 1, Usage: Usage{20, -1, 8}}},
 	{"messages error", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n",
 		Summary{Events: 1, Usage: noUsage, Failed: true, ErrorFirst: true, Error: `{"type":"error","error":{"type":"overloaded_error","message":"x"}}`}},
 	{"error by its event name only", "event: error\ndata: {\"message\":\"x\"}\n\n",
