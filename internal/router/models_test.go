@@ -117,7 +117,7 @@ func TestModelsOfRequests(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, *rig, *tap)
-	}{{"none of several", noModelOfSeveral}, {"the default", defaultModel}, {"loaded since", adapterLoadedSince}, {"none of one", noModelOfOne}} {
+	}{{"none of several", noModelOfSeveral}, {"the default", defaultModel}, {"resolved by engines", resolvedByEngines}, {"loaded since", adapterLoadedSince}, {"none of one", noModelOfOne}} {
 		t.Run(c.name, func(t *testing.T) {
 			r.set(func(*settings.Config) {})
 			c.test(t, r.in(t), p)
@@ -278,6 +278,36 @@ func defaultModel(t *testing.T, r *rig, p *tap) {
 	}
 	if slices.Sort(names); fmt.Sprint(names) != "[azure blue navy red rouge sky]" {
 		t.Errorf("the models are %v", names)
+	}
+}
+
+// resolvedByEngines: with routing.any_model a name that no engine lists goes to the engines as it
+// is, on every API, streamed or not, and the default is for requests without a name.
+func resolvedByEngines(t *testing.T, r *rig, p *tap) {
+	r.set(func(c *settings.Config) { c.Routing.AnyModel, c.Routing.DefaultModel = true, "blue" })
+	for path := range everyAPI {
+		for value, want := range map[string]string{`"late-lora"`: "late-lora", `"navy"`: "navy", "": "blue"} {
+			for _, stream := range []string{"", `"stream":true,`} {
+				p.reset()
+				body, kind := withModel(t, path, value)
+				if stream != "" && body[0] != '{' {
+					continue // a form
+				}
+				if body[0] == '{' {
+					body = append([]byte("{"+stream), body[1:]...)
+				}
+				if a := r.send(http.MethodPost, path, body, "Content-Type", kind); a.status != http.StatusOK {
+					t.Errorf("%s%s, model %s: %s", path, stream, value, a)
+					continue
+				}
+				if path == "/generate" && value == "" {
+					continue // it has no such member
+				}
+				if got := modelOf(t, engineCall(t, p, path)); got != want {
+					t.Errorf("%s%s, model %s: the engine is asked for %q, want %q", path, stream, value, got, want)
+				}
+			}
+		}
 	}
 }
 

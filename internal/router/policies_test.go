@@ -85,6 +85,10 @@ func TestSessionsAndSleepers(t *testing.T) {
 	if len(used) < 3 {
 		t.Errorf("16 sessions live on %d of 4 workers", len(used))
 	}
+	r.synced()
+	if n := r.worker("aggregated-0").Ranks[0].IndexBlocks; n == 0 {
+		t.Error("nothing is known of the cache of the worker that is to sleep")
+	}
 	// A worker that sleeps and one that does not answer its probes get nothing.
 	r.set(func(c *settings.Config) { c.Routing.Policy = "round_robin" })
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named("aggregated-0").URL()+"/sleep", nil)
@@ -103,6 +107,10 @@ func TestSessionsAndSleepers(t *testing.T) {
 		a, b := r.worker("aggregated-0"), r.worker("aggregated-1")
 		if a.Usable || b.Usable {
 			return fmt.Errorf("%s and %s", a.Health, b.Health)
+		}
+		// Its engine publishes that only with its next step.
+		if n := a.Ranks[0].IndexBlocks; n != 0 {
+			return fmt.Errorf("%d blocks of the worker that sleeps are known", n)
 		}
 		return nil
 	})

@@ -151,7 +151,7 @@ func TestServeFromSignalToSignal(t *testing.T) {
 		}
 	}
 	write("routing:\n  threshold: 100000\n")
-	s := startServe(t, "--config", file, "--sim", "1p1d")
+	s := startServe(t, "--config", file, "--sim", "1p1d", "--access-log", "json")
 	client, stderr := s.client(), s.stderr
 	clitest.Until(t, "the fleet", func() error {
 		s, err := client.Status(t.Context())
@@ -255,8 +255,14 @@ func TestServeFromSignalToSignal(t *testing.T) {
 
 	s.terminate()
 	s.ends(cli.ExitOK)
-	if out := s.stdout.String(); out != "" {
-		t.Errorf("serve wrote to standard output: %q", out)
+	// Standard output has a line for each request, and nothing else.
+	lines := strings.Split(strings.TrimSpace(s.stdout.String()), "\n")
+	var last struct {
+		Decision string
+		Status   int
+	}
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || len(lines) != 3 || last.Decision != decision || last.Status != 200 {
+		t.Errorf("%v: of 3 requests, the last by %s, %q", err, decision, lines)
 	}
 }
 

@@ -1,18 +1,23 @@
 package commands
 
 import (
+	"context"
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
 	"github.com/dynctl/dynctl/internal/rig/hostile"
+	"github.com/dynctl/dynctl/internal/rig/soak"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -95,5 +100,54 @@ func TestListIsPrintable(t *testing.T) {
 			t.Fatal(err)
 		}
 		hostile.Check(t, "workers list -o "+format, b.String())
+	}
+}
+
+// TestCallWorkers: one command has all engines, or those named, do something, and shows what each
+// one answered; decisions follow when the command has ended.
+func TestCallWorkers(t *testing.T) {
+	g := readyRouter(t, loopback.Options{Fleet: "2a:profile=instant"})
+	prompt := make([]int, 640)
+	cached := func() string {
+		t.Helper()
+		status, header, answer, err := g.Post(t.Context(), "/v1/completions", map[string]any{"model": "sim", "prompt": prompt, "max_tokens": 2})
+		if err != nil || status != 200 {
+			t.Fatalf("%d %s: %v", status, answer, err)
+		}
+		return header.Get("X-Dynctl-Cached-Tokens")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	cached()
+	if err := soak.IndexSynced(ctx, g); err != nil {
+		t.Fatal(err)
+	}
+	if n := cached(); n != "624" {
+		t.Errorf("%s tokens are cached before", n)
+	}
+	for _, c := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"reset_prefix_cache", cli.ExitOK, "aggregated-0 true 200, aggregated-1 true 200"},
+		{"reset_prefix_cache aggregated-1", cli.ExitOK, "aggregated-1 true 200"},
+		{"load_lora_adapter --adapter a --path /a", cli.ExitRuntime, "aggregated-0 false 404, aggregated-1 false 404"},
+	} {
+		code, out, stderr := typed(append(strings.Fields("workers call "+c.args), "--router", g.AdminURL, "-o", "json")...)
+		var a admin.ControlAnswer
+		if err := json.Unmarshal([]byte(out), &a); err != nil || code != c.code {
+			t.Errorf("%s: exit code %d, %v\n%s%s", c.args, code, err, out, stderr)
+		}
+		var got []string
+		for _, w := range a.Workers {
+			got = append(got, fmt.Sprint(w.Worker, " ", w.OK, " ", w.Status))
+		}
+		if d := cmp.Diff(c.want, strings.Join(got, ", ")); d != "" {
+			t.Errorf("%s (-want +got):\n%s", c.args, d)
+		}
+		if n := cached(); len(a.Workers) == 2 && a.Failed == 0 && n != "0" {
+			t.Errorf("%s: %s tokens are cached after it", c.args, n)
+		}
 	}
 }

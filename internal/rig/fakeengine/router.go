@@ -70,6 +70,9 @@ type Router struct {
 	Legs *serving.Legs
 	// Bootstrap answers GET /query of the bootstrap server of a worker, with connector mooncake.
 	Bootstrap func(ctx context.Context, worker string) (string, error)
+	// Distrusted, where it is set, is called with a rank that reports less than it is predicted to
+	// hold, too often; see [watch.Contradictions].
+	Distrusted func(k *workers.Rank)
 	// Alive says whether a worker gives a sign of life when the router asks for one.
 	Alive func(w *workers.Worker) bool
 
@@ -222,6 +225,9 @@ func (r *Router) build() {
 	r.stream = (&lifecycle.Consumers{
 		Slow: watch.NewSlow(watch.SlowOptions{Fleet: r.Registry.Snapshot}), Untrusted: func(uint32) bool { return false }, Ranks: fleet,
 		Traffic: &r.Traffic, Metrics: r.Metrics, Recompute: watch.NewRecompute(watch.RecomputeOptions{Event: r.event}),
+		Contradictions: watch.NewContradictions(watch.ContradictionsOptions{
+			Removed: func(*workers.Rank) (uint64, bool) { return 0, r.Distrusted != nil }, Distrust: func(k *workers.Rank, _ string) { r.Distrusted(k) },
+		}),
 		Failures: failures, Event: r.event, Costs: costs, Lengths: lengths,
 	}).Stream()
 	r.Legs = &serving.Legs{

@@ -137,3 +137,56 @@ func TestUsageOfLegsAtOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestCacheLostInSilence: an engine that lacks three prefixes in a row which it is taken to hold
+// has its rank rebuilt, once: that of the phase which computes the prompt, streamed or not.
+func TestCacheLostInSilence(t *testing.T) {
+	for fleet, rank := range map[string]string{"1a": "aggregated-0/dp0", "1p1d": "prefill-0/dp0", "1p1d nixl-push": "prefill-0/dp0"} {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", fleet, stream), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := fakeengine.New(t, fleet, func(s *settings.Config) { s.Routing.ThresholdOn = "isl" })
+					var distrusted []string
+					r.Distrusted = func(k *workers.Rank) { distrusted = append(distrusted, k.Label) }
+					send := func(prompt, cached int) {
+						t.Helper()
+						counted := fmt.Sprintf(`"prompt_tokens":64,"prompt_tokens_details":{"cached_tokens":%d}`, cached)
+						for _, w := range r.Registry.Snapshot().Workers {
+							r.Always(w.Name, func(q *fakeengine.Request) fakeengine.Answer {
+								a := r.Model.Answer(q)
+								for i, p := range a.Pieces {
+									text := strings.Replace(p.Text, `"prompt_tokens":64`, counted, 1)
+									if strings.HasSuffix(fleet, "push") {
+										text = strings.Replace(text, `"do_remote_decode":false`, `"do_remote_decode":false,"transfer_mode":"push"`, 1)
+									}
+									a.Pieces[i].Text = text
+								}
+								a.Header = a.Header[:1] // of another length now
+								return a
+							})
+						}
+						q := ask(stream, `,"stream_options":{"include_usage":true}`)
+						q.Body = strings.ReplaceAll(q.Body, "1000", fmt.Sprint(1000+prompt))
+						if got := r.Send(t.Context(), q); got.Status != 200 || got.Err != nil || got.Receipt.Outcome.CachedTokens != cached {
+							t.Fatalf("prompt %d: %s, %d cached", prompt, got, got.Receipt.Outcome.CachedTokens)
+						}
+					}
+					for prompt := range 6 {
+						send(prompt, 0)
+					}
+					send(0, 48)
+					for prompt := 1; prompt < 6; prompt++ {
+						send(prompt, 0)
+						want := ""
+						if prompt >= 3 {
+							want = rank
+						}
+						if got := strings.Join(distrusted, " "); got != want {
+							t.Fatalf("after %d prefixes that are gone: %q, want %q", prompt, got, want)
+						}
+					}
+				})
+			})
+		}
+	}
+}
