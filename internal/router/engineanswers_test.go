@@ -114,6 +114,73 @@ func TestOthersAnswersAreNotTheRouters(t *testing.T) {
 	}
 }
 
+// TestRefusalsOfOneEngine: what one engine of two refuses, on every API, in each phase, streamed
+// or not: a model that it has unloaded the other one has, and a request that it does not like
+// reaches no other.
+func TestRefusalsOfOneEngine(t *testing.T) {
+	t.Parallel()
+	const kept = 1 << 20 // of an error's body
+	model := fakeengine.Model{Text: "F"}
+	for _, c := range []struct {
+		what, text string
+		status     int
+		want       int
+	}{
+		{"an unknown model", "{\"error\":{\"message\":\"The model `m` does not exist.\"}}", 404, 200},
+		{"an unloaded adapter", `{"object":"error","message":"The following requested LoRA adapters are not loaded: a"}`, 400, 200},
+		{"a long refusal", strings.Repeat("x", 3*kept), 400, 400},
+	} {
+		for _, phase := range []string{"", "prefill", "decode"} {
+			t.Run(c.what+" "+phase, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					// Ports that are closed, should the router ask for the models itself.
+					worker := func(port string) string { return "http://127.0.0.1:" + port + ",engine=vllm,model=m,block_size=16" }
+					conf := settings.Default()
+					conf.Routing.Policy, conf.Routing.Threshold.Tokens = "round_robin", 0
+					switch phase {
+					case "":
+						conf.Worker = []string{worker("1"), worker("2")}
+					case "prefill":
+						conf.Prefill, conf.Decode = []string{worker("1") + ",connector=nixl", worker("2") + ",connector=nixl"}, []string{worker("3") + ",connector=nixl"}
+					case "decode":
+						conf.Prefill, conf.Decode = []string{worker("3") + ",connector=nixl"}, []string{worker("1") + ",connector=nixl", worker("2") + ",connector=nixl"}
+					}
+					var refusals, refused, others int // others: requests to the other engine after a refusal
+					p := router.NewPiped(t, conf, http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+						body, err := io.ReadAll(q.Body)
+						if err != nil || q.Header.Get("X-Request-Id") == "" {
+							panic(http.ErrAbortHandler)
+						}
+						switch {
+						case strings.HasSuffix(q.Host, ":1"):
+							refusals++
+							w.Header().Set("Content-Type", "application/json")
+							w.WriteHeader(c.status)
+							_, _ = io.WriteString(w, c.text)
+							return
+						case strings.HasSuffix(q.Host, ":2") && refusals > refused:
+							others++
+						}
+						a := model.Answer(&fakeengine.Request{Method: q.Method, Path: q.URL.Path, ID: q.Header.Get("X-Request-Id"), Body: body})
+						play(w, q, &a)
+					}))
+					askAll(t, p, func(about string, resp *http.Response, text string) {
+						if refusals > refused && about != "a stored response" {
+							if long := len(text) >= kept && strings.HasPrefix(c.text, text); resp.StatusCode != c.want || c.want != 200 && (!long || others > 0) {
+								t.Errorf("%s: %d with %d bytes, want %d, after %d requests to the other engine: %.200s", about, resp.StatusCode, len(text), c.want, others, text)
+							}
+						}
+						refused, others = refusals, 0
+					})
+					if refused == 0 {
+						t.Error("nothing was refused")
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestBadHeadersOfOurOwn: a bad value of a header of the router is refused on every API, also
 // where nothing waits, with the header's name. Without routing.allow_headers the router reads
 // none of those that steer.

@@ -112,7 +112,7 @@ func TestAllEnginesFail(t *testing.T) {
 // TestNoEngineHasTheModel: where every engine of a phase has unloaded the model, the client gets
 // 404, in the words of an engine, and none of them failed.
 func TestNoEngineHasTheModel(t *testing.T) {
-	const text = `{"error":{"message":"The model `+"`m`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`
+	const text = `{"error":{"message":"The model ` + "`m`" + ` does not exist.","type":"NotFoundError","param":"model","code":404}}`
 	for _, c := range []struct {
 		fleet, lacks string
 		answer       fakeengine.Answer
