@@ -57,6 +57,7 @@ func TestKeepAlive(t *testing.T) {
 		{name: "a failure of chats behind a prefill", set: pair, path: "/v1/chat/completions", body: `"messages":[{"role":"user","content":"` + strings.Repeat("word ", 200) + `"}],"max_tokens":1`, prefill: takes, decode: fakeengine.JSON(500, `{"error":"x"}`).After(takes), status: 200, comments: 4, then: []string{`data: {"error":`, "[DONE]"}},
 		{name: "no stream in the answer", set: aggregated, decode: fakeengine.JSON(200, `{"choices":[]}`).After(takes), status: 200, comments: 2, then: []string{`data: {"error":`, "timeouts.sse_keepalive"}},
 		{name: "no stream", set: aggregated, body: prompt + `,"stream":false`, decode: fakeengine.JSON(200, `{"choices":[]}`).After(takes), status: 200, then: []string{`{"choices":[]}`}},
+		{name: "sound", set: aggregated, path: "/v1/audio/speech", body: `"input":"x"`, decode: fakeengine.Answer{Status: 200, Header: []string{"Content-Type: audio/pcm"}, Pieces: []fakeengine.Piece{{Text: "sound"}}}.After(takes), status: 200, then: []string{"sound"}},
 		{name: "comments of the engine, off", set: aggregated, off: true, decode: fakeengine.Stream(append([]string{comment, comment}, chunks...)...).Every(every), status: 200, comments: 2, then: []string{`"text":"F"`, "[DONE]"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

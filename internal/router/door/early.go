@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // early is the head of a stream that goes out before the head of its answer, with comments
@@ -27,10 +28,11 @@ func (r *reply) newEarly() *early {
 	return &early{w: r.w, out: upstream.NewWriter(r.w, r.call.Routing.Settings.Timeouts.Write), sent: r.committed}
 }
 
-// keepAlive begins to send comments, if the request is for a stream and the settings want them.
+// keepAlive begins to send comments, if the request is for a stream of events and the settings
+// want them. A stream of speech is sound.
 func (r *reply) keepAlive() {
-	every := r.call.Routing.Settings.Timeouts.SSEKeepAlive
-	if every <= 0 || !r.call.Endpoint.Streamable || !r.call.View.Stream {
+	every, ep := r.call.Routing.Settings.Timeouts.SSEKeepAlive, r.call.Endpoint
+	if every <= 0 || !ep.Streamable || ep.Kind == api.Speech || !r.call.View.Stream {
 		return
 	}
 	k := r.newEarly()
