@@ -86,7 +86,7 @@ func TestAllEnginesFail(t *testing.T) {
 					if answered := c.status == 429 || c.status == 500 && c.why != attempt.NoMoreLost; answered && got.Body != words {
 						t.Errorf("%s, want the engine's body %s", got, words)
 					}
-					if blamed := len(r.Events("request_blamed")) == 1 && strings.Contains(notes(got), "counts against none"); blamed != c.blamed {
+					if blamed := len(r.Events("request_blamed")) == 1 && strings.Contains(notes(got), "counts against no engine"); blamed != c.blamed {
 						t.Errorf("the request is blamed: %v, %q", blamed, got.Receipt.Notes)
 					}
 					attempts := map[int]bool{}
@@ -210,7 +210,7 @@ func TestPoisonAndBrokenEngines(t *testing.T) {
 		// used up each of the last requests meets one engine.
 		for i := range 9 {
 			got := r.Send(t.Context(), ask(false, `,"user":"poison"`))
-			if n := len(got.Receipt.Legs); got.Status != 500 || n != 3 && i < 5 || !strings.Contains(notes(got), "counts against none") {
+			if n := len(got.Receipt.Legs); got.Status != 500 || n != 3 && i < 5 || !strings.Contains(notes(got), "counts against no engine") {
 				t.Fatalf("request %d: %s after %d legs: %q", i, got, n, got.Receipt.Notes)
 			}
 		}
