@@ -45,9 +45,6 @@ func Pick(in *Input, out *Ranking) {
 	}
 	rankBy(in, out)
 	spread(in, out)
-	if out.InTime {
-		showTimes(in, out)
-	}
 	if in.Limit > 0 && len(out.Order) > in.Limit {
 		out.Order = out.Order[:in.Limit]
 	}
