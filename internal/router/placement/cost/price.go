@@ -39,8 +39,9 @@ func (m *Model) Compare(r *Request, p *Paths) (c Costs) {
 	}
 	q := m.Quote(r)
 	var prefill, t decision.Times
+	var a onRank
 	q.Prefill(&p.Prefill, &prefill)
-	a := q.answer(&p.Local)
+	q.answer(&p.Local, &a)
 	c.Local = q.local(&p.Local, &a, &t)
 	c.Remote = q.remote(&prefill, &p.Local, &a, &t)
 	return c
@@ -126,8 +127,8 @@ func (q *Quote) evict(l *LegModel, tokens int) float64 {
 	return float64(q.weight * q.m.Constants.Keep * l[termCompute] * (float64(tokens) * 0.001))
 }
 
-// answer is what the answer costs on the rank of w, whose Tokens it does not have.
-func (q *Quote) answer(w *Work) (a onRank) {
+// answer writes what the answer costs on the rank of w, whose Tokens it does not have.
+func (q *Quote) answer(w *Work, a *onRank) {
 	m := q.m
 	a.times = w.times()
 	running, held, cached := float64(w.Running), float64(w.Held), float64(w.HeldCached)
@@ -147,7 +148,6 @@ func (q *Quote) answer(w *Work) (a onRank) {
 	if m.Loss > 0 {
 		a.late, a.early = float64(m.Loss*q.late(float64(a.after*q.gap))), q.late(float64(a.before*q.gap))
 	}
-	return a
 }
 
 // add adds the answer's terms to those up to its first token, where computing the prompt stalls
@@ -198,21 +198,24 @@ func (q *Quote) remote(prefill *decision.Times, w *Work, a *onRank, t *decision.
 // Local writes what it costs that the rank which answers computes the prompt, too, and returns
 // the sum.
 func (q *Quote) Local(w *Work, t *decision.Times) float64 {
-	a := q.answer(w)
+	var a onRank
+	q.answer(w, &a)
 	return q.local(w, &a, t)
 }
 
 // Remote writes what it costs that a rank answers whose KV comes from a prefill rank, and returns
 // the sum; prefill is the cost there.
 func (q *Quote) Remote(prefill *decision.Times, w *Work, t *decision.Times) float64 {
-	a := q.answer(w)
+	var a onRank
+	q.answer(w, &a)
 	return q.remote(prefill, w, &a, t)
 }
 
 // Cheaper writes the cost of the path that costs less, and returns the sum.
 func (q *Quote) Cheaper(prefill *decision.Times, w *Work, t *decision.Times) float64 {
-	a := q.answer(w)
+	var a onRank
 	var there decision.Times
+	q.answer(w, &a)
 	local, remote := q.local(w, &a, t), q.remote(prefill, w, &a, &there)
 	if q.m.RemoteCheaper(local, remote) {
 		*t = there

@@ -98,9 +98,12 @@ func rankTimes(in *Input, out *Ranking) {
 
 // compareTimes is the order of policy kv by times, of which those up to equal are.
 func compareTimes(in *Input, equal float64, a, b int) (int, TieBreak) {
-	x, y := in.Candidates[a].Cost, in.Candidates[b].Cost
-	if x <= equal && y <= equal {
+	x, y := &in.Candidates[a], &in.Candidates[b]
+	if x.Cost <= equal && y.Cost <= equal {
 		return compareTies(in, a, b)
 	}
-	return cmp.Or(cmp.Compare(x, y), cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank)), TieNone
+	if c := compareCost(x, y); c != 0 {
+		return c, TieNone
+	}
+	return cmp.Compare(x.Rank, y.Rank), TieNone
 }
