@@ -82,7 +82,7 @@ func rankTimes(in *Input, out *Ranking) {
 		}
 	}
 	equal := in.Pricing.Model.Equal(best)
-	order(out.Order, in.sorted(), func(a, b int) (int, TieBreak) { return compareTimes(in, equal, a, b) })
+	order(out.Order, in.sorted(), func(a, b int) int { c, _ := compareTimes(in, equal, a, b); return c })
 	for _, i := range out.Order {
 		if in.Candidates[i].Cost <= equal {
 			out.Tied++
