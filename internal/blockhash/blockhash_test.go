@@ -1,6 +1,7 @@
 package blockhash
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/zeebo/xxh3"
 )
 
 type vectors struct {
@@ -92,6 +94,19 @@ func TestTextsInARow(t *testing.T) {
 	other := chunks([]byte("01234567x9"), b)
 	if !slices.Equal(other[:2], whole[:2]) || slices.ContainsFunc(other[2:], func(h uint64) bool { return slices.Contains(whole, h) }) {
 		t.Errorf("%x and %x", whole, other)
+	}
+}
+
+// TestNextIsXXH3: the sequence hash is XXH3 of the 16 bytes of both hashes.
+func TestNextIsXXH3(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 1000 {
+		parent, local := r.Uint64(), r.Uint64()
+		b := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, parent), local)
+		if got, want := Next(parent, local), xxh3.HashSeed(b, Seed); got != want {
+			t.Fatalf("Next(%x, %x) = %x, want %x", parent, local, got, want)
+		}
 	}
 }
 

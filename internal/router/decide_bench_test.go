@@ -41,8 +41,11 @@ func benchRouter(b *testing.B, kind string, ranks int) *Router {
 	switch kind {
 	case "threshold":
 		c.Routing.Threshold.Tokens = 2048
-	case "auto", "times":
+	case "auto", "blocks", "times":
 		c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
+		if kind == "blocks" {
+			c.Routing.Policy = "kv_blocks"
+		}
 	}
 	for i := range ranks {
 		spec := fmt.Sprintf("http://127.0.0.1:%d,engine=vllm,model=bench,block_size=%d,events=tcp://127.0.0.1:%d", 20000+i, benchBlock, 30000+i)
@@ -75,9 +78,10 @@ const benchBlock = 16 // tokens
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
 // tokens over ranks that hold different parts of it. Busy ones are aggregated, have
 // work in flight, and their engines have reported a load. With "auto" the costs of both paths
-// are known and compared, with "times" those of every rank, too.
+// are known and compared. With "blocks" and "times" those of every rank are, too, and the ranks
+// are busy: policy kv_blocks chooses among them, or kv.
 func BenchmarkDecision(b *testing.B) {
-	for _, kind := range []string{"aggregated", "disaggregated", "threshold", "auto", "times", "busy"} {
+	for _, kind := range []string{"aggregated", "disaggregated", "threshold", "auto", "blocks", "times", "busy"} {
 		for _, ranks := range []int{64, 512, 2048} {
 			b.Run(fmt.Sprintf("%s/%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
 		}
@@ -86,7 +90,7 @@ func BenchmarkDecision(b *testing.B) {
 
 func benchDecision(b *testing.B, kind string, ranks int) {
 	const tokens, block = 8192, benchBlock
-	r := benchRouter(b, kind, ranks)
+	r, loaded := benchRouter(b, kind, ranks), kind == "blocks" || kind == "times"
 	ids := make([]uint32, tokens)
 	for i := range ids {
 		ids[i] = uint32(i * 7919)
@@ -107,17 +111,17 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			if err := r.predicted.AddRank(slot, k.Number, k.Label); err != nil {
 				b.Fatal(err)
 			}
-			if kind == "busy" || kind == "times" {
+			if kind == "busy" || loaded {
 				r.ledger.Reserve(k, ledger.Claim{PrefillTokens: 512 * (i % 9), ContextTokens: 4096 + i, BlockSize: block})
 				k.SetLoad(&workers.Load{Running: i % 7, Waiting: i % 3, KVUsage: 0.5, At: r.started})
 			}
 			r.predicted.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 		}
 	}
-	if kind == "auto" || kind == "times" {
+	if kind == "auto" || loaded {
 		l, w := r.costs.Of("bench"), cost.Work{Tokens: 4096, Context: 8192}
 		for range cost.EnoughComputed {
-			if kind == "times" {
+			if loaded {
 				var a cost.Running
 				on := cost.Decoding{Running: 3, Held: 9000}
 				l.Ran(&a, 1, 0, on)
@@ -145,7 +149,7 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 	if q.Run.Plan.Err != nil || q.Run.Plan.CachedTokens == 0 || len(q.Run.In.Decode.Candidates)+len(q.Run.In.Prefill.Candidates) < ranks {
 		b.Fatalf("not the decision to measure: %+v", q.Run.Plan)
 	}
-	if (kind == "auto" || kind == "times") && q.Run.Plan.CostRevision == 0 || q.Run.Plan.Decode.InTime != (kind == "times") {
+	if (kind == "auto" || loaded) && q.Run.Plan.CostRevision == 0 || q.Run.Plan.Decode.InTime != (kind == "times") {
 		b.Fatalf("costs did not decide: %+v", q.Run.Plan)
 	}
 	b.ReportAllocs()

@@ -11,7 +11,7 @@ import (
 // those that the engine reports, a [Worker] both together. The zero value of a field
 // means not stated, not reported, or unknown.
 type Facts struct {
-	// The first fields are those that every decision reads of every worker.
+	// The first fields, up to ChatTokens, are those that every decision reads of every worker.
 
 	// Role is which phase the worker may run. One that neither a flag, a label (see
 	// RoleLabels) nor the engine names is Aggregated.
@@ -20,20 +20,33 @@ type Facts struct {
 	BlockSize int
 	// KVBlocks is the size of one rank's cache in engine blocks.
 	KVBlocks int
+	// MaxModelLen is the longest sequence in tokens.
+	MaxModelLen int
+	// Engine is the serving program. For Sim, Dialect says whose wire it speaks.
+	Engine, Dialect Engine
+	// Connector is how this worker moves KV.
+	Connector Connector
+	// Models are the names that the worker answers to. Stated ones must be among those
+	// that the engine reports, where LoRA adapters come last.
+	Models []string
+	// Version is what the engine says of its own version; it cannot be stated.
+	Version string
+	// CacheType is the type of the cache's values in the words of vLLM's --kv-cache-dtype; it
+	// cannot be stated.
+	CacheType string
+	// Revision names the rollout that the worker belongs to, and Slice its part of it.
+	// Prefill and decode go together within a revision only, and within a slice where
+	// they can.
+	Revision, Slice string
+	// ChatTokens names the tokens that the engine makes of a certain chat, as
+	// their number and a hash ("37:9c…"); it cannot be stated. Engines in which it
+	// differs have other chat templates or vocabularies.
+	ChatTokens string
+
 	// PoolBlocks is how many blocks one rank's pool has, which all its cache groups
 	// share; it cannot be stated. With one group that is KVBlocks; with several KVBlocks
 	// is less, what the pool holds of tokens that each group keeps.
 	PoolBlocks int
-
-	// Engine is the serving program. For Sim, Dialect says whose wire it speaks.
-	Engine, Dialect Engine
-	// Version is what the engine says of its own version; it cannot be stated.
-	Version string
-	// Connector is how this worker moves KV.
-	Connector Connector
-	// CacheType is the type of the cache's values in the words of vLLM's --kv-cache-dtype; it
-	// cannot be stated.
-	CacheType string
 	// KVCopies is how copies of a block count; empty for CopiesCounted.
 	KVCopies KVCopies
 	// LastBlock is what becomes of a hit's last block; empty for LastBlockKept.
@@ -48,24 +61,11 @@ type Facts struct {
 	// TransferCheck is how strictly this worker's transfer parameters are judged; empty
 	// for the router's own setting.
 	TransferCheck TransferCheck
-	// Models are the names that the worker answers to. Stated ones must be among those
-	// that the engine reports, where LoRA adapters come last.
-	Models []string
-	// MaxModelLen is the longest sequence in tokens.
-	MaxModelLen int
 	// MaxBatchedTokens is the engine's prefill budget of one step in tokens.
 	MaxBatchedTokens int
 	// Bootstrap without a host means that of the worker's URL; a Worker's has one.
 	Bootstrap *Bootstrap
 	LMCache   *LMCacheDecoder
-	// Revision names the rollout that the worker belongs to, and Slice its part of it.
-	// Prefill and decode go together within a revision only, and within a slice where
-	// they can.
-	Revision, Slice string
-	// ChatTokens names the tokens that the engine makes of a certain chat, as
-	// their number and a hash ("37:9c…"); it cannot be stated. Engines in which it
-	// differs have other chat templates or vocabularies.
-	ChatTokens string
 	// From says where facts come from: a flag, a line, a label, or a page of the engine
 	// ("vllm:cache_config_info", "/server_info"). A Spec names only what does not come
 	// from its Origin, a Worker all that is known.

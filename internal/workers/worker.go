@@ -221,10 +221,12 @@ type LMCacheDecoder struct {
 // the one before.
 type Worker struct {
 	// What every decision reads of every worker stands together, in as few lines of
-	// the processor's cache as can be: these two, and what Facts begins with.
+	// the processor's cache as can be: these three, and what Facts begins with.
 
 	State *State
 	Ranks []*Rank
+	// LoRAs are those of Models that are adapters (folded into block hashes).
+	LoRAs []string
 	Facts
 
 	// Name is unique in the fleet and appears in headers, metrics and logs.
@@ -234,8 +236,6 @@ type Worker struct {
 	// DPStart is the place of this worker's first rank in the deployment; 0 when not
 	// known.
 	DPStart int
-	// LoRAs are those of Models that are adapters (folded into block hashes).
-	LoRAs []string
 	// Several says that the other Models are not known to be names of one model. Then
 	// nothing says which one a request without a model means.
 	Several bool
@@ -303,14 +303,17 @@ type Rank struct {
 	// Number grows from rank to rank in the order in which they joined: of two
 	// that had one slot, the one with the larger number has it now.
 	Number uint64
-	// WorkerName and DP name the rank; Label is "name/dpN".
-	WorkerName string
-	DP         int
-	Label      string
+	// Label is "name/dpN", by WorkerName and DP.
+	Label string
+	DP    int
 
 	load  atomic.Pointer[Load]
-	push  atomic.Pointer[KVAddress]
 	times atomic.Uint64 // bits of a float64
+
+	// What no decision reads stands last, as in a Worker.
+
+	WorkerName string
+	push       atomic.Pointer[KVAddress]
 }
 
 // Times is how many times as long as its peers the rank takes, by what its requests show; 1

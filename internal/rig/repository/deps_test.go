@@ -59,7 +59,7 @@ var strict = map[string][]string{
 	"internal/router/placement/decision": {"internal/router/route"},
 	"internal/router/placement/selector": {"internal/router/placement/cost", "internal/router/placement/decision", "internal/router/route"},
 	"internal/router/placement/affinity": {"internal/router/placement/selector"},
-	"internal/router/placement/cost":     {},
+	"internal/router/placement/cost":     {"internal/router/placement/decision"},
 	"internal/router/forward/pair":       {},
 	"internal/router/observe/cause":      {},
 	"internal/router/observe/pace":       {"internal/router/observe/traffic"},

@@ -1,6 +1,10 @@
 package cost
 
-import "math"
+import (
+	"math"
+
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
 
 // MaxCrossing is up to how many tokens a crossing is looked for.
 const MaxCrossing = 1 << 17
@@ -45,7 +49,9 @@ func crossings(m *Model, fits *[legKinds]fit) []Crossing {
 			c, quote := m.Compare(&one, &q), m.Quote(&one)
 			stalled := m.Stall * float64(running)
 			if own := m.Local.compute(&q.Local); m.Timed() && own > 0 {
-				stalled = quote.Local(&q.Local).Stall / own
+				var t decision.Times
+				quote.Local(&q.Local, &t)
+				stalled = t.Pause / own
 			}
 			lv, lm := errors[LocalLeg].of(&q.Local, stalled)
 			pv, pm := errors[PrefillLeg].of(&q.Prefill, 0)

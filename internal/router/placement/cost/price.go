@@ -1,6 +1,10 @@
 package cost
 
-import "math"
+import (
+	"math"
+
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
 
 // The terms of a StepModel.
 const (
@@ -14,25 +18,6 @@ const (
 
 // StepModel is how long a step takes that makes one token of every answer on a rank, in ms.
 type StepModel [terms]float64
-
-// Price is what a request costs on one path, by term, in ms of one request's time. The first
-// terms are its own time, the others the delay that it causes to others, by its weight.
-type Price struct {
-	// Wait is the time before its prompt is computed, Compute that of its uncached tokens,
-	// Transfer that of moving their KV, Answer that of its tokens after the first.
-	Wait, Compute, Transfer, Answer float64
-	// Late is the expected loss because the request itself is late.
-	Late float64
-	// Stall is the answers there that pause while its prompt is computed, Behind the prompts
-	// that will wait behind it, Slower the answers there whose steps take longer, Spoilt the
-	// expected loss because they are late, Evict the prompts whose KV leaves the cache for it.
-	Stall, Behind, Slower, Spoilt, Evict float64
-}
-
-// Sum is the whole price.
-func (p *Price) Sum() float64 {
-	return p.Wait + p.Compute + p.Transfer + p.Answer + p.Late + p.Stall + p.Behind + p.Slower + p.Spoilt + p.Evict
-}
 
 // Timed reports whether prices are known: how long prompts take and steps of answers.
 func (m *Model) Timed() bool { return m != nil && m.Step != StepModel{} }
@@ -48,14 +33,18 @@ func (m *Model) Equal(best float64) float64 { return best + float64(best*m.Error
 func (m *Model) RemoteCheaper(local, remote float64) bool { return m.Equal(remote) < local }
 
 // Compare is what both paths of a request cost, by prices where they are known.
-func (m *Model) Compare(r *Request, p *Paths) Costs {
+func (m *Model) Compare(r *Request, p *Paths) (c Costs) {
 	if !m.Timed() {
 		return m.Of(p)
 	}
 	q := m.Quote(r)
-	prefill, a := q.Prefill(&p.Prefill), q.answer(&p.Local)
-	local, remote := q.local(&p.Local, &a), q.remote(&prefill, &p.Local, &a)
-	return Costs{Local: local.Sum(), Remote: remote.Sum()}
+	var prefill, t decision.Times
+	var a onRank
+	q.Prefill(&p.Prefill, &prefill)
+	q.answer(&p.Local, &a)
+	c.Local = q.local(&p.Local, &a, &t)
+	c.Remote = q.remote(&prefill, &p.Local, &a, &t)
+	return c
 }
 
 // Request is what prices depend on beside the rank.
@@ -121,10 +110,9 @@ type onRank struct {
 	running, times float64
 	// before and after are how long a token takes there without it and with it.
 	before, after float64
-	// price has the terms that both paths share; early is the chance that answers there are
-	// late without it.
-	price Price
-	early float64
+	// answer, slower, late and evict are terms of both paths; early is the chance that answers
+	// there are late without it.
+	answer, slower, late, evict, early float64
 }
 
 // step is how long a token of an answer takes on a rank with a load, while no prompt is computed
@@ -139,8 +127,8 @@ func (q *Quote) evict(l *LegModel, tokens int) float64 {
 	return float64(q.weight * q.m.Constants.Keep * l[termCompute] * (float64(tokens) * 0.001))
 }
 
-// answer is what the answer costs on the rank of w, whose Tokens it does not have.
-func (q *Quote) answer(w *Work) (a onRank) {
+// answer writes what the answer costs on the rank of w, whose Tokens it does not have.
+func (q *Quote) answer(w *Work, a *onRank) {
 	m := q.m
 	a.times = w.times()
 	running, held, cached := float64(w.Running), float64(w.Held), float64(w.HeldCached)
@@ -154,77 +142,83 @@ func (q *Quote) answer(w *Work) (a onRank) {
 	a.running = running
 	a.before = float64(m.step(running, held, cached)*a.times) + m.Stalled
 	a.after = float64(m.step(running+1, held+n+float64(q.tokens*0.5), cached+q.isl-n)*a.times) + m.Stalled
-	a.price.Answer = float64(m.Answer * q.tokens * a.after)
-	a.price.Slower = float64(q.weight * running * q.tokens * (a.after - a.before))
-	a.price.Evict = q.evict(&m.Local, w.Tokens)
+	a.answer = float64(m.Answer * q.tokens * a.after)
+	a.slower = float64(q.weight * running * q.tokens * (a.after - a.before))
+	a.evict = q.evict(&m.Local, w.Tokens)
 	if m.Loss > 0 {
-		a.price.Late, a.early = float64(m.Loss*q.late(float64(a.after*q.gap))), q.late(float64(a.before*q.gap))
+		a.late, a.early = float64(m.Loss*q.late(float64(a.after*q.gap))), q.late(float64(a.before*q.gap))
 	}
-	return a
 }
 
 // add adds the answer's terms to those up to its first token, where computing the prompt stalls
-// the answers of its rank for so many ms.
-func (q *Quote) add(p *Price, a *onRank, stall float64) {
+// the answers of its rank for so many ms, and returns the sum.
+func (q *Quote) add(t *decision.Times, a *onRank, stall float64) float64 {
 	m := q.m
-	p.Answer, p.Slower, p.Late = a.price.Answer, a.price.Slower, a.price.Late
-	p.Evict += a.price.Evict
+	t.Answer, t.Slower, t.Late = a.answer, a.slower, a.late
+	t.Evict += a.evict
 	if m.Loss > 0 {
-		p.Late += float64(m.Loss * q.late(float64((p.Wait+p.Compute+p.Transfer)*q.limit)))
+		t.Late += float64(m.Loss * q.late(float64((t.Wait+t.Compute+t.Transfer)*q.limit)))
 		// The others get so much slower for as much of their answers as this one lasts.
 		slower := a.before + float64((a.after-a.before)*q.share) + float64(stall*q.each)
-		p.Spoilt = float64(q.weight * a.running * m.Loss * (q.late(float64(slower*q.gap)) - a.early))
+		t.Spoil = float64(q.weight * a.running * m.Loss * (q.late(float64(slower*q.gap)) - a.early))
 	}
+	return t.Sum()
 }
 
-// Prefill is what it costs that a prefill rank computes the prompt.
-func (q *Quote) Prefill(w *Work) (p Price) {
-	p.Wait, p.Compute = q.leg(&q.m.Prefill, w, w.times())
-	p.Behind = float64(q.weight * q.m.Constants.Behind * float64(w.Running) * p.Compute)
-	p.Evict = q.evict(&q.m.Prefill, w.Tokens)
-	return p
+// Prefill writes what it costs that a prefill rank computes the prompt, and returns the sum.
+func (q *Quote) Prefill(w *Work, t *decision.Times) float64 {
+	*t = decision.Times{}
+	t.Wait, t.Compute = q.leg(&q.m.Prefill, w, w.times())
+	t.Behind = float64(q.weight * q.m.Constants.Behind * float64(w.Running) * t.Compute)
+	t.Evict = q.evict(&q.m.Prefill, w.Tokens)
+	return t.Sum()
 }
 
-// local is what it costs that the rank which answers computes the prompt, too.
-func (q *Quote) local(w *Work, a *onRank) (p Price) {
-	p.Wait, p.Compute = q.leg(&q.m.Local, w, a.times)
-	p.Behind = float64(q.weight * q.m.Constants.Behind * float64(max(w.Running-int(w.Answering), 0)) * p.Compute)
+// local is Local for an answer.
+func (q *Quote) local(w *Work, a *onRank, t *decision.Times) float64 {
+	*t = decision.Times{}
+	t.Wait, t.Compute = q.leg(&q.m.Local, w, a.times)
+	t.Behind = float64(q.weight * q.m.Constants.Behind * float64(max(w.Running-int(w.Answering), 0)) * t.Compute)
 	stall := 0.0
 	if w.Tokens > 0 {
 		stall = float64((q.m.Step[stepPrompt] + float64(q.m.Step[stepTokens]*(float64(w.Tokens)*0.001))) * a.times)
 	}
-	p.Stall = float64(q.weight * float64(w.Answering) * stall)
-	q.add(&p, a, stall)
-	return p
+	t.Pause = float64(q.weight * float64(w.Answering) * stall)
+	return q.add(t, a, stall)
 }
 
-// remote is what it costs that a rank answers whose KV comes from a prefill rank; prefill is the
-// price there. KV is not computed: it takes no longer to a slow rank.
-func (q *Quote) remote(prefill *Price, w *Work, a *onRank) Price {
-	p, l := *prefill, &q.m.Transfer
-	p.Transfer = l[termOne] + float64(l[termCompute]*(float64(w.Tokens)*0.001)) + float64(l[termQueued]*(float64(w.Queued)*0.001)) + float64(l[termRunning]*float64(w.Running))
-	q.add(&p, a, 0)
-	return p
+// remote is Remote for an answer. KV is not computed: it takes no longer to a slow rank.
+func (q *Quote) remote(prefill *decision.Times, w *Work, a *onRank, t *decision.Times) float64 {
+	*t = *prefill
+	l := &q.m.Transfer
+	t.Transfer = l[termOne] + float64(l[termCompute]*(float64(w.Tokens)*0.001)) + float64(l[termQueued]*(float64(w.Queued)*0.001)) + float64(l[termRunning]*float64(w.Running))
+	return q.add(t, a, 0)
 }
 
-// Local is what it costs that the rank which answers computes the prompt, too.
-func (q *Quote) Local(w *Work) Price {
-	a := q.answer(w)
-	return q.local(w, &a)
+// Local writes what it costs that the rank which answers computes the prompt, too, and returns
+// the sum.
+func (q *Quote) Local(w *Work, t *decision.Times) float64 {
+	var a onRank
+	q.answer(w, &a)
+	return q.local(w, &a, t)
 }
 
-// Remote is what it costs that a rank answers whose KV comes from a prefill rank; prefill is the
-// price there.
-func (q *Quote) Remote(prefill *Price, w *Work) Price {
-	a := q.answer(w)
-	return q.remote(prefill, w, &a)
+// Remote writes what it costs that a rank answers whose KV comes from a prefill rank, and returns
+// the sum; prefill is the cost there.
+func (q *Quote) Remote(prefill *decision.Times, w *Work, t *decision.Times) float64 {
+	var a onRank
+	q.answer(w, &a)
+	return q.remote(prefill, w, &a, t)
 }
 
-// Cheaper is the price of the path that costs less.
-func (q *Quote) Cheaper(prefill *Price, w *Work) Price {
-	a := q.answer(w)
-	local, remote := q.local(w, &a), q.remote(prefill, w, &a)
-	if q.m.RemoteCheaper(local.Sum(), remote.Sum()) {
+// Cheaper writes the cost of the path that costs less, and returns the sum.
+func (q *Quote) Cheaper(prefill *decision.Times, w *Work, t *decision.Times) float64 {
+	var a onRank
+	var there decision.Times
+	q.answer(w, &a)
+	local, remote := q.local(w, &a, t), q.remote(prefill, w, &a, &there)
+	if q.m.RemoteCheaper(local, remote) {
+		*t = there
 		return remote
 	}
 	return local

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
 // known is a learner that knows prompts, transfers and steps of run.
@@ -28,9 +29,10 @@ func known(o Objective) *Learner {
 }
 
 // localPrice is what the rank of w costs that computes the prompt, too.
-func localPrice(m *Model, r *Request, w *Work) Price {
+func localPrice(m *Model, r *Request, w *Work) (t decision.Times) {
 	q := m.Quote(r)
-	return q.Local(w)
+	q.Local(w, &t)
+	return t
 }
 
 // TestLearnsSteps: how long steps take follows from stretches of answers: by the answers that
@@ -44,8 +46,8 @@ func TestLearnsSteps(t *testing.T) {
 	}
 	one := Request{ISL: 500, Output: 100, Others: 1}
 	w := Work{Tokens: 500, Context: 500, Running: 1, Answering: 1}
-	if p := localPrice(m, &one, &w); p.Stall < 16 || p.Stall > 24 {
-		t.Errorf("a prompt of 500 tokens stalls an answer for %.1f ms, want about 20", p.Stall)
+	if p := localPrice(m, &one, &w); p.Pause < 16 || p.Pause > 24 {
+		t.Errorf("a prompt of 500 tokens stalls an answer for %.1f ms, want about 20", p.Pause)
 	}
 }
 
@@ -79,25 +81,25 @@ func TestKnowsWithoutTransfers(t *testing.T) {
 func TestObjectives(t *testing.T) {
 	one := Request{ISL: 2000, Output: 200, Others: 1}
 	w := Work{Tokens: 2000, Context: 2000, Running: 6, Answering: 6, Held: 9000}
-	price := func(o Objective) Price { return localPrice(known(o).Model(), &one, &w) }
+	price := func(o Objective) decision.Times { return localPrice(known(o).Model(), &one, &w) }
 	limits := Objective{TTFT: 2 * time.Second, ITL: 12 * time.Millisecond}
 	first, whole, gaps := price(Objective{For: ForTTFT}), price(Objective{For: ForE2E}), price(Objective{For: ForITL})
 	limits.For = ForGoodput
 	good := price(limits)
-	if first.Answer != 0 || first.Stall != 0 || first.Slower != 0 || first.Behind != 0 || first.Compute <= 0 || first.Sum() != first.Wait+first.Compute {
+	if first.Answer != 0 || first.Pause != 0 || first.Slower != 0 || first.Behind != 0 || first.Compute <= 0 || first.Sum() != first.Wait+first.Compute {
 		t.Errorf("for the first token: %+v", first)
 	}
-	if whole.Answer <= 0 || whole.Stall <= 0 || whole.Slower <= 0 || whole.Late != 0 || whole.Spoilt != 0 {
+	if whole.Answer <= 0 || whole.Pause <= 0 || whole.Slower <= 0 || whole.Late != 0 || whole.Spoil != 0 {
 		t.Errorf("for all times: %+v", whole)
 	}
-	if gaps.Stall < 19*whole.Stall || gaps.Slower < 19*whole.Slower || gaps.Answer != whole.Answer {
+	if gaps.Pause < 19*whole.Pause || gaps.Slower < 19*whole.Slower || gaps.Answer != whole.Answer {
 		t.Errorf("for the time between tokens: %+v, for all times %+v", gaps, whole)
 	}
-	if good.Late <= 0 || good.Spoilt <= 0 || good.Answer != whole.Answer {
+	if good.Late <= 0 || good.Spoil <= 0 || good.Answer != whole.Answer {
 		t.Errorf("for good requests: %+v", good)
 	}
 	one.Others = 0.5
-	if half := price(Objective{For: ForE2E}); math.Abs(half.Stall-whole.Stall/2) > 1e-9 || half.Answer != whole.Answer {
+	if half := price(Objective{For: ForE2E}); math.Abs(half.Pause-whole.Pause/2) > 1e-9 || half.Answer != whole.Answer {
 		t.Errorf("half the weight of others: %+v, before %+v", half, whole)
 	}
 }
@@ -131,9 +133,8 @@ func TestPriceProperties(t *testing.T) {
 		w.Answering = rng.Int32N(int32(w.Running) + 1)
 		all := func(q Request, w Work) [3]float64 {
 			quote := m.Quote(&q)
-			local, prefill := quote.Local(&w), quote.Prefill(&w)
-			remote := quote.Remote(&prefill, &w)
-			return [3]float64{local.Sum(), prefill.Sum(), remote.Sum()}
+			var prefill, t decision.Times
+			return [3]float64{quote.Local(&w, &t), quote.Prefill(&w, &prefill), quote.Remote(&prefill, &w, &t)}
 		}
 		was := all(one, w)
 		for i, v := range was {

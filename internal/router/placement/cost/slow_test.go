@@ -50,7 +50,7 @@ func TestSlowRank(t *testing.T) {
 	stalled := 100 * m.Stalled
 	slow.Answer, fast.Answer = slow.Answer-stalled, fast.Answer-stalled
 	for what, v := range map[string][2]float64{
-		"to compute": {slow.Compute, fast.Compute}, "to answer": {slow.Answer, fast.Answer}, "that others pause": {slow.Stall, fast.Stall}, "that others are slower": {slow.Slower, fast.Slower},
+		"to compute": {slow.Compute, fast.Compute}, "to answer": {slow.Answer, fast.Answer}, "that others pause": {slow.Pause, fast.Pause}, "that others are slower": {slow.Slower, fast.Slower},
 	} {
 		if v[1] <= 0 || v[0] < 2.9*v[1] || v[0] > 3.1*v[1] {
 			t.Errorf("%s: %v ms on the slow one, %v on others", what, v[0], v[1])

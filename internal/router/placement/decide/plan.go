@@ -406,8 +406,8 @@ func (p *Plan) price(in *Input, phase *selector.Input) {
 		return
 	}
 	w := in.Prefill.Work(best, in.Prefill.Uncached(best), in.Facts.ISL)
-	x.decode.Prefill, x.decode.Remote = x.decode.Quote.Prefill(&w), true
-	x.ranked = true
+	x.decode.Quote.Prefill(&w, &x.decode.Prefill)
+	x.decode.Remote, x.ranked = true, true
 	gated := in.gated(best)
 	for i := range in.Decode.Candidates {
 		in.Decode.Candidates[i].Way = in.way(i, gated)

@@ -7,7 +7,7 @@ import (
 
 // Terms are the parts of a kv cost: in blocks where policy kv_blocks or kv_dynamo chose, and
 // in ms where policy kv did by times. A term stands here, with its row in terms, and is computed
-// in selector's rankKV or [cost.Model]'s prices.
+// in selector's rankKV or by a quote of package cost.
 type Terms struct {
 	// Prefill is the whole prompt.
 	Prefill float64 `json:"prefill_blocks"`
@@ -29,8 +29,8 @@ type Terms struct {
 	Times
 }
 
-// Times are the parts of a cost in ms. The first five are the request's own time, the others
-// the delay that it causes to others.
+// Times are the parts of a cost in ms of one request's time. The first five are the request's
+// own time, the others the delay that it causes to others, by its weight.
 type Times struct {
 	// Wait is the time before the prompt is computed, Compute that of its uncached tokens,
 	// Transfer that of moving their KV, Answer that of its answer's tokens, Late what it costs
@@ -48,6 +48,11 @@ type Times struct {
 	Slower float64 `json:"caused_slower_ms,omitempty"`
 	Spoil  float64 `json:"caused_late_ms,omitempty"`
 	Evict  float64 `json:"caused_evict_ms,omitempty"`
+}
+
+// Sum is the whole cost.
+func (t *Times) Sum() float64 {
+	return t.Wait + t.Compute + t.Transfer + t.Answer + t.Late + t.Pause + t.Behind + t.Slower + t.Spoil + t.Evict
 }
 
 // Own is the request's own time, Caused the delay that it causes to others, in ms.

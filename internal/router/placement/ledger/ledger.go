@@ -275,8 +275,28 @@ func (l *Ledger) faded(f *fresh, now float64) fresh {
 	if f == nil {
 		return fresh{at: now}
 	}
-	left := math.Exp2(-max(now-f.at, 0) / (HalfLifeTokens * float64(max(l.ranks.Load(), 1))))
+	left := halved(max(now-f.at, 0) / (HalfLifeTokens * float64(max(l.ranks.Load(), 1))))
 	return fresh{f.tokens * left, f.long * left, now}
+}
+
+// halved is 2 to the power of -x for x of 0 or more, off by less than 1e-10 of itself. It is the
+// same on every processor, and a decision needs it for every rank: math.Exp2 takes twice as long.
+func halved(x float64) float64 {
+	if !(x < 1000) {
+		return 0
+	}
+	n := int(x + 0.5)
+	y := float64((float64(n) - x) * math.Ln2) // within 0.35 of 0
+	sum := 0.0
+	for _, c := range expSeries {
+		sum = c + float64(y*sum)
+	}
+	return sum * math.Float64frombits(uint64(1023-n)<<52)
+}
+
+// expSeries are the factors 1/k! of the powers of y in e^y, highest first.
+var expSeries = [...]float64{
+	1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1, 1,
 }
 
 // Load is the rank's present state. It takes no lock.

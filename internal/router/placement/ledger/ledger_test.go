@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -172,6 +173,25 @@ func TestFreshFades(t *testing.T) {
 	}
 	if la, lb := l.Load(a).LastTurn, l.Load(b).LastTurn; la != 2 || lb != 3 {
 		t.Errorf("turns %d and %d, want 2 and 3", la, lb)
+	}
+}
+
+// TestHalved: halved is math.Exp2 of the negative, exactly so for whole numbers.
+func TestHalved(t *testing.T) {
+	for _, x := range []float64{0, 1, 2, 40, 999} {
+		if got, want := halved(x), math.Exp2(-x); got != want {
+			t.Errorf("halved(%v) = %v, want %v", x, got, want)
+		}
+	}
+	for x := 0.0; x < 60; x += 0.0137 {
+		if got, want := halved(x), math.Exp2(-x); math.Abs(got-want) > 1e-10*want {
+			t.Errorf("halved(%v) = %v, want %v", x, got, want)
+		}
+	}
+	for _, x := range []float64{1000, math.Inf(1)} {
+		if got := halved(x); got != 0 {
+			t.Errorf("halved(%v) = %v", x, got)
+		}
 	}
 }
 

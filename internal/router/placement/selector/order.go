@@ -9,7 +9,7 @@ import "slices"
 // Few of many are found by partitions around a pivot that a sample says to be a
 // little behind the last one wanted. A sample that misleads costs another round, and
 // what is left after some rounds is sorted.
-func order(s []int, limit int, compare func(a, b int) (int, TieBreak)) {
+func order(s []int, limit int, compare func(a, b int) int) {
 	if limit > 0 {
 		limit = max(limit, 2)
 		for range 8 {
@@ -21,18 +21,11 @@ func order(s []int, limit int, compare func(a, b int) (int, TieBreak)) {
 				s = s[:n]
 				continue
 			}
-			sortBy(s[:n], compare)
+			slices.SortFunc(s[:n], compare)
 			s, limit = s[n:], limit-n
 		}
 	}
-	sortBy(s, compare)
-}
-
-func sortBy(s []int, compare func(a, b int) (int, TieBreak)) {
-	slices.SortFunc(s, func(a, b int) int {
-		c, _ := compare(a, b)
-		return c
-	})
+	slices.SortFunc(s, compare)
 }
 
 // sampled is how many elements a pivot is taken from.
@@ -41,16 +34,16 @@ const sampled = 31
 // partition moves those elements to the front that are no worse than one of them,
 // limit and a few more by expectation, and says how many they are, 3 at least. There
 // must be more than sampled of them.
-func partition(s []int, limit int, compare func(a, b int) (int, TieBreak)) int {
+func partition(s []int, limit int, compare func(a, b int) int) int {
 	step := len(s) / sampled
 	for i := range sampled {
 		s[i], s[i*step] = s[i*step], s[i]
 	}
-	sortBy(s[:sampled], compare)
+	slices.SortFunc(s[:sampled], compare)
 	n := sampled*limit/len(s) + 3
 	pivot := s[n-1]
 	for i := sampled; i < len(s); i++ {
-		if c, _ := compare(s[i], pivot); c < 0 {
+		if compare(s[i], pivot) < 0 {
 			s[i], s[n] = s[n], s[i]
 			n++
 		}

@@ -45,9 +45,6 @@ func Pick(in *Input, out *Ranking) {
 	}
 	rankBy(in, out)
 	spread(in, out)
-	if out.InTime {
-		showTimes(in, out)
-	}
 	if in.Limit > 0 && len(out.Order) > in.Limit {
 		out.Order = out.Order[:in.Limit]
 	}
@@ -161,7 +158,7 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 	if !ours {
 		limit = 0 // the draw needs all that share the lead
 	}
-	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareKV(in, a, b) })
+	order(out.Order, limit, func(a, b int) int { c, _ := compareKV(in, a, b); return c })
 	out.Tied = tied(in, out)
 	switch {
 	case w.Temperature > 0:
@@ -255,7 +252,7 @@ func byLoad(in *Input, out *Ranking, limit int) {
 			c.Cost = float64((c.Cost+1)*c.Times) - 1
 		}
 	}
-	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareLoad(in, a, b) })
+	order(out.Order, limit, func(a, b int) int { c, _ := compareLoad(in, a, b); return c })
 	out.Tied = tied(in, out)
 	if out.Tied > 1 {
 		_, out.TieBreak = compareLoad(in, out.Order[0], out.Order[1])
@@ -354,12 +351,12 @@ func rankSession(in *Input, out *Ranking) {
 		// 53 bits of the hash, as a share of 1: exact in a float64.
 		in.Candidates[i].Cost = float64(in.sessionHash(in.Candidates[i].Rank)>>11) / (1 << 53)
 	}
-	order(out.Order, in.Limit, func(a, b int) (int, TieBreak) {
+	order(out.Order, in.Limit, func(a, b int) int {
 		x, y := &in.Candidates[a], &in.Candidates[b]
 		if c := compareCost(x, y); c != 0 {
-			return c, TieNone
+			return c
 		}
-		return cmp.Compare(x.Rank, y.Rank), TieLabel
+		return cmp.Compare(x.Rank, y.Rank)
 	})
 }
 

@@ -77,7 +77,10 @@ func CachedTokens(isl, overlapBlocks, blockSize int) int {
 	if isl <= 0 || overlapBlocks <= 0 || blockSize <= 0 {
 		return 0
 	}
-	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
+	if cached := overlapBlocks * blockSize; cached < isl {
+		return cached // nearly always, and without a division
+	}
+	return (isl - 1) / blockSize * blockSize
 }
 
 // Held is how many blocks of the prompt a candidate holds: those on its device, and

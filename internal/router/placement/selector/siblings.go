@@ -73,9 +73,9 @@ func (in *Input) unseenCost(out *Ranking) float64 {
 		was := *c
 		c.ActiveRequests += int(math.Ceil(s.Unseen))
 		c.PrefillTokens += int(s.Unseen * s.Tokens)
-		p := in.price(out.Order[0])
+		then := in.price(out.Order[0])
 		*c = was
-		return max(p.Sum()-c.Cost, 0)
+		return max(then-c.Cost, 0)
 	case out.Policy == LeastLoaded:
 		return s.Unseen
 	}

@@ -13,9 +13,9 @@ import (
 type Pricing struct {
 	Model *cost.Model
 	Quote cost.Quote
-	// Prefill is the price of the prefill rank that would be chosen for any decode rank;
+	// Prefill is the cost on the prefill rank that would be chosen for any decode rank;
 	// without Remote there is none.
-	Prefill cost.Price
+	Prefill decision.Times
 	Remote  bool
 }
 
@@ -53,20 +53,20 @@ func (in *Input) Uncached(i int) int {
 	return in.ISL - CachedTokens(in.ISL, int(in.Weights.Held(&in.Candidates[i])), in.BlockSize)
 }
 
-// price is what candidate i would cost.
-func (in *Input) price(i int) cost.Price {
-	p, n := in.Pricing, in.Uncached(i)
-	w := in.Work(i, n, in.ISL)
+// price writes what candidate i would cost into its terms, and returns the sum.
+func (in *Input) price(i int) float64 {
+	c, p := &in.Candidates[i], in.Pricing
+	w, t := in.Work(i, in.Uncached(i), in.ISL), &c.Terms.Times
 	if in.Phase == route.Prefill {
-		return p.Quote.Prefill(&w)
+		return p.Quote.Prefill(&w, t)
 	}
-	switch way := in.Candidates[i].Way; {
-	case !p.Remote || way == decision.LocalOnly:
-		return p.Quote.Local(&w)
-	case way == decision.RemoteOnly:
-		return p.Quote.Remote(&p.Prefill, &w)
+	switch {
+	case !p.Remote || c.Way == decision.LocalOnly:
+		return p.Quote.Local(&w, t)
+	case c.Way == decision.RemoteOnly:
+		return p.Quote.Remote(&p.Prefill, &w, t)
 	}
-	return p.Quote.Cheaper(&p.Prefill, &w)
+	return p.Quote.Cheaper(&p.Prefill, &w, t)
 }
 
 // rankTimes orders by prices. Those that are no further from the best than prices are sure of
@@ -75,13 +75,14 @@ func rankTimes(in *Input, out *Ranking) {
 	out.InTime = true
 	best := 0.0
 	for n, i := range out.Order {
-		c, p := &in.Candidates[i], in.price(i)
-		if c.Cost = p.Sum(); n == 0 || c.Cost < best {
-			best = c.Cost
+		cost := in.price(i)
+		in.Candidates[i].Cost = cost
+		if n == 0 || cost < best {
+			best = cost
 		}
 	}
 	equal := in.Pricing.Model.Equal(best)
-	order(out.Order, in.sorted(), func(a, b int) (int, TieBreak) { return compareTimes(in, equal, a, b) })
+	order(out.Order, in.sorted(), func(a, b int) int { c, _ := compareTimes(in, equal, a, b); return c })
 	for _, i := range out.Order {
 		if in.Candidates[i].Cost <= equal {
 			out.Tied++
@@ -95,26 +96,14 @@ func rankTimes(in *Input, out *Ranking) {
 	}
 }
 
-// showTimes gives those their terms that are kept.
-func showTimes(in *Input, out *Ranking) {
-	shown := out.Order
-	if in.Limit > 0 {
-		shown = shown[:min(in.Limit, len(shown))]
-	}
-	for _, i := range shown {
-		p := in.price(i)
-		in.Candidates[i].Terms.Times = decision.Times{
-			Wait: p.Wait, Compute: p.Compute, Transfer: p.Transfer, Answer: p.Answer, Late: p.Late,
-			Pause: p.Stall, Behind: p.Behind, Slower: p.Slower, Spoil: p.Spoilt, Evict: p.Evict,
-		}
-	}
-}
-
 // compareTimes is the order of policy kv by times, of which those up to equal are.
 func compareTimes(in *Input, equal float64, a, b int) (int, TieBreak) {
-	x, y := in.Candidates[a].Cost, in.Candidates[b].Cost
-	if x <= equal && y <= equal {
+	x, y := &in.Candidates[a], &in.Candidates[b]
+	if x.Cost <= equal && y.Cost <= equal {
 		return compareTies(in, a, b)
 	}
-	return cmp.Or(cmp.Compare(x, y), cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank)), TieNone
+	if c := compareCost(x, y); c != 0 {
+		return c, TieNone
+	}
+	return cmp.Compare(x.Rank, y.Rank), TieNone
 }
