@@ -215,13 +215,16 @@ func newObserving(o *Options, b *base, in *entry, s *others, e *engines) *observ
 	})
 	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Fleet: b.registry.Snapshot, Ledger: in.ledger, Siblings: s.siblings, Event: func(e eventlog.Event) {
 		// What is learned and decides nothing is no news.
-		if d := &b.settings.Load().Decisions; d.Priced() && (e.Kind != "costs_known" || d.Rule.Auto) {
+		if d := &b.settings.Load().Decisions; d.Priced() && (e.Kind != "costs_known" || d.Rule.Auto) && (e.Kind != "times_known" || d.Timed()) {
 			b.event(e)
 		}
-	}})
+	}, Decisions: func() *decide.Options { return &b.settings.Load().Decisions }})
 	l.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: b.registry.Snapshot, Factor: func() float64 { return b.settings.Load().Health.SlowFactor },
-		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event,
+		Load: func(k *workers.Rank) (waiting, answering int) {
+			l := in.ledger.Load(k)
+			return l.PrefillTokens, l.Answering
+		}, Event: b.event,
 	})
 	l.causes = watch.NewCauses(watch.CausesOptions{
 		Fleet: b.registry.Snapshot, Failures: &l.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(e.feeds.Status()) }, Event: b.event,
