@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
@@ -121,6 +122,7 @@ func run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	e.router(ctx, status, list.Workers)
+	e.learned(status)
 	e.kubernetes(status.Kubernetes)
 	e.reach(ctx, list.Workers)
 	e.contradictions(list.Workers)
@@ -188,7 +190,7 @@ func (e *exam) clock(ctx context.Context) (*admin.Status, error) {
 }
 
 func (e *exam) router(ctx context.Context, s *admin.Status, ws []admin.Worker) {
-	facts := fmt.Sprintf("version %s, %d workers, policy %s, remote from %s", s.Version, s.Workers.Total, s.Policy, admin.Rule(s.ThresholdTokens, s.ThresholdOn, s.ThresholdAuto, s.Costs))
+	facts := fmt.Sprintf("version %s, %d workers, policy %s, %s", s.Version, s.Workers.Total, s.Policy, admin.Rule(s.ThresholdTokens, s.ThresholdOn, s.ThresholdAuto, s.Costs))
 	switch own := ownReasons(s.Reasons, ws); {
 	case s.State == "ready":
 		e.add("router", s.Name, OK, "ready, "+facts, "")
@@ -228,6 +230,30 @@ func (e *exam) router(ctx context.Context, s *admin.Status, ws []admin.Worker) {
 	}
 	if s.Traffic.Fallbacks > 0 {
 		e.add("fallback", "router", Warn, fmt.Sprintf("%d requests fell back to local prefill since the start", s.Traffic.Fallbacks), "")
+	}
+}
+
+// learned shows where costs change the path, and what of them is not known and why.
+func (e *exam) learned(s *admin.Status) {
+	for i := range s.Costs {
+		m := &s.Costs[i]
+		if len(m.Crossings) > 0 {
+			var loads []string
+			for k := range m.Crossings {
+				loads = append(loads, m.Crossings[k].Sentence())
+			}
+			if !s.ThresholdAuto {
+				loads = append(loads, fmt.Sprintf("routing.threshold is %v and decides", s.Threshold()))
+			}
+			e.add("crossing", m.Model, OK, strings.Join(loads, "; "), "")
+		}
+		for k := range m.Unlearned {
+			u, state := &m.Unlearned[k], Skip
+			if u.Overdue && u.Severity() == eventlog.Warn {
+				state = Warn
+			}
+			e.add("learning", m.Model, state, u.Effect()+": "+u.Text, u.Advice)
+		}
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
@@ -215,13 +216,16 @@ func newObserving(o *Options, b *base, in *entry, s *others, e *engines) *observ
 	})
 	l.costs = outcome.New(outcome.Options{Objective: o.Config.Routing.Aim(), Fleet: b.registry.Snapshot, Ledger: in.ledger, Siblings: s.siblings, Event: func(e eventlog.Event) {
 		// What is learned and decides nothing is no news.
-		if d := &b.settings.Load().Decisions; d.Priced() && (e.Kind != "costs_known" || d.Rule.Auto) {
+		if d := &b.settings.Load().Decisions; d.Priced() && (e.Kind != "costs_known" || d.Rule.Auto) && (e.Kind != "times_known" || d.Timed()) {
 			b.event(e)
 		}
-	}})
+	}, Decisions: func() *decide.Options { return &b.settings.Load().Decisions }})
 	l.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: b.registry.Snapshot, Factor: func() float64 { return b.settings.Load().Health.SlowFactor },
-		Waiting: func(k *workers.Rank) int { return in.ledger.Load(k).PrefillTokens }, Event: b.event,
+		Load: func(k *workers.Rank) (waiting, answering int) {
+			l := in.ledger.Load(k)
+			return l.PrefillTokens, l.Answering
+		}, Event: b.event,
 	})
 	l.causes = watch.NewCauses(watch.CausesOptions{
 		Fleet: b.registry.Snapshot, Failures: &l.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(e.feeds.Status()) }, Event: b.event,
@@ -348,7 +352,7 @@ func newApplied(r *Router) *applied {
 		}),
 		state: &control.State{
 			Stages: &control.Facts{
-				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
+				InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs,
 				Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Siblings: r.siblings, Recording: r.opts.Recording,
 			},
 			Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,

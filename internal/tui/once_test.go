@@ -228,10 +228,10 @@ func TestTable(t *testing.T) {
 
 // learned is of two models, one of which has crossings.
 var learned = []admin.ModelCosts{
-	{Model: "m", Revision: 7, LocalOutcomes: 90, PrefillOutcomes: 40, TransferOutcomes: 40, Crossings: []admin.Crossing{
+	{Model: "m", Revision: 7, PathsKnown: true, LocalOutcomes: 90, PrefillOutcomes: 40, TransferOutcomes: 40, Crossings: []admin.Crossing{
 		{Running: 0, Low: new(1200), Tokens: new(1800)}, {Running: 8, Low: new(0), Tokens: new(300), High: new(512)},
 	}},
-	{Model: "new", LocalOutcomes: 3, TransferOutcomes: 2},
+	{Model: "new", LocalOutcomes: 3, TransferOutcomes: 2, Unlearned: []admin.Unlearned{{Of: admin.OfPaths, Reason: admin.UnlearnedFew, Overdue: true, Text: "2 of 6 moved", Advice: "wait"}}},
 }
 
 // TestCrossingIsShown: with a threshold that is auto, what is in force is shown, and what
@@ -243,9 +243,9 @@ func TestCrossingIsShown(t *testing.T) {
 		lines  []string
 	}{
 		"fixed":     {nil, nil, []string{"remote from eff_isl 2048\n"}},
-		"one":       {learned[:1], nil, []string{"remote from auto 1800 (1200 to never)\n", "m: 300 (0 to 512) tokens with 8 answers"}},
-		"two":       {learned, nil, []string{"remote from auto, 1 of 2 models learned", "m: 1800 (1200 to never) tokens with 0 answers", "new: unknown yet, 3 prompts computed locally, 0 remotely, 2 transfers"}},
-		"none":      {learned[1:], nil, []string{"remote from eff_isl 2048, auto learns\n"}},
+		"one":       {learned[:1], nil, []string{", remote from about 300 tokens at 8 running answers (up to 510)\n", "m: remote from about 1,800 tokens at 0 running answers (1,200 or more)"}},
+		"two":       {learned, nil, []string{", auto has learned 1 of 2 models\n", "m: remote from about 1,800 tokens at 0 running answers", "new: unknown yet, 3 prompts computed locally, 0 remotely, 2 transfers", "new: what both paths cost is not known: 2 of 6 moved", "WARN  new: what both paths cost is not known: 2 of 6 moved. To do: wait\n"}},
+		"none":      {learned[1:], nil, []string{"remote from eff_isl 2048 until auto has learned\n"}},
 		"recording": {[]admin.ModelCosts{}, &admin.Replay{}, []string{"remote from auto, eff_isl 2048 until costs are known\n"}},
 	} {
 		v := collect(t, newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: want.costs, replay: want.replay}).URL)

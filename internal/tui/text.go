@@ -115,7 +115,7 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 				printable.Fprintf(&b, "queue     %s\n", r.Queues[i].Text())
 			}
 			printable.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(ttft.P50), widget.Millis(ttft.P99), widget.Millis(itl.P50), widget.Millis(itl.P99), widget.Millis(feed.Quantiles(r.Traffic.Overhead).P99/1000))
-			printable.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "-"))
+			printable.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "remote from -"))
 			costs := r.Costs
 			if !r.ThresholdAuto { // no crossing decides
 				costs = nil
@@ -124,6 +124,10 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 				m := &costs[i]
 				if len(m.Crossings) == 0 {
 					printable.Fprintf(&b, "crossing  %s: unknown yet, %.0f prompts computed locally, %.0f remotely, %.0f transfers\n", m.Model, m.LocalOutcomes, m.PrefillOutcomes, m.TransferOutcomes)
+				}
+				for k := range m.Unlearned {
+					u := &m.Unlearned[k]
+					printable.Fprintf(&b, "learning  %s: %s: %s\n", m.Model, u.Effect(), u.Text)
 				}
 				for k := range m.Crossings {
 					c := &m.Crossings[k]

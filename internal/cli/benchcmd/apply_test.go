@@ -65,7 +65,7 @@ func TestApplyToAuto(t *testing.T) {
 		t.Errorf("the threshold is %v", is)
 	}
 	code, stdout, stderr := typed("bench", "apply", "--yes", "--router", between.URL, run)
-	if code != cli.ExitOK || !strings.Contains(stdout, "learned for sim: 512 (300 to 900) tokens with 8 answers") {
+	if code != cli.ExitOK || !strings.Contains(stdout, "learned for sim: remote from about 510 tokens at 8 running answers (300 to 900)") {
 		t.Errorf("code %d\n%s%s", code, stdout, stderr)
 	}
 	if is := threshold(); is != 2048 {

@@ -107,7 +107,7 @@ func learnedNow(cmd *cobra.Command, c *admin.Client, model string) error {
 			continue
 		}
 		for k := range s.Costs[i].Crossings {
-			printable.Fprintf(cmd.OutOrStdout(), "9 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
+			printable.Fprintf(cmd.OutOrStdout(), "9 learned    %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
 		}
 	}
 	return nil

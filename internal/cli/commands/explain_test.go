@@ -40,7 +40,7 @@ func TestExplainShowsTheCrossing(t *testing.T) {
 		}
 	}))
 	t.Cleanup(router.Close)
-	const line = "9 learned    remote from 512 (300 to never) tokens with 8 answers on the decode rank, as of now\n"
+	const line = "9 learned    remote from about 510 tokens at 8 running answers (300 or more), as of now\n"
 	code, stdout, stderr := typed("explain", "by-costs", "--router", router.URL)
 	if code != cli.ExitOK || strings.Count(stdout, "learned    ") != 1 || !strings.Contains(stdout, line) {
 		t.Errorf("code %d\n%s%s", code, stdout, stderr)

@@ -103,25 +103,11 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 		return nil, nil, err
 	}
 	defer r.close()
-	if s.ClosedLoop {
-		if src, err = r.turns.hold(src, &r.s); err != nil {
-			return nil, nil, err
-		}
+	stop, err := r.begin(src)
+	if err != nil {
+		return nil, nil, err
 	}
-	next, stop := iter.Pull2(src)
 	defer stop()
-	r.next = next
-	if err := r.arrive(); err != nil {
-		return nil, nil, err
-	}
-	if err := r.expect(); err != nil {
-		return nil, nil, err
-	}
-	r.every(r.s.Scrape, 0, r.scrape)
-	r.every(renewed, settled, func() { r.costs.Renew(r.world.Now()) })
-	if r.paces != nil {
-		r.every(paced, settled, r.pace)
-	}
 	for ; r.world.Step(); r.steps++ {
 		if r.err != nil {
 			return nil, nil, r.err
@@ -139,6 +125,30 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 	res := r.result()
 	res.WallS = time.Since(began).Seconds()
 	return r, res, nil
+}
+
+// begin has the first request arrive, the faults happen, and the router do what it does at times.
+// stop ends the reading of the source.
+func (r *run) begin(src arrivals.Source) (stop func(), err error) {
+	if r.s.ClosedLoop {
+		if src, err = r.turns.hold(src, &r.s); err != nil {
+			return nil, err
+		}
+	}
+	r.next, stop = iter.Pull2(src)
+	if err = r.arrive(); err == nil {
+		err = r.expect()
+	}
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	r.every(r.s.Scrape, 0, r.scrape)
+	r.every(renewed, settled, func() { r.costs.Renew(r.world.Now()) })
+	if r.paces != nil {
+		r.every(paced, settled, r.pace)
+	}
+	return stop, nil
 }
 
 // run is one simulation in progress.
@@ -349,8 +359,9 @@ const paced = time.Second
 func (r *run) pace() {
 	in := make([]pace.Input[*simRank], len(r.ranks))
 	for i, k := range r.ranks {
-		in[i].Key, in[i].Group = k, string(k.worker.Role)
-		k.meter.Read(r.world.Now(), r.ledger.Load(k.rank).PrefillTokens, &in[i].Reading)
+		load := r.ledger.Load(k.rank)
+		in[i].Key, in[i].Group, in[i].Answering = k, string(k.worker.Role), load.Answering
+		k.meter.Read(r.world.Now(), load.PrefillTokens, &in[i].Reading)
 	}
 	r.paces.Step(time.Unix(0, 0).Add(r.world.Now()), r.s.SlowFactor, in)
 	for _, k := range r.ranks {

@@ -89,7 +89,9 @@ func TestSlowDecodeRankAnswersLess(t *testing.T) {
 	fault := Fault{begin, SlowDecode, 3}
 	without, slow := with(0, noticed, fault), with(2, noticed, fault)
 	t.Logf("judged: %.3f good, E2E %+v; without a judgement: %.3f, %+v", slow.Good, slow.E2E, without.Good, without.E2E)
-	if slow.Good < without.Good || slow.E2E.P95 > .7*without.E2E.P95 {
+	// Not a tenth more of them good, as when a block of decode load counted 1/64: with 1/8 the blocks
+	// that a slow rank holds for longer keep most requests from it already.
+	if slow.Good < without.Good+.02 || slow.E2E.P95 > .7*without.E2E.P95 {
 		t.Errorf("%.3f good, E2E %+v; without a judgement %.3f, %+v", slow.Good, slow.E2E, without.Good, without.E2E)
 	}
 	policy = selector.KV

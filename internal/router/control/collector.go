@@ -163,7 +163,7 @@ var (
 	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
 	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while too little is known of the times, or they are in doubt, it compares blocks.", "model")
 	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
-	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known.", "model", "running", "bound")
+	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known of a path.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
 	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and publishes no KV events), small_cache (against its peers).", "worker", "cause")
@@ -221,7 +221,11 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range s.Costs() {
 		mark(timesKnown, c.TimesKnown, c.Model)
 		mark(costsKnown, c.PathsKnown, c.Model)
-		for _, x := range c.Crossings {
+		for i := range c.Crossings {
+			x := &c.Crossings[i]
+			if x.Unknown() {
+				continue
+			}
 			for _, at := range []struct {
 				name   string
 				tokens *int

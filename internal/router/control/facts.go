@@ -4,9 +4,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/cause"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/siblings"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -23,7 +23,7 @@ type Facts struct {
 	Slow     *watch.Slow
 	Causes   *watch.Causes
 	Compute  *watch.Recompute
-	Learners *cost.Learners
+	Learners *outcome.Collector
 	Tokens   *prompt.Stage
 	Bodies   *admission.Memory
 	Legs     *admission.Memory
@@ -104,7 +104,7 @@ func (f *Facts) Costs() []admin.ModelCosts {
 	if !f.InForce.Load().Decisions.Priced() {
 		return nil
 	}
-	return costsOf(f.Learners.Known())
+	return f.Learners.Costs()
 }
 
 // CostsRefused is for Stages.

@@ -8,13 +8,15 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/outcome"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/effective"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // recording is one that stands where it stands.
@@ -43,7 +45,7 @@ func TestFacts(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &Facts{
-		InForce: of(), Compute: watch.NewRecompute(watch.RecomputeOptions{}), Learners: cost.NewLearners(config.Routing.Aim()),
+		InForce: of(), Compute: watch.NewRecompute(watch.RecomputeOptions{}), Learners: outcome.New(outcome.Options{Objective: config.Routing.Aim(), Fleet: workers.NewRegistry(nil).Snapshot, Decisions: func() *decide.Options { return &decide.Options{} }}),
 		Tokens: tokens, Bodies: admission.NewMemory(10, nil), Legs: admission.NewMemory(2, nil), Secure: proofs,
 	}
 	f.Learners.Of("m")

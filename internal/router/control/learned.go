@@ -1,37 +1,9 @@
 package control
 
 import (
-	"maps"
-	"slices"
-
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/workers/kube"
 )
-
-// costsOf is what was learned of those of both paths, in the order of the models' names.
-func costsOf(known map[string]cost.Known) (list []admin.ModelCosts) {
-	for _, name := range slices.Sorted(maps.Keys(known)) {
-		k := known[name]
-		c := admin.ModelCosts{Model: name, LocalOutcomes: k.Local, PrefillOutcomes: k.Prefill, TransferOutcomes: k.Transfer}
-		if k.Model != nil {
-			c.Revision, c.TimesKnown, c.PathsKnown = k.Model.Revision, k.Model.Timed(), k.Model.Compares()
-		}
-		for _, x := range k.Crossings {
-			c.Crossings = append(c.Crossings, admin.Crossing{Running: x.Running, Low: reaches(x.Low), Tokens: reaches(x.Tokens), High: reaches(x.High)})
-		}
-		list = append(list, c)
-	}
-	return list
-}
-
-// reaches is a crossing as the admin API has it: nil where no prompt is so long.
-func reaches(tokens int) *int {
-	if tokens == cost.Never {
-		return nil
-	}
-	return &tokens
-}
 
 // kubernetesOf is what is made of a cluster's pods. The cluster is connected when every
 // watch of it is up.

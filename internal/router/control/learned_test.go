@@ -6,28 +6,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/workers/kube"
 )
-
-// TestCosts: models stand in the order of their names, and where no prompt is long enough
-// for the other path nothing is said.
-func TestCosts(t *testing.T) {
-	list := costsOf(map[string]cost.Known{
-		"b": {Local: 3, Prefill: 2, Transfer: 1, Model: &cost.Model{Revision: 7}, Crossings: []cost.Crossing{{Running: 4, Low: 100, Tokens: 200, High: cost.Never}}},
-		"a": {Local: 5},
-	})
-	want := []admin.ModelCosts{
-		{Model: "a", LocalOutcomes: 5},
-		{Model: "b", Revision: 7, PathsKnown: true, LocalOutcomes: 3, PrefillOutcomes: 2, TransferOutcomes: 1, Crossings: []admin.Crossing{{Running: 4, Low: new(100), Tokens: new(200)}}},
-	}
-	if d := cmp.Diff(want, list); d != "" {
-		t.Errorf("the costs (-want +got):\n%s", d)
-	}
-	if costsOf(nil) != nil {
-		t.Error("nothing is known of no model")
-	}
-}
 
 // TestKubernetes: a cluster is connected when every watch is in step and none fails.
 func TestKubernetes(t *testing.T) {

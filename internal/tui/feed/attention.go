@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
@@ -43,6 +44,7 @@ const (
 	CodeSmallCache   = "small_cache"
 	CodeRestarted    = "restarted"
 	CodeCold         = "index_cold"
+	CodeUnlearned    = "costs_unlearned"
 	CodeReason       = "router_reason"
 )
 
@@ -201,6 +203,19 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 		c.add(Warn, CodeIndexFull, "index", "%.0f blocks did not fit into the index in the last minute: raise index.max_blocks", t.RecentRefused.F())
 	} else if full := float64(x.Memberships) / float64(x.MaxBlocks); x.MaxBlocks > 0 && full > 0.95 {
 		c.add(Warn, CodeIndexFull, "index", "%.0f%% full (%d of %d entries): raise index.max_blocks", 100*full, x.Memberships, x.MaxBlocks)
+	}
+	for i := range r.Costs {
+		m := &r.Costs[i]
+		for k := range m.Unlearned {
+			u, sev := &m.Unlearned[k], Warn
+			if !u.Overdue {
+				continue
+			}
+			if u.Severity() == eventlog.Info {
+				sev = Info
+			}
+			c.add(sev, CodeUnlearned, m.Model, "%s: %s. To do: %s", u.Effect(), u.Text, u.Advice)
+		}
 	}
 	for _, reason := range r.Reasons {
 		switch {

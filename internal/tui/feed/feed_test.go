@@ -121,6 +121,14 @@ func TestAttention(t *testing.T) {
 		{"old load", func(a *admin.Snapshot) { a.Workers[2].Ranks[0].Engine.At = t0.Add(-20 * time.Second) }, []string{"warn no_load_figures d2/dp0"}, "22 s old"},
 		{"others use it", func(a *admin.Snapshot) { *a.Workers[2].Ranks[0].Engine.Running = 30 }, []string{"info foreign_load d2/dp0"}, "28 requests more"},
 		{"failed legs", func(a *admin.Snapshot) { a.Workers[2].Ranks[0].Failures = 4 }, []string{"warn failures d2/dp0"}, "4 legs failed"},
+		{"nothing learned", func(a *admin.Snapshot) {
+			a.Status.Costs = []admin.ModelCosts{{Model: "m", Unlearned: []admin.Unlearned{
+				{Of: admin.OfTimes, Reason: admin.UnlearnedSteps, Overdue: true, Text: "no answer showed it", Advice: "stream"}, {Of: admin.OfPaths, Reason: admin.UnlearnedFixed, Text: "a threshold"},
+			}}}
+		}, []string{"warn costs_unlearned m"}, "how long prompts and answers take is not known, and policy kv ranks by blocks: no answer showed it. To do: stream\n"},
+		{"a path of long ago", func(a *admin.Snapshot) {
+			a.Status.Costs = []admin.ModelCosts{{Model: "m", Unlearned: []admin.Unlearned{{Of: admin.OfPaths, Reason: admin.UnlearnedStale, Overdue: true, Text: "no prompt for 300 s"}}}}
+		}, []string{"info costs_unlearned m"}, "no prompt for 300 s"},
 		{"recompute", func(a *admin.Snapshot) { a.Status.Traffic.Recomputes = 3 }, []string{"error silent_recompute traffic"}, "3 request(s)"},
 		{"recompute alarm", func(a *admin.Snapshot) {
 			a.Status.Reasons = []string{"d1/dp0 computes remotely prefilled prompts again"}

@@ -435,7 +435,7 @@ func (r *Router) Rule() string {
 	}
 	if r.ThresholdAuto && r.Replay != nil && len(r.Costs) == 0 {
 		// A recording does not say how much was known of the costs.
-		return fmt.Sprintf("auto, %s %d until costs are known", r.ThresholdOn, r.ThresholdTokens)
+		return fmt.Sprintf("remote from auto, %s %d until costs are known", r.ThresholdOn, r.ThresholdTokens)
 	}
 	return admin.Rule(r.ThresholdTokens, r.ThresholdOn, r.ThresholdAuto, r.Costs)
 }

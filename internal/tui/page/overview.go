@@ -215,7 +215,7 @@ func routingBox(c *Ctx, p *widget.Painter) {
 	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
-	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", cmp.Or(r.Policy, "-"), cmp.Or(r.Rule(), "-")))
+	in.Line(theme.Plain, fmt.Sprintf("rule       %s, %s", cmp.Or(r.Policy, "-"), cmp.Or(r.Rule(), "remote from -")))
 	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(feed.Reported(r, x.Blocks).F()), widget.Count(feed.Reported(r, x.Nodes).F()), widget.Rate(t.StoredRate.F()), widget.Rate(t.RemovedRate.F())))
 	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(t.EventRate.F()), widget.Count(t.RecentGaps.F()), widget.Count(feed.Reported(r, x.UntrustedRank).F()), widget.Millis(feed.Quantiles(r.Traffic.Overhead).P99/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)

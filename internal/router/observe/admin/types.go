@@ -36,9 +36,63 @@ type ModelCosts struct {
 	PrefillOutcomes  float64 `json:"prefill_outcomes"`
 	TransferOutcomes float64 `json:"transfer_outcomes"`
 	// Crossings are where the cost models change the path, by load; none while too little is
-	// known.
-	Crossings []Crossing `json:"crossings,omitempty"`
+	// known. Unlearned says what is not known, and why.
+	Crossings []Crossing  `json:"crossings,omitempty"`
+	Unlearned []Unlearned `json:"unlearned,omitempty"`
 }
+
+// Unlearned is something of a model's costs that is not known.
+type Unlearned struct {
+	// Of is OfTimes or OfPaths, Reason one of the reasons below.
+	Of     string `json:"of"`
+	Reason string `json:"reason"`
+	// Overdue says that the settings use it, and that it should be known after so many requests.
+	Overdue bool `json:"overdue"`
+	// Text says why it is not known, Advice what to do.
+	Text   string `json:"text"`
+	Advice string `json:"advice"`
+}
+
+// Effect is what is not known, and what decides meanwhile.
+func (u *Unlearned) Effect() string {
+	switch {
+	case u.Reason == UnlearnedDoubt:
+		return "what both paths cost is in doubt, and the threshold and blocks decide"
+	case u.Reason == UnlearnedStale:
+		return "what both paths cost now is not known"
+	case u.Of == OfTimes:
+		return "how long prompts and answers take is not known, and policy kv ranks by blocks"
+	}
+	return "what both paths cost is not known"
+}
+
+// Severity is how much it matters that it is overdue: what only ages, or what no worker can do,
+// is no trouble.
+func (u *Unlearned) Severity() eventlog.Severity {
+	if u.Reason == UnlearnedStale || u.Reason == UnlearnedOnePath {
+		return eventlog.Info
+	}
+	return eventlog.Warn
+}
+
+// What is not learned: the times by which policy kv ranks, and the costs of both paths.
+const (
+	OfTimes = "times"
+	OfPaths = "paths"
+)
+
+// The reasons.
+const (
+	UnlearnedDoubt     = "in_doubt"         // outcomes drift again and again
+	UnlearnedSteps     = "no_steps"         // no answer shows how long a token takes
+	UnlearnedStretches = "few_steps"        // few answers do
+	UnlearnedStreams   = "not_streamed"     // no answer shows its first token
+	UnlearnedNever     = "never_taken"      // one path has no outcome
+	UnlearnedFew       = "few_samples"      // there are few outcomes
+	UnlearnedStale     = "stale"            // the newest outcome of a path is old
+	UnlearnedOnePath   = "one_path"         // the fleet has only one path
+	UnlearnedFixed     = "threshold_is_set" // a threshold that is not auto keeps requests from one path
+)
 
 // Status is the router at one glance (GET /admin/v1/status).
 type Status struct {

@@ -11,7 +11,7 @@ import (
 func Costs(c *outcome.Collector) Subscriber {
 	return Subscriber{
 		Chosen: func(e *Event) {
-			c.Begins(&e.Request.costs, e.Request.Routing.Run.In.Decode.BlockSize)
+			c.Begins(&e.Request.costs, e.Request.Model, e.Request.Routing.Run.In.Decode.BlockSize)
 		},
 		LegSent: func(e *Event) {
 			if e.Leg.Phase == route.Prefill {

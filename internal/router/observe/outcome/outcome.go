@@ -5,10 +5,14 @@ package outcome
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -38,6 +42,8 @@ type Options struct {
 	Siblings *siblings.Siblings
 	// Fleet is the fleet of now: a model that it serves is not forgotten.
 	Fleet func() *workers.Snapshot
+	// Decisions are the settings in force.
+	Decisions func() *decide.Options
 }
 
 // Collector passes training samples to the learners of a router. It is safe for concurrent
@@ -56,6 +62,44 @@ func New(o Options) *Collector {
 	return c
 }
 
+// Known is how much is known of each model now.
+func (c *Collector) Known() map[string]cost.Known { return c.Learners.Known(time.Since(c.began)) }
+
+// Costs describes what is known of each model, in the order of their names.
+func (c *Collector) Costs() (list []admin.ModelCosts) {
+	known, all := c.Known(), c.All()
+	fleet, decisions := c.o.Fleet(), c.o.Decisions()
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		k := known[name]
+		m := admin.ModelCosts{Model: name, LocalOutcomes: k.Local, PrefillOutcomes: k.Prefill, TransferOutcomes: k.Transfer}
+		if k.Model != nil {
+			m.Revision, m.TimesKnown, m.PathsKnown = k.Model.Revision, k.Model.Timed(), k.Model.Compares()
+		}
+		if l := all[name]; l != nil {
+			m.Crossings = crossings(l, decisions)
+		}
+		m.Unlearned = unlearned(&k, decisions, fleet.Model(name))
+		list = append(list, m)
+	}
+	return list
+}
+
+// crossings are those of a model, as they are shown.
+func crossings(l *cost.Learner, s *decide.Options) (list []admin.Crossing) {
+	for _, x := range l.Crossings(s.Weights.Others) {
+		list = append(list, admin.Crossing{Running: x.Running, Low: reaches(x.Low), Tokens: reaches(x.Tokens), High: reaches(x.High)})
+	}
+	return list
+}
+
+// reaches is a crossing as the admin API has it: nil where no prompt is so long.
+func reaches(tokens int) *int {
+	if tokens == cost.Never {
+		return nil
+	}
+	return &tokens
+}
+
 // noRoom reports that nothing is learned of a model.
 func (c *Collector) noRoom(model string) {
 	now, last := max(1, int64(time.Since(c.began))), c.full.Load()
@@ -66,18 +110,44 @@ func (c *Collector) noRoom(model string) {
 		"model %s: costs are learned of %d models, and there is no room for another; the threshold and blocks decide until no worker has served one of them for %.0f minutes", model, cost.MaxModels, forgotten.Minutes())})
 }
 
-// Run puts what was learned in force until ctx ends, and forgets models that have left.
+// Run puts what was learned in force until ctx ends, forgets models that have left, and reports
+// what should be known of one and is not.
 func (c *Collector) Run(ctx context.Context) error {
+	reported := map[string][]string{} // by model, of what is overdue
 	for range wait.Every(ctx, renewed) {
 		fleet, now := c.o.Fleet(), time.Since(c.began)
 		c.Forget(func(model string) bool { return len(fleet.Model(model)) > 0 }, now, now-forgotten)
-		for model, l := range c.All() {
-			if change := l.Renew(time.Since(c.began)); change != cost.NoChange {
-				c.o.Event(changeEvent(change, 0, &LegSample{Model: model}))
-			}
+		all, decisions := c.All(), c.o.Decisions()
+		for model, l := range all {
+			c.changed(l, l.Renew(now), 0, &LegSample{Model: model})
+			k := l.Known(now)
+			reported[model] = c.missing(model, unlearned(&k, decisions, fleet.Model(model)), reported[model])
 		}
+		maps.DeleteFunc(reported, func(model string, _ []string) bool { return all[model] == nil })
 	}
 	return nil
+}
+
+// missing reports what of a model is overdue and was not before. It returns what is.
+func (c *Collector) missing(model string, list []admin.Unlearned, before []string) (overdue []string) {
+	for i := range list {
+		u := &list[i]
+		if !u.Overdue || u.Reason == admin.UnlearnedDoubt { // which is an event of its own
+			continue
+		}
+		why := u.Of + " " + u.Reason
+		overdue = append(overdue, why)
+		// That something comes after nothing is no news.
+		few := u.Reason == admin.UnlearnedFew || u.Reason == admin.UnlearnedStretches
+		if slices.ContainsFunc(before, func(was string) bool { return was == why || few && strings.HasPrefix(was, u.Of) }) {
+			continue
+		}
+		c.o.Event(eventlog.Event{
+			Kind: "costs_unlearned", Severity: u.Severity(), Text: fmt.Sprintf("model %s: %s: %s. To do: %s", model, u.Effect(), u.Text, u.Advice),
+			Fields: map[string]any{"model": model, "of": u.Of, "reason": u.Reason},
+		})
+	}
+	return overdue
 }
 
 // RequestSamples is what a collector keeps of one request. The zero value is ready; of its
@@ -92,8 +162,14 @@ type RequestSamples struct {
 	block     int        // tokens of a block in its plan
 }
 
-// Begins reports that a plan is carried out, whose blocks have so many tokens.
-func (c *Collector) Begins(q *RequestSamples, blockSize int) { q.c, q.block = c, blockSize }
+// Begins reports that the plan of a request for a model is carried out, whose blocks have so many
+// tokens.
+func (c *Collector) Begins(q *RequestSamples, model string, blockSize int) {
+	q.c, q.block = c, blockSize
+	if l := c.Of(model); l != nil {
+		l.Requested(time.Since(c.began))
+	}
+}
 
 // Begun reports whether a plan is carried out.
 func (q *RequestSamples) Begun() bool { return q.c != nil }
@@ -133,9 +209,7 @@ func (c *Collector) Took(q *RequestSamples, p *decide.Plan, l LegSample) {
 	if learner == nil {
 		return
 	}
-	if change := learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(c.began)); change != cost.NoChange {
-		c.o.Event(changeEvent(change, leg, &l))
-	}
+	c.changed(learner, learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(c.began)), leg, &l)
 }
 
 // words are what legs are about.
@@ -143,22 +217,23 @@ var words = map[cost.LegKind]string{
 	cost.LocalLeg: "prompts on decode ranks", cost.PrefillLeg: "prompts on prefill ranks", cost.TransferLeg: "transfers",
 }
 
-// changeEvent is the event of a change in what is known.
-func changeEvent(c cost.Change, leg cost.LegKind, l *LegSample) eventlog.Event {
-	e := eventlog.Event{Severity: eventlog.Warn, Request: l.Decision}
-	switch c {
-	case cost.Drifted:
-		e.Kind, e.Text = "costs_drifted", fmt.Sprintf("model %s: %s no longer take the time that they took; that is relearned, and costs go on to decide", l.Model, words[leg])
-	case cost.Doubted:
-		e.Kind, e.Text = "costs_doubted", fmt.Sprintf("model %s: %s take other times again and again; the threshold and blocks decide until their costs are known", l.Model, words[leg])
-	case cost.Timed:
-		e.Kind, e.Text = "times_known", fmt.Sprintf("model %s: it is known how long prompts and answers take; policy kv compares times from now on, not blocks", l.Model)
-		e.Severity = eventlog.Info
-	default:
-		e.Kind, e.Text = "costs_known", fmt.Sprintf("model %s: enough is known of the costs of both paths; from now on they decide instead of a threshold that is auto", l.Model)
-		e.Severity = eventlog.Info
+// changed reports changes in what is known.
+func (c *Collector) changed(of *cost.Learner, changes cost.Change, leg cost.LegKind, l *LegSample) {
+	emit := func(change cost.Change, kind string, severity eventlog.Severity, format string, a ...any) {
+		if changes.Has(change) {
+			c.o.Event(eventlog.Event{Kind: kind, Severity: severity, Request: l.Decision, Text: fmt.Sprintf("model %s: ", l.Model) + fmt.Sprintf(format, a...)})
+		}
 	}
-	return e
+	emit(cost.Drifted, "costs_drifted", eventlog.Warn, "%s no longer take the time that they took; that is relearned, and costs go on to decide", words[leg])
+	emit(cost.Doubted, "costs_doubted", eventlog.Warn, "%s take other times again and again; the threshold and blocks decide until their costs are known", words[leg])
+	emit(cost.Timed, "times_known", eventlog.Info, "it is known how long prompts and answers take; policy kv compares times from now on, not blocks")
+	if changes.Has(cost.Learned) {
+		where := ""
+		if x := crossings(of, c.o.Decisions()); len(x) > 0 {
+			where = ": " + x[len(x)/2].Sentence()
+		}
+		emit(cost.Learned, "costs_known", eventlog.Info, "enough is known of the costs of both paths; from now on they decide instead of a threshold that is auto%s", where)
+	}
 }
 
 // Runs begins to report an answer of a model on a rank that has so many tokens now.

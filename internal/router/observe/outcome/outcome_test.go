@@ -28,7 +28,7 @@ type class struct {
 
 func newClass() *class {
 	c := &class{}
-	c.Collector = New(Options{Ledger: ledger.New(), Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
+	c.Collector = New(Options{Ledger: ledger.New(), Decisions: func() *decide.Options { return &decide.Options{} }, Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
 		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known" || e.Kind == "times_known") {
 			c.kinds = append(c.kinds, "which is wrong")
@@ -117,7 +117,7 @@ func TestAnswers(t *testing.T) {
 	if q.Begun() {
 		t.Error("begun before a plan")
 	}
-	c.Begins(&q, 16)
+	c.Begins(&q, "m", 16)
 	for range 20 { // until times are known
 		c.Runs(&q, "m", rank, 1, c.at)
 		c.at = c.at.Add(time.Second)
@@ -153,7 +153,7 @@ func TestModelsThatLeft(t *testing.T) {
 			}
 		}
 		var events []eventlog.Event
-		c := New(Options{Fleet: registry.Snapshot, Event: func(e eventlog.Event) { events = append(events, e) }})
+		c := New(Options{Fleet: registry.Snapshot, Decisions: func() *decide.Options { return &decide.Options{} }, Event: func(e eventlog.Event) { events = append(events, e) }})
 		ctx, stop := context.WithCancel(t.Context())
 		var done sync.WaitGroup
 		done.Go(func() { _ = c.Run(ctx) })

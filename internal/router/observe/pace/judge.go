@@ -136,6 +136,8 @@ type Input[K comparable] struct {
 	// says that their hardware is stated, so that other hardware explains no difference.
 	Group string
 	Alike bool
+	// Answering is how many answers it makes now.
+	Answering int
 	Reading
 }
 
@@ -210,6 +212,18 @@ type state struct {
 	silent [figures]time.Time // since when nothing is known
 	lost   [figures]time.Time // when it was slow at last, with times, and nothing is known since
 	seen   int
+
+	// answering fades as what is recent of ITL does.
+	answering float64
+	heavy     weight
+}
+
+// weight is whether answers of a rank take longer than those of its peers, whatever its hardware
+// and its past are.
+type weight struct {
+	is    bool
+	other time.Time // since when the opposite holds; zero while it does not
+	seen  time.Time // when it was measured at last
 }
 
 // Judge keeps what is known of every rank. It is not safe for concurrent use.
@@ -242,6 +256,8 @@ func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Cha
 			j.ranks[in[i].Key] = s
 		}
 		s.seen, s.group, s.alike = j.step, in[i].Group, in[i].Alike
+		keep := math.Exp2(-took.Seconds() / recentHalf[ITL].Seconds())
+		s.answering = keep*s.answering + (1-keep)*float64(in[i].Answering)
 		groups[s.group] = append(groups[s.group], s)
 	}
 	longest := map[string]float64{}
@@ -266,8 +282,12 @@ func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Cha
 		for f := range figures {
 			if c, ok := s.judge(f, peers[s.group][f], len(groups[s.group]), factor, now); ok {
 				out = append(out, Change[K]{Key: in[i].Key, Verdict: c})
+				if f == ITL && !c.Slow {
+					s.heavy = weight{}
+				}
 			}
 		}
+		s.weigh(peers[s.group][ITL], groups[s.group], factor, now)
 	}
 	return out
 }
@@ -292,8 +312,9 @@ func (j *Judge[K]) Speed(k K) Speed {
 	return out
 }
 
-// Times is how many times as long as its peers a slow rank takes, at whatever it is slowest;
-// 1 for one that is not slow, as far as is known. One of which nothing is measured any more
+// Times is how many times as long as its peers a rank takes that is slow, at whatever it is slowest,
+// or whose answers take so much longer although it makes no more of them: that counts on other
+// hardware, too. 1 for any other rank, as far as is known. One of which nothing is measured any more
 // is not forgotten at once, or all would go to it, idle as it is: in each forgetAfter the
 // factor becomes its square root, so that it is tried again little by little.
 func (j *Judge[K]) Times(k K) float64 {
@@ -305,7 +326,7 @@ func (j *Judge[K]) Times(k K) float64 {
 	for f := range figures {
 		times := s.times[f]
 		switch {
-		case s.slow[f]:
+		case s.slow[f] || f == ITL && s.heavy.is:
 		case s.lost[f].IsZero():
 			continue
 		default:
@@ -425,10 +446,9 @@ func without(list []float64, one float64) float64 {
 
 // judge decides about one figure of a rank.
 func (s *state) judge(f Figure, medians []float64, group int, factor float64, now time.Time) (v Verdict, changed bool) {
-	mine, peers, was := s.now[f], without(medians, s.now[f]), s.was[f]
-	all := len(medians)
-	if math.IsNaN(mine) && math.IsNaN(was) && s.recent[f].n*min(s.few[f]/peers, clearest) >= MinSamples {
-		mine = s.few[f]
+	peers, was, all := without(medians, s.now[f]), s.was[f], len(medians)
+	mine := s.median(f, peers, math.IsNaN(was))
+	if math.IsNaN(s.now[f]) && !math.IsNaN(mine) {
 		all++
 	}
 	// What a rank without a faster past is compared with: its peers, where all hardware
@@ -452,7 +472,7 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	case s.silent[f].IsZero():
 		s.silent[f] = now
 	}
-	if known || factor <= 0 {
+	if known && (f != ITL || !s.heavier(mine, peers, factor)) || factor <= 0 {
 		s.lost[f] = time.Time{}
 	}
 	far := mine > peers+float64(floor[f])
@@ -498,4 +518,59 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 		s.lost[f] = now
 	}
 	return Verdict{!is, Finding{f, s.times[f], now, s.always[f]}, end}, true
+}
+
+// median is what the rank takes at a figure. Where few is allowed, as many samples are enough as
+// show how far it is from its peers.
+func (s *state) median(f Figure, peers float64, few bool) float64 {
+	if few && math.IsNaN(s.now[f]) && s.recent[f].n*min(s.few[f]/peers, clearest) >= MinSamples {
+		return s.few[f]
+	}
+	return s.now[f]
+}
+
+// heavier reports whether answers take so many times as long as those of peers.
+func (s *state) heavier(mine, peers, by float64) bool {
+	return mine > peers+float64(floor[ITL]) && mine > by*peers
+}
+
+// weigh judges whether answers of the rank take longer than those of its peers, which are among
+// group. It begins only while the rank makes no more answers than they do on average: that more
+// answers take longer is no property of the rank.
+func (s *state) weigh(medians []float64, group []*state, factor float64, now time.Time) {
+	w, peers := &s.heavy, without(medians, s.now[ITL])
+	mine := s.median(ITL, peers, true)
+	switch {
+	case factor <= 0:
+		*w = weight{}
+		return
+	case math.IsNaN(mine) || math.IsNaN(peers):
+		if w.is && now.Sub(w.seen) >= forgetAfter {
+			*w = weight{}
+			if s.lost[ITL].IsZero() {
+				s.lost[ITL] = now
+			}
+		}
+		return
+	}
+	w.seen = now
+	others := -s.answering
+	for _, one := range group {
+		others += one.answering
+	}
+	opposite, wait := s.heavier(mine, peers, factor) && s.answering*float64(len(group)-1) <= others, persistAlone
+	if w.is {
+		opposite, wait = !s.heavier(mine, peers, recoveredAt*factor), persist
+	}
+	switch {
+	case !opposite:
+		w.other = time.Time{}
+	case w.other.IsZero():
+		w.other = now
+	case now.Sub(w.other) >= wait:
+		w.is, w.other, s.lost[ITL] = !w.is, time.Time{}, time.Time{}
+	}
+	if w.is {
+		s.times[ITL] = mine / peers
+	}
 }

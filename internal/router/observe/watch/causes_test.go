@@ -113,7 +113,7 @@ func play(t *testing.T, sc scene) *stage {
 	index := func(k *workers.Rank) int { return slices.Index(s.fleet.Ranks, k) }
 	s.slow = NewSlow(SlowOptions{
 		Fleet: registry.Snapshot, Factor: func() float64 { return 2 }, Event: report,
-		Waiting: func(k *workers.Rank) int { return s.waiting[index(k)] },
+		Load: func(k *workers.Rank) (int, int) { return s.waiting[index(k)], 0 },
 	})
 	s.base = s.slow.began
 	s.causes = NewCauses(CausesOptions{

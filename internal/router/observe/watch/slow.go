@@ -27,9 +27,9 @@ type SlowOptions struct {
 	// Factor is how many times slower than its peers a rank must be;
 	// 0 turns the judgement off.
 	Factor func() float64
-	// Waiting is how many prompt tokens of a rank wait to be computed.
-	Waiting func(*workers.Rank) int
-	Event   func(eventlog.Event)
+	// Load is how many prompt tokens of a rank wait to be computed, and how many answers it makes.
+	Load  func(*workers.Rank) (waiting, answering int)
+	Event func(eventlog.Event)
 }
 
 // Slow measures how fast ranks answer, finds those that are slow, and sets their
@@ -87,7 +87,9 @@ func (s *Slow) step(now time.Time) {
 			in := &s.in[n]
 			n++
 			in.Key, in.Group, in.Alike = k, g, alike
-			meters[k].Read(s.Since(now), s.o.Waiting(k), &in.Reading)
+			waiting, answering := s.o.Load(k)
+			in.Answering = answering
+			meters[k].Read(s.Since(now), waiting, &in.Reading)
 		}
 	}
 	changes := s.judge.Step(now, s.o.Factor(), s.in[:n])

@@ -153,15 +153,6 @@ func (m *Model) ttftCost(ms float64) float64 {
 	return ms + late
 }
 
-// steepest is what a ms costs at most at an expected time to first token that may be off by
-// err ms.
-func (m *Model) steepest(ms, err float64) float64 {
-	if m.Lost <= 0 || m.Limit <= 0 || ms+err < (1-doubtful)*m.Limit || ms-err > (1+doubtful)*m.Limit {
-		return 1
-	}
-	return 1 + m.Lost/(2*doubtful*m.Limit)
-}
-
 // doubtful is by what share of the limit an expected time to first token may be off.
 const doubtful = 0.25
 

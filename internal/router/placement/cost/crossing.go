@@ -1,10 +1,6 @@
 package cost
 
-import (
-	"math"
-
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
-)
+import "math"
 
 // MaxCrossing is up to how many tokens a crossing is looked for.
 const MaxCrossing = 1 << 17
@@ -13,14 +9,14 @@ const MaxCrossing = 1 << 17
 // where they are.
 const Never = MaxCrossing + 1
 
-// Crossing is from how many tokens on a prompt is cheaper on a prefill rank, if none of
-// it is cached, nothing else waits, and so many answers run on the decode rank.
+// Crossing is from how many tokens on a prompt is prefilled remotely, if none of it is cached,
+// nothing else waits, and so many answers run on the decode rank.
 type Crossing struct {
 	// Running is the answers that run on the decode rank.
 	Running int
-	// Tokens is what the cost models in force predict; the truth is between Low and High with a
-	// confidence of about 95 %. Each is 0 where all prompts are cheaper on a prefill
-	// rank, and Never where none is.
+	// Tokens is from where on the model in force takes the remote path. Both paths truly cost the
+	// same somewhere from Low to High, with a confidence of about 95 %: so far the model may be
+	// off. Each is 0 where all prompts are cheaper on a prefill rank, and Never where none is.
 	Low, Tokens, High int
 }
 
@@ -30,46 +26,91 @@ var crossingLoads = [...]int{0, 8, 32}
 // sure is how many standard errors an interval reaches to either side.
 const sure = 1.96
 
-// crossings are those of a model by load, as sure as the fits are of which it was made.
-func crossings(m *Model, fits *[legKinds]fit) []Crossing {
-	var errors [legKinds]uncertainty
-	for i := range errors {
-		errors[i] = fits[i].uncertainty()
+// Crossings are where the revision in force changes the path, by load. A ms of delay of others
+// counts others, as in [Request]. None while the revision does not compare paths.
+func (l *Learner) Crossings(others float64) []Crossing {
+	l.mu.Lock()
+	m, fits, steps := l.model.Load(), l.fits, l.steps // nobody waits for what follows
+	l.mu.Unlock()
+	if !m.Compares() {
+		return nil
+	}
+	x := crossings{model: *m, others: others}
+	for i := range fits {
+		x.errors[i] = fits[i].uncertainty()
+	}
+	x.errors[legKinds] = steps.uncertainty()
+	if running := steps.info[stepOne][stepRunning]; running > 0 {
+		x.held, x.cached = 1000*steps.info[stepOne][stepHeld]/running, 1000*steps.info[stepOne][stepCached]/running
 	}
 	all := make([]Crossing, len(crossingLoads))
 	for i, running := range crossingLoads {
-		// gain is what remote saves, more or less by err.
-		gain := func(n int) (ms, err float64) {
-			q := Paths{
-				Local:    Work{Tokens: n, Context: n, Running: running, Answering: int32(running)},
-				Prefill:  Work{Tokens: n, Context: n},
-				Transfer: Work{Tokens: n, Running: running, Answering: int32(running)},
-			}
-			one := Request{ISL: n, Others: 1}
-			c, quote := m.Compare(&one, &q), m.Quote(&one)
-			stalled := m.Stall * float64(running)
-			if own := m.Local.compute(&q.Local); m.Timed() && own > 0 {
-				var t decision.Times
-				quote.Local(&q.Local, &t)
-				stalled = t.Pause / own
-			}
-			lv, lm := errors[LocalLeg].of(&q.Local, stalled)
-			pv, pm := errors[PrefillLeg].of(&q.Prefill, 0)
-			tv, tm := errors[TransferLeg].of(&q.Transfer, 0)
-			// What is beyond the limit costs less than it takes: its error is, too. Near the
-			// limit it may cost more.
-			err = sure*math.Sqrt(lv+pv+tv) + lm + pm + tm
-			local, remote := m.Local.Time(&q.Local), m.Prefill.Time(&q.Prefill)+m.Transfer.Time(&q.Transfer)
-			return c.Local - c.Remote, err * max(m.steepest(local, err), m.steepest(remote, err))
-		}
-		all[i] = Crossing{
+		x.running = running
+		c := Crossing{
 			Running: running,
-			Low:     first(func(n int) bool { ms, err := gain(n); return ms+err > 0 }),
-			Tokens:  first(func(n int) bool { ms, _ := gain(n); return ms > 0 }),
-			High:    first(func(n int) bool { ms, err := gain(n); return ms-err > 0 }),
+			Low:     first(func(n int) bool { local, remote, err := x.costs(n); return local+err > remote }),
+			Tokens:  first(func(n int) bool { q := x.paths(n); c := x.compare(n, &q); return m.RemoteCheaper(c.Local, c.Remote) }),
+			High:    first(func(n int) bool { local, remote, err := x.costs(n); return local-err > remote }),
 		}
+		c.Low, c.High = min(c.Low, c.Tokens), max(c.High, c.Tokens) // costs that are nearly equal are local
+		all[i] = c
 	}
 	return all
+}
+
+// crossings compares the paths of prompts of different lengths.
+type crossings struct {
+	model  Model
+	others float64
+	// errors are those of the legs' models and of the StepModel.
+	errors [legKinds + 1]uncertainty
+	// running is the answers on the decode rank; held and cached are as in Work of each, on average.
+	running      int
+	held, cached float64
+}
+
+// paths is the work of both paths of a prompt of n tokens.
+func (x *crossings) paths(n int) Paths {
+	running := float64(x.running)
+	w := Work{
+		Tokens: n, Context: n, Running: x.running, Answering: int32(x.running),
+		Held: int32(min(running*x.held, math.MaxInt32)), HeldCached: int32(min(running*x.cached, math.MaxInt32)),
+	}
+	q := Paths{Local: w, Prefill: Work{Tokens: n, Context: n}, Transfer: w}
+	q.Transfer.Context = 0
+	return q
+}
+
+// compare is what both paths of a prompt of n tokens cost.
+func (x *crossings) compare(n int, q *Paths) Costs {
+	return x.model.Compare(&Request{ISL: n, Others: x.others}, q)
+}
+
+// costs are those of both paths, and by how much their difference may be off.
+func (x *crossings) costs(n int) (local, remote, err float64) {
+	m, q := &x.model, x.paths(n)
+	now := x.compare(n, &q)
+	variance, misfit := 0.0, 0.0
+	for k, w := range [...]*Work{&q.Local, &q.Prefill, &q.Transfer, nil} {
+		model := [...]*[terms]float64{(*[terms]float64)(&m.Local), (*[terms]float64)(&m.Prefill), (*[terms]float64)(&m.Transfer), (*[terms]float64)(&m.Step)}[k]
+		if w == nil && !m.Timed() {
+			continue
+		}
+		var slopes [terms]float64 // of the difference, by the model's coefficients
+		for i, was := range model {
+			step := 1e-3*was + 1e-6
+			model[i] = was + step
+			c := x.compare(n, &q)
+			model[i] = was
+			slopes[i] = (c.Local - c.Remote - (now.Local - now.Remote)) / step
+		}
+		u := &x.errors[k]
+		variance += u.variance(&slopes)
+		if w != nil {
+			misfit += u.misfits((*LegModel)(model), w, &slopes)
+		}
+	}
+	return now.Local, now.Remote, sure*math.Sqrt(variance) + misfit
 }
 
 // first is the first number of tokens for which is holds: 0 where it is that of a
@@ -94,13 +135,13 @@ func first(is func(n int) bool) int {
 	return Never
 }
 
-// bands are those of work by its tokens, each four times the one before: where a leg's model
+// bands are those of prompts by their tokens, each four times the one before: where a leg's model
 // cannot say how an engine is, it is off in some of them.
 const bands = 6
 
-func band(w *Work) int {
+func band(tokens int) int {
 	b := 0
-	for n := w.Tokens; n > 256 && b < bands-1; n /= 4 {
+	for n := tokens; n > 256 && b < bands-1; n /= 4 {
 		b++
 	}
 	return b
@@ -112,9 +153,8 @@ type share struct {
 	took   float64
 }
 
-// uncertainty is how far a leg's model can be off.
+// uncertainty is how far a fit's model can be off.
 type uncertainty struct {
-	model LegModel
 	// known says that the rest is; without, the model can be off by anything.
 	known bool
 	// inverse is the covariance of the model's coefficients.
@@ -125,8 +165,7 @@ type uncertainty struct {
 
 // uncertainty is that of the newest model, from the fit's own outcomes: what stands in for
 // them says nothing of how they will be.
-func (f *fit) uncertainty() uncertainty {
-	u := uncertainty{model: f.model}
+func (f *fit) uncertainty() (u uncertainty) {
 	if f.seen <= terms {
 		return u
 	}
@@ -155,26 +194,26 @@ func (f *fit) uncertainty() uncertainty {
 	return u
 }
 
-// of is by how much the cost of w can be off, whose tokens stall answers at so many ms
-// a ms: the variance of chance, and what the model's form is off by.
-func (u *uncertainty) of(w *Work, stalled float64) (variance, misfit float64) {
-	if !u.known {
-		return math.Inf(1), 0
-	}
-	x := w.values()
-	x[termCompute] *= 1 + stalled
-	x[termAttention] *= 1 + stalled
-	for i := range x {
-		for j := range x {
-			variance += x[i] * u.inverse[i][j] * x[j]
+// variance is that of what changes with the model's coefficients by slopes.
+func (u *uncertainty) variance(slopes *[terms]float64) (sum float64) {
+	for i, x := range slopes {
+		if x != 0 && !u.known {
+			return math.Inf(1)
+		}
+		for j, y := range slopes {
+			sum += x * u.inverse[i][j] * y
 		}
 	}
-	// What tokens take is the difference of two times: of a prompt that has them, and of
-	// one that has none. Both can be off.
-	misfit = u.model.Time(w) * u.misfit[band(w)]
-	if stalled > 0 {
-		none := Work{Running: w.Running}
-		misfit += stalled * (misfit + u.model.Time(&none)*u.misfit[band(&none)])
-	}
-	return max(variance, 0), misfit
+	return max(sum, 0)
+}
+
+// misfits is by how much what changes with a leg's model by slopes is off because of the model's
+// form.
+func (u *uncertainty) misfits(l *LegModel, w *Work, slopes *[terms]float64) float64 {
+	// What tokens cost beyond their time is the difference of two times: of a prompt that has
+	// them, and of one that has none. Both can be off.
+	none := Work{Running: w.Running}
+	off := l.Time(w) * u.misfit[band(w.Tokens)]
+	beyond := math.Abs(slopes[termCompute]/(float64(w.Tokens)/1000) - slopes[termOne])
+	return math.Abs(slopes[termOne])*off + beyond*(off+l.Time(&none)*u.misfit[0])
 }

@@ -30,7 +30,7 @@ func TestCrossingHoldsTheTruth(t *testing.T) {
 				ms = moves(float64(w.Tokens)) * math.Exp(0.1*rng.NormFloat64())
 				l.Took(TransferLeg, &w, time.Duration(ms*float64(time.Millisecond)), now)
 			}
-			for _, c := range l.Known().Crossings {
+			for _, c := range l.Crossings(1) {
 				running := float64(c.Running)
 				truth := first(func(n int) bool {
 					x := float64(n)
@@ -62,8 +62,8 @@ func TestCrossingHoldsTheTruth(t *testing.T) {
 // crossing, although its costs are taken from the other kind.
 func TestCrossingUnknown(t *testing.T) {
 	l := NewLearner(Objective{For: ForTTFT})
-	if k := l.Known(); k.Crossings != nil {
-		t.Errorf("without a model %+v", k.Crossings)
+	if c := l.Crossings(1); c != nil {
+		t.Errorf("without a model %+v", c)
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
 	for i := range 100 {
@@ -72,13 +72,97 @@ func TestCrossingUnknown(t *testing.T) {
 		w = Work{Tokens: 100 * i}
 		l.Took(TransferLeg, &w, time.Duration(5+i)*time.Millisecond, time.Duration(i)*time.Second)
 	}
-	k := l.Known()
-	if len(k.Crossings) != len(crossingLoads) {
-		t.Fatalf("%+v", k)
+	all := l.Crossings(1)
+	if len(all) != len(crossingLoads) {
+		t.Fatalf("%+v", all)
 	}
-	for _, c := range k.Crossings {
+	for _, c := range all {
 		if c.Low != 0 || c.High != Never {
 			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// TestCrossingOfPrices: once the time of a step is known the crossing follows the prices that
+// decide. On engines whose steps take a time that the model can say, the interval holds the
+// length from which on the paths truly cost the same, and a decision changes where Tokens is.
+func TestCrossingOfPrices(t *testing.T) {
+	const others = 0.5
+	e, fast := engines["square"], func(n float64) float64 { return engines["square"](n, n) / 2 }
+	moves := func(n float64) float64 { return 25 + 0.001*n }
+	pause := func(n float64) float64 { return 4 + 0.006*n }
+	constants := Tuned
+	constants.Keep = 0 // what leaves a cache is no time that could be true
+	holds, narrow := map[int]int{}, map[int]int{}
+	for seed := range uint64(100) {
+		rng := rand.New(rand.NewPCG(seed, 12))
+		l := NewLearner(Objective{For: ForE2E})
+		l.Set(constants)
+		noise := func() float64 { return math.Exp(0.1 * rng.NormFloat64()) }
+		for i := range 300 {
+			now := time.Duration(i) * time.Second
+			took := func(leg LegKind, w *Work, ms float64) {
+				l.Took(leg, w, time.Duration(ms*float64(time.Millisecond)), now)
+			}
+			w, ms := outcome(rng, e, 24000)
+			took(LocalLeg, &w, ms)
+			w, ms = outcome(rng, func(n, context float64) float64 { return e(n, context) / 2 }, 24000)
+			took(PrefillLeg, &w, ms)
+			w = Work{Tokens: rng.IntN(24000), Running: rng.IntN(24)}
+			took(TransferLeg, &w, moves(float64(w.Tokens))*noise())
+			for range 5 {
+				var a Running
+				n, prompts := 100+rng.IntN(8000), rng.IntN(2)
+				on := Decoding{Running: 1 + rng.Int32N(32)}
+				l.Ran(&a, 1, now, on)
+				ms := 16 * (5 + 0.1*float64(on.Running))
+				if prompts > 0 {
+					ms += pause(float64(n))
+				}
+				on.Prompts, on.Computed = uint32(prompts), uint32(prompts*n)
+				l.Ran(&a, 17, now+time.Duration(ms*noise()*float64(time.Millisecond)), on)
+			}
+		}
+		m := l.Model()
+		if !m.Timed() {
+			t.Fatal("no prices")
+		}
+		for _, c := range l.Crossings(others) {
+			running := float64(c.Running)
+			truth := first(func(n int) bool {
+				x := float64(n)
+				local := e(x, x) + 0.7*e(0, 0) + 0.4*running + others*running*pause(x)
+				return local > fast(x)+0.7*fast(0)+moves(x)
+			})
+			if c.Low <= truth && truth <= c.High {
+				holds[c.Running]++
+			} else {
+				t.Logf("seed %d, %d running: %d, learned %d to %d to %d", seed, c.Running, truth, c.Low, c.Tokens, c.High)
+			}
+			if c.High-c.Low < truth+1000 {
+				narrow[c.Running]++
+			}
+			for _, n := range []int{c.Tokens - 1, c.Tokens} {
+				w := Work{Tokens: n, Context: n, Running: c.Running, Answering: int32(c.Running)}
+				q := Paths{Local: w, Prefill: Work{Tokens: n, Context: n}, Transfer: Work{Tokens: n, Running: c.Running}}
+				if now := m.Compare(&Request{ISL: n, Others: others}, &q); n > 0 && m.RemoteCheaper(now.Local, now.Remote) != (n == c.Tokens) {
+					t.Errorf("seed %d, %d running: %d tokens cost %+v, and the crossing is %d", seed, c.Running, n, now, c.Tokens)
+				}
+			}
+		}
+	}
+	for _, running := range crossingLoads {
+		if holds[running] < 93 || narrow[running] < 90 {
+			t.Errorf("%d running: the interval holds the truth in %d of 100, and says something in %d", running, holds[running], narrow[running])
+		}
+	}
+}
+
+func BenchmarkCrossings(b *testing.B) {
+	l := known(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
+	for b.Loop() {
+		if len(l.Crossings(1)) != len(crossingLoads) {
+			b.Fatal("no crossings")
 		}
 	}
 }

@@ -33,14 +33,13 @@ type watch struct {
 	drifted    bool
 }
 
-// Change is what an outcome brought.
+// Change is a set of what an outcome brought; 0 is nothing.
 type Change uint8
 
 // The changes.
 const (
-	NoChange Change = iota
-	// Learned: there is a model now, and there was none.
-	Learned
+	// Learned: paths can be compared now, and could not.
+	Learned Change = 1 << iota
 	// Drifted: the outcomes of a leg are no longer what the model predicts. It is learned again.
 	Drifted
 	// Timed: prices are known now, and were not.
@@ -49,15 +48,18 @@ const (
 	Doubted
 )
 
+// Has reports whether all of another set is in c.
+func (c Change) Has(other Change) bool { return c&other == other }
+
 // drift counts an outcome that took ms where the model predicted another time, and
 // reports whether the fleet is no longer what the model predicts.
 func (f *fit) drift(leg *Work, predicted, ms float64, now time.Duration) Change {
 	w := &f.watch
 	if leg.Queued > leg.Tokens {
-		return NoChange // it says more of those before it
+		return 0 // it says more of those before it
 	}
 	if w.made < minOutcomes || w.drifted && w.made < w.last+minOutcomes {
-		return NoChange
+		return 0
 	}
 	off := math.Log((floor + ms) / (floor + predicted))
 	by := 0.0
@@ -66,7 +68,7 @@ func (f *fit) drift(leg *Work, predicted, ms float64, now time.Duration) Change 
 	} else if under {
 		by = -w.under.mean()
 	} else {
-		return NoChange
+		return 0
 	}
 	again := w.drifted && f.count < w.last+spell
 	*w = watch{made: w.made, last: f.count, drifted: true}

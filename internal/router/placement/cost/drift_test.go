@@ -54,7 +54,7 @@ func TestNoDriftOfNothing(t *testing.T) {
 				for _, leg := range []LegKind{LocalLeg, PrefillLeg} {
 					w, ms := outcome(rng, e, 24000)
 					ms *= math.Exp(0.2 * rng.NormFloat64())
-					if c := l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), time.Duration(i)*time.Second); c != NoChange {
+					if c := l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), time.Duration(i)*time.Second); c != 0 {
 						t.Errorf("%s, seed %d: %d after %d", name, seed, c, i)
 					}
 				}
@@ -86,7 +86,7 @@ func TestBadSpell(t *testing.T) {
 		if l.Model() != nil || changes[Doubted] != 1 {
 			t.Errorf("%s: after two drifts %v", name, changes)
 		}
-		if k := l.Known(); k.Model != nil || k.Crossings != nil {
+		if k := l.Known(0); k.Model != nil || l.Crossings(1) != nil {
 			t.Errorf("%s: in doubt %+v", name, k)
 		}
 		for range 4 {

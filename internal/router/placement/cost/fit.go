@@ -43,7 +43,7 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	change := f.drift(&w, predicted, ms, now)
 	f.fade(1 - 1.0/memory)
 	weight := f.take(&x, ms, floor+max(predicted, ms)/2)
-	own := &f.bands[band(&w)]
+	own := &f.bands[band(w.Tokens)]
 	for i := range x {
 		own.values[i] += weight * x[i]
 	}

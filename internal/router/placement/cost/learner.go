@@ -67,9 +67,11 @@ type Learner struct {
 	gaps      float64            // mean ms between them, of late
 	stalled   float64            // mean ms of it for which prompts were computed
 	published time.Duration
-	fresh     bool          // there is something new to publish
-	solved    bool          // models were made before
-	used      time.Duration // when it was last heard of requests, or served; 0 for not yet
+	fresh     bool             // there is something new to publish
+	solved    bool             // models were made before
+	used      time.Duration    // when it was last heard of requests, or served; 0 for not yet
+	requests  uint64           // whose plans were carried out
+	sampled   [legKinds]uint64 // requests at the newest outcome of a leg
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
 	doubt int
@@ -124,21 +126,26 @@ func (l *Learner) Took(leg LegKind, w *Work, took, now time.Duration) Change {
 		moved.Times = 0
 	}
 	change := l.fits[leg].add(&moved, float64(took)/float64(time.Millisecond), now)
-	l.fresh = true
+	l.fresh, l.sampled[leg] = true, l.requests
 	switch {
 	case change == Doubted && l.doubt == 0:
 		l.doubt = quiet
 		l.model.Store(nil)
 		return Doubted
-	case change != NoChange && l.doubt > 0:
+	case change != 0 && l.doubt > 0:
 		l.doubt = quiet // nobody needs to hear of each
-		return NoChange
+		return 0
 	}
 	l.doubt = max(0, l.doubt-1)
-	if news := l.publish(now); news != NoChange {
-		return news
-	}
-	return change
+	return change | l.publish(now)
+}
+
+// Requested learns that the plan of a request is carried out, from which outcomes may come.
+func (l *Learner) Requested(now time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heard(now)
+	l.requests++
 }
 
 // Renew publishes what was learned since the last revision, if no outcome comes that does:
@@ -167,12 +174,12 @@ func (l *Learner) heard(now time.Duration) { l.used = max(l.used, now) }
 
 // publish makes the next revision and puts it in force, unless there is nothing new, too
 // little is known, or the last one is younger than every. The caller holds mu.
-func (l *Learner) publish(now time.Duration) Change {
+func (l *Learner) publish(now time.Duration) (news Change) {
 	f := &l.fits
 	timed := float64(l.steps.count) >= l.constants.Stretches
 	paths := f[LocalLeg].count+f[PrefillLeg].count >= EnoughComputed && f[TransferLeg].count >= EnoughMoved
 	if !l.fresh || l.solved && now-l.published < every || !paths && !(timed && f[LocalLeg].count >= EnoughComputed) {
-		return NoChange
+		return 0
 	}
 	local, prefill := f[LocalLeg].model, f[PrefillLeg].model
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
@@ -183,7 +190,7 @@ func (l *Learner) publish(now time.Duration) Change {
 	}
 	l.published, l.fresh, l.solved = now, false, true
 	if l.doubt > 0 {
-		return NoChange // the cost models are watched, and decide nothing
+		return 0 // the cost models are watched, and decide nothing
 	}
 	m := l.objective.model(l.answers, l.gaps)
 	m.Revision = l.revision.Add(1)
@@ -194,13 +201,14 @@ func (l *Learner) publish(now time.Duration) Change {
 		m.Step, m.Stalled = StepModel(l.steps.model), l.stalled
 		m.Error = max(min(f[LocalLeg].off(), f[PrefillLeg].off()), l.steps.off())
 	}
-	switch old := l.model.Swap(m); {
-	case paths && !old.Compares():
-		return Learned
-	case timed && !old.Timed():
-		return Timed
+	old := l.model.Swap(m)
+	if paths && !old.Compares() {
+		news |= Learned
 	}
-	return NoChange
+	if timed && !old.Timed() {
+		news |= Timed
+	}
+	return news
 }
 
 // aim changes what paths are chosen for.
@@ -214,24 +222,35 @@ func (l *Learner) aim(o Objective) {
 
 // Known is how much a learner knows.
 type Known struct {
+	// Requests is how many plans were carried out.
+	Requests uint64
 	// Local, Prefill and Transfer are the outcomes that count, older ones less.
 	Local, Prefill, Transfer float64
-	// Stretches are the stretches of answers that count.
-	Stretches float64
+	// Lacks are the legs of which little is known, or nothing new. Age is for how long no outcome
+	// of a leg came, and Since in how many requests.
+	Lacks Legs
+	Age   [legKinds]time.Duration
+	Since [legKinds]uint64
+	// Stretches are the stretches of answers that count; from Wanted on the time of a step is
+	// known.
+	Stretches, Wanted float64
+	// Calm is how many outcomes without a drift are wanted before there is a model again; 0 for
+	// no doubt.
+	Calm int
 	// Model is the revision in force; nil while too little is known.
 	Model *Model
-	// Crossings are where it changes the path, by load; none without a model.
-	Crossings []Crossing
 }
 
-// Known is how much is known.
-func (l *Learner) Known() Known {
+// Known is how much is known now.
+func (l *Learner) Known(now time.Duration) Known {
 	l.mu.Lock()
-	fits, m, stretches := l.fits, l.model.Load(), l.steps.seen // nobody waits for what follows
-	l.mu.Unlock()
-	k := Known{Stretches: stretches, Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
-	if m.Compares() {
-		k.Crossings = crossings(m, &fits)
+	defer l.mu.Unlock()
+	k := Known{
+		Requests: l.requests, Local: l.fits[LocalLeg].seen, Prefill: l.fits[PrefillLeg].seen, Transfer: l.fits[TransferLeg].seen, Lacks: l.lacks(now),
+		Stretches: l.steps.seen, Wanted: l.constants.Stretches, Calm: l.doubt, Model: l.model.Load(),
+	}
+	for i := range l.fits {
+		k.Age[i], k.Since[i] = now-l.fits[i].last, l.requests-l.sampled[i]
 	}
 	return k
 }
@@ -344,11 +363,11 @@ func (l *Learners) All() map[string]*Learner {
 	return maps.Clone(l.byModel)
 }
 
-// Known is how much is known of each model.
-func (l *Learners) Known() map[string]Known {
+// Known is how much is known of each model now.
+func (l *Learners) Known(now time.Duration) map[string]Known {
 	all := map[string]Known{}
 	for name, one := range l.All() {
-		all[name] = one.Known()
+		all[name] = one.Known(now)
 	}
 	return all
 }

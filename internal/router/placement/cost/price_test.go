@@ -60,14 +60,14 @@ func TestKnowsWithoutTransfers(t *testing.T) {
 		now := time.Duration(i) * time.Second
 		w := Work{Tokens: 1000, Context: 1000}
 		run(l, 1+i%8, 2000, 1, now)
-		if c := l.Took(LocalLeg, &w, 30*time.Millisecond, now); c != NoChange {
+		if c := l.Took(LocalLeg, &w, 30*time.Millisecond, now); c != 0 {
 			changes = append(changes, c)
 		}
 	}
 	if m := l.Model(); !m.Timed() || m.Compares() || len(changes) != 1 || changes[0] != Timed {
 		t.Errorf("%+v, changes %v", m, changes)
 	}
-	if k := l.Known(); k.Crossings != nil || k.Stretches < 30 {
+	if k := l.Known(0); l.Crossings(1) != nil || k.Stretches < 30 {
 		t.Errorf("known %+v", k)
 	}
 	teach(l, time.Minute)

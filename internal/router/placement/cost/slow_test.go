@@ -108,7 +108,7 @@ func TestRenew(t *testing.T) {
 			}
 		}
 		now += every
-		if c := l.Renew(now); c != NoChange {
+		if c := l.Renew(now); c != 0 {
 			t.Errorf("a change: %v", c)
 		}
 		if m := l.Model(); (m != before) != step.news || m.Lacks != step.lacks {

@@ -249,6 +249,20 @@ func needsPrefill(w *workers.Worker) bool {
 	return w.Role == workers.Decode && w.WireEngine() == workers.SGLang
 }
 
+// PathsOf reports which paths the rule leaves to requests on workers of one model, of which those
+// count that are usable or only ejected.
+func PathsOf(r *Rule, list []*workers.Worker) (local, remote bool) {
+	prefill := slices.ContainsFunc(list, func(w *workers.Worker) bool { return w.Role.CanPrefill() && Serves(w) })
+	for _, w := range list {
+		if !w.Role.CanDecode() || !Serves(w) {
+			continue
+		}
+		local = local || !needsPrefill(w)
+		remote = remote || prefill && cmp.Or(r.Connector, w.Connector) != workers.ConnectorNone
+	}
+	return local, remote
+}
+
 // wish is what the rule wants for a request on one decode rank, as if there were a
 // prefill rank for every one.
 type wish struct {

@@ -43,8 +43,11 @@ func (s *Options) Blind() bool {
 
 // Priced reports whether decisions depend on the cost model.
 func (s *Options) Priced() bool {
-	return s.Rule.Auto || s.Decode == selector.KV || s.Prefill == selector.KV
+	return s.Rule.Auto || s.Timed()
 }
+
+// Timed reports whether a policy ranks by times, where they are known.
+func (s *Options) Timed() bool { return s.Decode == selector.KV || s.Prefill == selector.KV }
 
 // Criteria are what a decision needs to know of a request, except for its prompt's blocks.
 type Criteria struct {
