@@ -100,6 +100,16 @@ type router struct {
 	metrics string // the URL that has /metrics
 	admin   *admin.Client
 	process *os.Process
+	killed  bool
+}
+
+// kill ends the router as kill -9 does.
+func (r *router) kill() {
+	r.t.Helper()
+	r.killed = true
+	if err := r.process.Kill(); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 func freeAddr(t *testing.T) string {
@@ -152,9 +162,10 @@ func serveBy(t *testing.T, by []string, what string, ok func(*router) bool, args
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, process: cmd.Process}
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil {
+		if err := cmd.Wait(); err != nil && !r.killed {
 			t.Errorf("serve ended with %v", err)
 		}
 		if t.Failed() {
@@ -162,12 +173,10 @@ func serveBy(t *testing.T, by []string, what string, ok func(*router) bool, args
 			t.Logf("log of serve:\n%s", raw[max(0, len(raw)-8000):])
 		}
 	})
-	c, err := admin.NewClient(adm, admin.Options{})
-	if err != nil {
+	if r.admin, err = admin.NewClient(adm, admin.Options{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Close)
-	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, admin: c, process: cmd.Process}
+	t.Cleanup(r.admin.Close)
 	r.until(what, func() bool { return ok(r) })
 	return r
 }

@@ -172,16 +172,23 @@ func newEngines(o *Options, hop api.Hop, b *base, in *entry, s *others) (*engine
 		},
 	}, b.event)
 	e.requests, e.cancelRequests = context.WithCancel(context.Background())
-	var err error
-	if e.fleet, err = follower.New(follower.Options{
+	options := follower.Options{
 		Registry: b.registry, Index: e.index, Predicted: e.predicted, Ledger: in.ledger, Snapshot: c.Index.Snapshot,
 		Feeds: kvfeed.Options{
 			BlockSize: cmp.Or(c.Tokens.BlockSize, effective.DefaultBlock), StaleAfter: c.Index.StaleAfter,
 			Events: b.event, Logger: b.log, Observer: o.Observer.Batch,
 		},
 		BlockOf: b.blockOf, Learn: e.monitor.Learn, Gone: b.metrics.ForgetWorker, Event: b.event,
-	}); err != nil {
+	}
+	if s.siblings != nil {
+		options.Sibling = s.siblings.Copy
+	}
+	var err error
+	if e.fleet, err = follower.New(options); err != nil {
 		return nil, err
+	}
+	if s.siblings != nil {
+		s.siblings.Offer(e.fleet.Copy)
 	}
 	e.feeds = e.fleet.Feeds()
 	return e, nil

@@ -67,6 +67,12 @@ func listReplicas(out, notes io.Writer, format string, s *admin.Status) error {
 		return err
 	}
 	printable.Fprintf(notes, "%s of fleet %s shares its load with %s\n", r.Name, r.Fleet, cli.Plural(r.Live, "other router"))
+	if c := r.IndexCopied; c != nil && c.Ranks > 0 {
+		printable.Fprintf(notes, "the index began with %d blocks on %s of router %s\n", c.Blocks, cli.Plural(c.Ranks, "rank"), c.Router)
+	}
+	if c := r.IndexCopied; c != nil && c.Missing+c.Refused > 0 {
+		printable.Fprintf(notes, "%s began without blocks of another router, last: %s\n", cli.Plural(c.Missing+c.Refused, "rank"), c.Why)
+	}
 	for _, n := range []struct {
 		n    uint64
 		text string

@@ -15,6 +15,7 @@ import (
 func TestListReplicas(t *testing.T) {
 	s := &admin.Status{Version: "v2", Replicas: &admin.Replicas{
 		Name: "r0", Fleet: "f", Joined: true, Live: 1, OtherFleet: 7, Refused: 1, LastRefused: "it is version 9",
+		IndexCopied: &admin.IndexCopied{Router: "r1", Ranks: 15, Blocks: 4000, Missing: 1, Why: "no answer"},
 		Routers: []admin.Replica{
 			{Name: "r1", State: "live", SilentMS: 41.3, Version: "v1", Started: time.Unix(1_800_000_000, 0).UTC(), Differs: "routing, limits", Complete: true, Requests: 3, PrefillTokens: 4000, DecodeBlocks: 50, Gaps: 2, UnknownRanks: 6},
 			{Name: "r2", State: "live", Version: "v2"}, {Name: "r3", State: "silent", SilentMS: 9000},
@@ -34,7 +35,7 @@ func TestListReplicas(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
 	}
-	for _, want := range []string{"r0 of fleet f shares its load with 1 other router\n", "7 messages of another fleet", "1 messages refused, last: it is version 9"} {
+	for _, want := range []string{"r0 of fleet f shares its load with 1 other router\n", "the index began with 4000 blocks on 15 ranks of router r1\n", "1 rank began without blocks of another router, last: no answer", "7 messages of another fleet", "1 messages refused, last: it is version 9"} {
 		if !strings.Contains(notes, want) {
 			t.Errorf("no %q in\n%s", want, notes)
 		}

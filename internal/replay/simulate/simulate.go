@@ -82,6 +82,27 @@ type Setup struct {
 	// for all. Placed hears of each that has got its place.
 	Tenant func(*arrivals.Request) (name string, weight int)
 	Placed func(q *arrivals.Request, at time.Duration)
+	// routers makes the routers that take requests in turn, for tests; nil for one router.
+	routers func(world *virtual.World, fleet []*workers.Worker) routers
+}
+
+// router is one of several.
+type router interface {
+	Ledger() *ledger.Ledger
+	// Decoding adds what answers of other routers do on a rank whose blocks have so many
+	// tokens.
+	Decoding(on *cost.Decoding, k *workers.Rank, blockSize int, now time.Time)
+}
+
+// routers are several routers of one fleet. They share the index, which is the same at all of
+// them, and what is learned.
+type routers interface {
+	// take has the next router take a request: it adds what that router knows of the others.
+	take(q *decide.Criteria) router
+	// tick is called each 10 ms.
+	tick()
+	// balanced reports whether no ledger has work.
+	balanced() error
 }
 
 // maxFailures ends a run in which nothing works.
@@ -119,7 +140,11 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 	if r.err != nil {
 		return nil, nil, r.err
 	}
-	if err := r.ledger.Balanced(); err != nil {
+	err = r.ledger.Balanced()
+	if r.routers != nil {
+		err = errors.Join(err, r.routers.balanced())
+	}
+	if err != nil {
 		return nil, nil, fmt.Errorf("simulation ended with work in flight: %w", err)
 	}
 	res := r.result()
@@ -148,6 +173,9 @@ func (r *run) begin(src arrivals.Source) (stop func(), err error) {
 	if r.paces != nil {
 		r.every(paced, settled, r.pace)
 	}
+	if r.routers != nil {
+		r.every(10*time.Millisecond, 0, r.routers.tick)
+	}
 	return stop, nil
 }
 
@@ -156,12 +184,14 @@ type run struct {
 	s      Setup
 	world  *virtual.World
 	index  *kvindex.Index
-	ledger *ledger.Ledger
-	rng    *rand.PCG
-	ranks  []*simRank
-	block  int
-	split  bool // there are prefill ranks
-	list   []*workers.Worker
+	ledger *ledger.Ledger // of the router that decides
+	// routers are the others that take requests in turn; nil for none.
+	routers routers
+	rng     *rand.PCG
+	ranks   []*simRank
+	block   int
+	split   bool // there are prefill ranks
+	list    []*workers.Worker
 	// models are the workers of a model. Requests for others go to all: a fleet of one model
 	// stands for that of a recording.
 	models map[string][]*workers.Worker
@@ -269,6 +299,9 @@ func newRun(s Setup) (*run, error) {
 			r.split = r.split || g.Role.CanPrefill()
 			r.offloads = r.offloads || g.HostBlocks > 0
 		}
+	}
+	if s.routers != nil {
+		r.routers = s.routers(r.world, r.list)
 	}
 	return r, nil
 }
@@ -437,6 +470,8 @@ type flight struct {
 	first   time.Duration
 	last    time.Duration
 	decode  *simRank
+	router  router // one of several, else nil
+	ledger  *ledger.Ledger
 	held    *ledger.Reservation
 	made    int
 	ran     cost.Running
@@ -493,10 +528,16 @@ func (f *flight) choose() decide.Effects {
 	}
 	facts := api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}
 	facts.ExpectOutput(r.lengths.Expect(f.model, ""))
-	r.decide.Begin(decide.Criteria{
+	criteria := decide.Criteria{
 		Model: f.model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
 		Facts: facts,
-	})
+	}
+	if r.routers != nil {
+		f.router = r.routers.take(&criteria)
+		r.ledger = f.router.Ledger()
+	}
+	f.ledger = r.ledger
+	r.decide.Begin(criteria)
 	return r.decide.NextPlan(&r.s.Options, list, r.block, r)
 }
 
@@ -522,7 +563,7 @@ func (f *flight) carryOut(e decide.Effects) {
 	}
 	claim, prefill := d.Claims()
 	f.compute = claim.PrefillTokens + prefill.PrefillTokens // one of them is 0
-	f.held = r.ledger.Reserve(f.decode.rank, claim)
+	f.held = f.ledger.Reserve(f.decode.rank, claim)
 	if r.s.Placed != nil {
 		r.s.Placed(f.q, r.world.Now())
 	}
@@ -573,7 +614,7 @@ func (r *run) judge() {
 // prefill sends the prompt to a prefill rank first.
 func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 	r := f.r
-	held := r.ledger.Reserve(k.rank, claim)
+	held := f.ledger.Reserve(k.rank, claim)
 	f.sent = r.world.Now()
 	k.meter.Begin(f.sent)
 	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
@@ -660,7 +701,10 @@ func (f *flight) token(o engine.Output) {
 		f.pace.Came(o.At, 1)
 		var on cost.Decoding
 		if f.ran.Due(f.made) {
-			on = decide.DecodingOn(r.ledger, f.decode.rank, r.block)
+			on = decide.DecodingOn(f.ledger, f.decode.rank, r.block)
+			if f.router != nil {
+				f.router.Decoding(&on, f.decode.rank, r.block, r.clock())
+			}
 		}
 		r.costs.Ran(&f.ran, f.made, o.At, on)
 		f.held.Progress(f.made)

@@ -100,6 +100,15 @@ var strayMetrics = map[string][]metric[*admin.Replicas]{
 	"too_many_routers": {{stray, counter, func(r *admin.Replicas) float64 { return float64(r.TooMany) }}},
 }
 
+// copiedMetrics are those of the ranks with which the index began, by the value of their label.
+var copiedMetrics = map[string][]metric[*admin.IndexCopied]{
+	"copied":  {{copied, counter, func(c *admin.IndexCopied) float64 { return float64(c.Ranks) }}},
+	"missing": {{copied, counter, func(c *admin.IndexCopied) float64 { return float64(c.Missing) }}},
+	"refused": {{copied, counter, func(c *admin.IndexCopied) float64 { return float64(c.Refused) }}},
+}
+
+var copied = desc("replicas_index_ranks_total", "Ranks with which the index began, by whether another router had them.", "result")
+
 var stray = desc("replicas_stray_messages_total", "Messages of other routers that brought no load.", "reason")
 
 var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
@@ -255,6 +264,11 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	}
 	if r := s.Replicas(); r != nil {
 		collect(ch, replicasMetrics, r)
+		if c := r.IndexCopied; c != nil {
+			for result, list := range copiedMetrics {
+				collect(ch, list, c, result)
+			}
+		}
 		for reason, list := range strayMetrics {
 			collect(ch, list, r, reason)
 		}

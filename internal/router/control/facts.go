@@ -69,6 +69,9 @@ func (f *Facts) Replicas() *admin.Replicas {
 		OtherFleet: st.Foreign, SameName: st.SameOrigin, Refused: st.Refused, Repeated: st.Repeated, Earlier: st.Earlier, TooMany: st.Crowded, Failed: st.Failed,
 		LastRefused: st.LastRefused, LastFailure: st.Failure,
 	}
+	if c := f.Fleet.Copied(); c != (follower.Copied{}) {
+		r.IndexCopied = &admin.IndexCopied{Router: c.Router, Ranks: c.Ranks, Blocks: c.Blocks, Missing: c.Missing, Refused: c.Refused, Why: c.Why}
+	}
 	for i := range st.Origins {
 		o := &st.Origins[i]
 		state := "live"

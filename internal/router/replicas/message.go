@@ -138,6 +138,25 @@ func (m *Message) decode(b []byte) error {
 	if len(b) > MaxMessage {
 		return fmt.Errorf("it has %d bytes, at most %d are read", len(b), MaxMessage)
 	}
+	if err := readMap(b, m.member); err != nil {
+		return err
+	}
+	switch {
+	case m.Origin == "":
+		return errors.New("it names no origin")
+	case m.Epoch.IsZero():
+		return errors.New("it has no epoch")
+	case (m.Ask == "") != (m.Seq > 0):
+		return errors.New("it is neither a state with a sequence number nor a request")
+	case m.Full && len(m.Rows) > 0 && (m.Rows[0].Rank < m.From || m.Rows[len(m.Rows)-1].Rank > m.To):
+		return errors.New("it has ranks outside the range that it covers")
+	}
+	return nil
+}
+
+// readMap calls member with each key of a message's map and what follows it, and takes back
+// what follows the value.
+func readMap(b []byte, member func(key string, b []byte) (rest []byte, err error)) error {
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	if err != nil {
 		return err
@@ -150,21 +169,12 @@ func (m *Message) decode(b []byte) error {
 		if (string(key) == keyVersion) != (i == 0) {
 			return fmt.Errorf("its member %d is %.20q; the version %q comes first, and once", i+1, key, keyVersion)
 		}
-		if b, err = m.member(string(key), rest); err != nil {
+		if b, err = member(string(key), rest); err != nil {
 			return fmt.Errorf("member %.20q: %w", key, err)
 		}
 	}
-	switch {
-	case len(b) > 0:
+	if len(b) > 0 {
 		return fmt.Errorf("%d bytes follow its end", len(b))
-	case m.Origin == "":
-		return errors.New("it names no origin")
-	case m.Epoch.IsZero():
-		return errors.New("it has no epoch")
-	case (m.Ask == "") != (m.Seq > 0):
-		return errors.New("it is neither a state with a sequence number nor a request")
-	case m.Full && len(m.Rows) > 0 && (m.Rows[0].Rank < m.From || m.Rows[len(m.Rows)-1].Rank > m.To):
-		return errors.New("it has ranks outside the range that it covers")
 	}
 	return nil
 }
@@ -179,9 +189,7 @@ func (m *Message) member(key string, b []byte) (rest []byte, err error) {
 	case keyOrigin:
 		m.Origin, rest, err = readText(b)
 	case keyEpoch:
-		var ns int64
-		ns, rest, err = msgp.ReadInt64Bytes(b)
-		m.Epoch = time.Unix(0, ns)
+		m.Epoch, rest, err = readTime(b)
 	case keySeq:
 		m.Seq, rest, err = msgp.ReadUint64Bytes(b)
 	case keyAsk:
@@ -216,6 +224,11 @@ func readVersion(b []byte) ([]byte, error) {
 		err = fmt.Errorf("it is version %d, this router reads up to %d: update the older router", v, wireVersion)
 	}
 	return b, err
+}
+
+func readTime(b []byte) (time.Time, []byte, error) {
+	ns, b, err := msgp.ReadInt64Bytes(b)
+	return time.Unix(0, ns), b, err
 }
 
 func readText(b []byte) (text string, rest []byte, err error) {

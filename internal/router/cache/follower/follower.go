@@ -26,7 +26,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Options are what a Follower works on; none may be missing but Snapshot.
+// Options are what a Follower works on; none may be missing but Snapshot and Sibling.
 type Options struct {
 	Registry  *workers.Registry
 	Index     *kvindex.Index
@@ -37,6 +37,9 @@ type Options struct {
 	Feeds kvfeed.Options
 	// Snapshot is a file that keeps the index across restarts; empty for none.
 	Snapshot string
+	// Sibling returns another router's [Follower.Copy] of a rank, and that router's name;
+	// nil where there are no other routers. It bounds its time. No request waits for it.
+	Sibling func(ctx context.Context, w *workers.Worker, k *workers.Rank) (copied []byte, router string, err error)
 	// BlockOf is the block size in tokens in which a worker's blocks are named.
 	BlockOf func(*workers.Worker) int
 	// Learn asks a worker again what it is.
@@ -58,14 +61,19 @@ type Follower struct {
 	ignoreCopies map[*workers.Rank]bool // ranks whose engine does not publish the removal of single copies
 	last         *workers.Snapshot
 	restored     map[uint32]restoredRank // by slot: what a snapshot brought back
+	began        time.Time               // when Run did
+	copying      map[*workers.Rank]bool  // ranks that another router was asked for; true until it has answered
+
+	toCopy chan struct{} // another rank is to be copied
 
 	// feeding holds at each slot the rank whose KV events are fed, if one's are;
 	// read on the request path.
 	feeding atomic.Pointer[[]*workers.Rank]
 
-	mu    sync.Mutex // guards the fields below
-	open  map[*workers.Rank]feedOf
-	count map[*workers.Rank]*rankCount
+	mu     sync.Mutex // guards the fields below
+	open   map[*workers.Rank]feedOf
+	count  map[*workers.Rank]*rankCount
+	copied Copied
 }
 
 // feedOf is what a feed was started with.
@@ -77,7 +85,10 @@ type feedOf struct {
 
 // New makes a follower and its feeds.
 func New(o Options) (*Follower, error) {
-	f := &Follower{Options: o, ignoreCopies: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
+	f := &Follower{
+		Options: o, ignoreCopies: map[*workers.Rank]bool{}, copying: map[*workers.Rank]bool{}, toCopy: make(chan struct{}, 1),
+		open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{},
+	}
 	f.feeding.Store(new([]*workers.Rank))
 	o.Feeds.Index, o.Feeds.Sources, o.Feeds.Process = o.Index, f.sources, f.process
 	o.Feeds.Life = f.life
@@ -123,6 +134,9 @@ func (f *Follower) fed(slot uint32) *workers.Rank {
 // after that: with them goes what is known of where they stand.
 func (f *Follower) Run(ctx context.Context) error {
 	f.restore()
+	f.ranksMu.Lock()
+	f.began = time.Now()
+	f.ranksMu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
 	feeding, stop := context.WithCancel(context.WithoutCancel(ctx))
 	g.Go(func() error { return f.feeds.Run(feeding) })
@@ -138,6 +152,9 @@ func (f *Follower) Run(ctx context.Context) error {
 func (f *Follower) keep(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.watch(ctx) })
+	if f.Sibling != nil {
+		g.Go(func() error { return f.copyRanks(ctx) })
+	}
 	if f.Snapshot != "" {
 		g.Go(func() error { return f.saveEvery(ctx) })
 	}
@@ -220,6 +237,7 @@ func (f *Follower) retire(k *workers.Rank) {
 	delete(f.count, k)
 	f.mu.Unlock()
 	delete(f.ignoreCopies, k)
+	delete(f.copying, k)
 	slot := kvindex.Rank(k.Slot)
 	f.Index.RemoveRank(slot)
 	delete(f.restored, k.Slot) // its blocks went with the place
@@ -249,14 +267,14 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 		f.unfeed(k)
 		f.Index.ClearRank(kvindex.Rank(k.Slot))
 	}
-	if !has {
+	if !has || f.waits(k, want, fed) {
 		return
 	}
 	traits := stated(w)
 	if traits.IgnoreCopies || fed && stated(old.worker).IgnoreCopies {
 		f.ignoreCopies[k] = traits.IgnoreCopies
 	}
-	from := f.resume(k, block, traits.IgnoreCopies)
+	from := f.resume(w, k, block)
 	disbelieved := f.ignoreCopies[k] && !traits.IgnoreCopies
 	traits.IgnoreCopies = f.ignoreCopies[k]
 	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesDisbelieved: disbelieved}

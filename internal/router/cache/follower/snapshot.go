@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
@@ -40,9 +41,31 @@ type snapshotHead struct {
 
 // snapshotRank is what the feed of a rank needs to go on from its blocks.
 type snapshotRank struct {
-	Block        int               `json:"block_size_tokens"`
-	IgnoreCopies bool              `json:"once,omitempty"`
-	Position     kvstream.Position `json:"position"`
+	Block        int  `json:"block_size_tokens"`
+	IgnoreCopies bool `json:"once,omitempty"`
+	// Hash and HashSeed are how the engine names blocks, Models what it serves; empty where
+	// that was not known.
+	Hash     string            `json:"kv_hash,omitempty"`
+	HashSeed string            `json:"kv_hash_seed,omitempty"`
+	Models   []string          `json:"models,omitempty"`
+	Position kvstream.Position `json:"position"`
+}
+
+// fits returns why the rank's blocks are not those of a worker's rank that is followed in
+// blocks of so many tokens; nil if they may be.
+func (s *snapshotRank) fits(w *workers.Worker, block int) error {
+	traits := stated(w)
+	switch {
+	case s.Block != block:
+		return fmt.Errorf("its blocks have %d tokens, and here they have %d", s.Block, block)
+	case traits.IgnoreCopies && !s.IgnoreCopies:
+		return errors.New("copies of its blocks are counted, and here they are not")
+	case s.Hash != "" && traits.HashAlgorithm != "" && (s.Hash != traits.HashAlgorithm || s.HashSeed != traits.HashSeed):
+		return fmt.Errorf("its blocks are named by %q with seed %q, and here by %q with seed %q", s.Hash, s.HashSeed, traits.HashAlgorithm, traits.HashSeed)
+	case len(s.Models) > 0 && len(w.Models) > 0 && !slices.ContainsFunc(s.Models, func(m string) bool { return slices.Contains(w.Models, m) }):
+		return fmt.Errorf("it serves %.80q, and here %.80q", s.Models[0], w.Models[0])
+	}
+	return nil
 }
 
 // restoredRank is a rank from a snapshot whose worker has not come yet.
@@ -50,6 +73,14 @@ type restoredRank struct {
 	label string
 	note  []byte
 	snapshotRank
+}
+
+// read reads the note.
+func (k *restoredRank) read() error {
+	if err := json.Unmarshal(k.note, &k.snapshotRank); err != nil {
+		return fmt.Errorf("where rank %s stands: %w", k.label, err)
+	}
+	return nil
 }
 
 // note copies a rank into a snapshot, with where its feed stands at that very
@@ -74,7 +105,8 @@ func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []by
 		if !ok {
 			return
 		}
-		b, err := json.Marshal(snapshotRank{Block: of.block, IgnoreCopies: f.ignoreCopies[k], Position: p})
+		w := of.worker
+		b, err := json.Marshal(snapshotRank{Block: of.block, IgnoreCopies: f.ignoreCopies[k], Hash: w.KVHash, HashSeed: w.KVHashSeed, Models: w.Models, Position: p})
 		if err == nil { // numbers and words always can be
 			take()
 			note = b
@@ -98,16 +130,21 @@ func (f *Follower) save() (err error) {
 		}
 	}()
 	w := bufio.NewWriterSize(tmp, 1<<20)
-	if err := json.NewEncoder(w).Encode(snapshotHead{Schema: snapshotSchema, At: time.Now()}); err != nil {
-		return err
-	}
-	if err := f.Index.Snapshot(w, f.note); err != nil {
+	if err := f.write(w, f.note); err != nil {
 		return err
 	}
 	if err := errors.Join(w.Flush(), tmp.Sync(), tmp.Close()); err != nil {
 		return err
 	}
 	return os.Rename(tmp.Name(), path)
+}
+
+// write writes a snapshot of the ranks that note copies.
+func (f *Follower) write(w io.Writer, note func(slot kvindex.Rank, label string, take func()) []byte) error {
+	if err := json.NewEncoder(w).Encode(snapshotHead{Schema: snapshotSchema, At: time.Now()}); err != nil {
+		return err
+	}
+	return f.Index.Snapshot(w, note)
 }
 
 // saveEvery writes snapshots until ctx ends.
@@ -147,25 +184,15 @@ func (f *Follower) load(path string) (*snapshotHead, error) {
 		return nil, err
 	}
 	defer file.Close()
-	r := bufio.NewReaderSize(file, maxSnapshotHead)
-	line, err := r.ReadSlice('\n')
-	switch {
-	case errors.Is(err, bufio.ErrBufferFull):
-		return nil, fmt.Errorf("index snapshot %s: the first line is longer than %d bytes", path, maxSnapshotHead)
-	case errors.Is(err, io.EOF):
-		return nil, fmt.Errorf("index snapshot %s: %w", path, io.ErrUnexpectedEOF)
-	case err != nil:
+	r, head, err := readHead(file)
+	if err != nil {
 		return nil, fmt.Errorf("index snapshot %s: %w", path, err)
-	}
-	var head snapshotHead
-	if err := json.Unmarshal(line, &head); err != nil || head.Schema != snapshotSchema {
-		return nil, fmt.Errorf("index snapshot %s: not a %s file", path, snapshotSchema)
 	}
 	restored := map[uint32]restoredRank{}
 	if err := f.Index.Restore(r, func(slot kvindex.Rank, label string, note []byte) error {
 		k := restoredRank{label: label, note: bytes.Clone(note)}
-		if err := json.Unmarshal(note, &k.snapshotRank); err != nil {
-			return fmt.Errorf("where rank %s stands: %w", label, err)
+		if err := k.read(); err != nil {
+			return err
 		}
 		restored[uint32(slot)] = k
 		return nil
@@ -173,7 +200,26 @@ func (f *Follower) load(path string) (*snapshotHead, error) {
 		return nil, fmt.Errorf("index snapshot %s: %w", path, err)
 	}
 	f.restored = restored
-	return &head, nil
+	return head, nil
+}
+
+// readHead reads the first line of a snapshot; the rest of it follows in r.
+func readHead(from io.Reader) (r *bufio.Reader, head *snapshotHead, err error) {
+	r = bufio.NewReaderSize(from, maxSnapshotHead)
+	line, err := r.ReadSlice('\n')
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, nil, fmt.Errorf("the first line is longer than %d bytes", maxSnapshotHead)
+	case errors.Is(err, io.EOF):
+		return nil, nil, io.ErrUnexpectedEOF
+	case err != nil:
+		return nil, nil, err
+	}
+	head = &snapshotHead{}
+	if err := json.Unmarshal(line, head); err != nil || head.Schema != snapshotSchema {
+		return nil, nil, fmt.Errorf("not of the form %s", snapshotSchema)
+	}
+	return r, head, nil
 }
 
 // claim gives a rank its place in the index. It reports whether the place
@@ -190,15 +236,15 @@ func (f *Follower) claim(k *workers.Rank) error {
 	return f.Index.AddRank(slot, k.Label)
 }
 
-// resume is where a rank's feed goes on, nil to start over. What was restored
-// under other circumstances is dropped; single says that copies do not count.
-func (f *Follower) resume(k *workers.Rank, block int, single bool) *kvstream.Position {
+// resume is where the feed of a worker's rank goes on, nil to start over. What was
+// restored under other circumstances is dropped.
+func (f *Follower) resume(w *workers.Worker, k *workers.Rank, block int) *kvstream.Position {
 	old, ok := f.restored[k.Slot]
 	if !ok || old.label != k.Label {
 		return nil
 	}
 	delete(f.restored, k.Slot)
-	if old.Block != block || single && !old.IgnoreCopies {
+	if old.fits(w, block) != nil {
 		f.Index.ClearRank(kvindex.Rank(k.Slot))
 		return nil
 	}

@@ -233,10 +233,34 @@ func (x *Index) Restore(r io.Reader, noted func(r Rank, name string, note []byte
 	return nil
 }
 
+// RestoreRank fills rank at, which holds nothing, from a snapshot of one rank, whatever slot and name
+// that had. noted is called with the rank's note, which it must not keep. Errors are as for
+// [Index.Restore], and leave the rank without blocks.
+func (x *Index) RestoreRank(r io.Reader, at Rank, noted func(note []byte) error) error {
+	if k, ok := x.RankStats(at); !ok || k.Blocks > 0 {
+		return fmt.Errorf("restore rank in slot %d: %w", at, ErrNotEmpty)
+	}
+	s := restorer{x: x, r: bufio.NewReaderSize(r, 1<<16), noted: func(_ Rank, _ string, note []byte) error { return noted(note) }, into: &at}
+	err := s.run()
+	if err == nil && len(s.added) == 0 {
+		err = bad("no rank")
+	}
+	if err == nil {
+		return nil
+	}
+	x.ClearRank(at)
+	k := x.ranks[at].Load()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ignoreCopies = false
+	return fmt.Errorf("restore: %w", err)
+}
+
 type restorer struct {
 	x     *Index
 	r     *bufio.Reader
 	noted func(Rank, string, []byte) error
+	into  *Rank // where the only rank comes; nil for all of them, each in its slot
 	body  []byte
 	added []Rank
 	total uint64
@@ -344,8 +368,15 @@ func (s *restorer) rank() error {
 		return bad("name of a rank")
 	}
 	name := string(s.body[:n])
-	if err := s.x.AddRank(Rank(slot), name); err != nil {
-		return errors.Join(err, ErrSnapshot)
+	switch {
+	case s.into == nil:
+		if err := s.x.AddRank(Rank(slot), name); err != nil {
+			return errors.Join(err, ErrSnapshot)
+		}
+	case len(s.added) > 0:
+		return bad("a second rank")
+	default:
+		slot = uint64(*s.into)
 	}
 	s.added = append(s.added, Rank(slot))
 	s.name, s.note, s.noting = name, append(s.note[:0], s.body[n:]...), true

@@ -279,6 +279,71 @@ func TestSnapshotWhileRanksAreReplaced(t *testing.T) {
 	}
 }
 
+// TestRestoreRank: one rank comes back in another slot under its name there, beside others; a
+// snapshot of several ranks, of none, or a broken one leaves it empty, and the others as they were.
+func TestRestoreRank(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 8})
+	defer x.Close()
+	scramble(t, x, 3, 60)
+	only := func(r Rank) []byte {
+		var file bytes.Buffer
+		if err := x.Snapshot(&file, func(k Rank, _ string, take func()) []byte {
+			if k == r {
+				take()
+			}
+			return []byte("note")
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return file.Bytes()
+	}
+	y := New(Options{MaxRanks: 8})
+	defer y.Close()
+	scramble(t, y, 4, 60)
+	if err := y.AddRank(7, "seven"); err != nil {
+		t.Fatal(err)
+	}
+	before := y.Checksum()
+	var all bytes.Buffer
+	if err := x.Snapshot(&all, whole); err != nil {
+		t.Fatal(err)
+	}
+	file := only(1)
+	accept := func([]byte) error { return nil }
+	refused := errors.New("not this one")
+	for what, c := range map[string]struct {
+		file []byte
+		note func([]byte) error
+		want error
+	}{
+		"all ranks": {all.Bytes(), accept, ErrSnapshot}, "no rank": {only(6), accept, ErrSnapshot}, "cut": {file[:len(file)-3], accept, ErrSnapshot},
+		"its note": {file, func([]byte) error { return refused }, refused},
+	} {
+		if err := y.RestoreRank(bytes.NewReader(c.file), 7, c.note); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if s, _ := y.RankStats(7); s.Blocks != 0 || y.Checksum() != before {
+			t.Errorf("%s left %d blocks", what, s.Blocks)
+		}
+	}
+	got := ""
+	if err := y.RestoreRank(bytes.NewReader(file), 7, func(note []byte) error { got = string(note); return nil }); err != nil || got != "note" {
+		t.Fatalf("note %q, %v", got, err)
+	}
+	was, _ := x.RankStats(1)
+	now, _ := y.RankStats(7)
+	if y.RankChecksum(7) != x.RankChecksum(1) || was.Blocks == 0 || now.Blocks != was.Blocks || now.Name != "seven" {
+		t.Errorf("%+v, want the blocks of %+v", now, was)
+	}
+	checkTree(t, y)
+	for _, r := range []Rank{7, 6} {
+		if err := y.RestoreRank(bytes.NewReader(file), r, accept); !errors.Is(err, ErrNotEmpty) {
+			t.Errorf("slot %d: %v", r, err)
+		}
+	}
+}
+
 func TestSnapshotOfNothing(t *testing.T) {
 	t.Parallel()
 	x := New(Options{})

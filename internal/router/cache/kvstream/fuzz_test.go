@@ -1,9 +1,11 @@
 package kvstream
 
 import (
+	"encoding/json"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 )
 
@@ -43,6 +45,46 @@ func FuzzStream(f *testing.F) {
 		s.Reset()
 		if n := len(kvmodel.Holds(t, x)); n != 0 {
 			t.Fatalf("%d blocks survived a reset", n)
+		}
+	})
+}
+
+// A position that another router made up harms no stream that continues there.
+func FuzzResume(f *testing.F) {
+	e := kvmodel.New(40, 2)
+	for range 6 {
+		e.Step()
+	}
+	x := newIndex(f, kvindex.Options{MaxBlocks: 1 << 16})
+	s := New(x, 0, kvmodel.Block)
+	for i, p := range e.Log[:3] {
+		s.Offer(uint64(i), p)
+	}
+	at, _ := s.Position()
+	good, err := json.Marshal(at)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte(`{"seq":18446744073709551615,"engine_block_tokens":4,"parts":1}`))
+	f.Add([]byte(`{"seq":1,"engine_block_tokens":4,"parts":-3,"lookahead_tokens":-1}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var p Position
+		if json.Unmarshal(raw, &p) != nil {
+			return
+		}
+		x.ClearRank(0)
+		s := New(x, 0, kvmodel.Block)
+		s.Resume(p)
+		prompt := kvgroup.Prompt{Tokens: 64, Block: kvmodel.Block, Seq: []uint64{1, 2, 3}}
+		for _, b := range e.Log[3:] {
+			s.Offer(s.Next(), b)
+			if n, _ := s.Usable(3, prompt); n < 0 || n > 3 {
+				t.Fatalf("%d of 3 blocks are usable", n)
+			}
+		}
+		if _, ok := s.Position(); ok {
+			s.Reset()
 		}
 	})
 }

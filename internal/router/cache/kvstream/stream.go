@@ -7,6 +7,7 @@ package kvstream
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
@@ -279,16 +280,22 @@ func (s *Stream) Position() (Position, bool) {
 	return p, ok
 }
 
+// sound reports whether a Stream for router blocks of size tokens may have been there.
+func (p *Position) sound(size int) bool {
+	shape := p.EngineBlock == 0 && p.Parts == 0 || p.EngineBlock == size && p.Parts == 1
+	return shape && p.Seq < kvevent.EndSeq && p.Ahead >= 0 && p.Ahead <= math.MaxUint8 && p.Group >= -1
+}
+
 // Resume makes a new Stream continue at p.
 func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
+	if !p.sound(s.app.size) {
+		s.Reset() // kept by a router with another block size, or made up
+		return
+	}
 	s.base, s.complete = p.Base, p.Complete
 	s.setShort(p.Short)
 	s.app.engine, s.app.parts, s.app.ahead, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Ahead, p.Bigram, p.Group
-	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
-		s.Reset() // kept by a router with another block size
-		return
-	}
 	if len(p.Groups) > 0 {
 		g, err := kvgroup.Read(s.app.size, p.Groups)
 		if err != nil {

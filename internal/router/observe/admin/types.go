@@ -167,6 +167,22 @@ type Replicas struct {
 	// Failed is how many messages of this router could not be sent.
 	Failed      uint64 `json:"send_failures_total"`
 	LastFailure string `json:"last_send_failure,omitempty"`
+	// IndexCopied is what the index began with; absent until another router was asked.
+	IndexCopied *IndexCopied `json:"index_copied,omitempty"`
+}
+
+// IndexCopied is what the index of a router began with that another router had.
+type IndexCopied struct {
+	// Router is where the last copy came from.
+	Router string `json:"router,omitempty"`
+	// Ranks and Blocks were copied.
+	Ranks  int   `json:"ranks"`
+	Blocks int64 `json:"blocks"`
+	// Missing are the ranks that no other router had, Refused those whose copy was refused,
+	// Why is the last reason.
+	Missing int    `json:"missing_ranks"`
+	Refused int    `json:"refused_ranks"`
+	Why     string `json:"why,omitempty"`
 }
 
 // Replica is another router as this one knows it.

@@ -148,6 +148,9 @@ func (s *Siblings) Ejected(w *workers.Worker) bool {
 
 // heard takes the facts of another router.
 func (s *Siblings) heard(m *replicas.Message) {
+	if s.exchange.Load() != nil {
+		s.firstOnce.Do(func() { close(s.first) })
+	}
 	for _, e := range s.take(m) {
 		s.o.Event(e)
 	}

@@ -64,6 +64,7 @@ type Siblings struct {
 	states map[string]state
 	counts replicas.Counts
 	facts
+	copies
 }
 
 // sample is what the ledger had given at a time.
@@ -101,11 +102,17 @@ type load struct {
 
 // New makes the siblings of a router, which knows none until Run.
 func New(o Options) *Siblings {
-	return &Siblings{o: o, router: selector.HashSession(o.Self.Origin), states: map[string]state{}, facts: newFacts()}
+	return &Siblings{o: o, router: selector.HashSession(o.Self.Origin), states: map[string]state{}, facts: newFacts(), copies: copies{first: make(chan struct{})}}
 }
 
-// Run exchanges work over a transport until ctx ends. The caller closes the transport.
+// Run exchanges work over a transport until ctx ends, and copies of ranks if it is a
+// [replicas.Direct], too. The caller closes the transport.
 func (s *Siblings) Run(ctx context.Context, t replicas.Transport) error {
+	if d, ok := t.(replicas.Direct); ok {
+		if err := s.exchangeCopies(d); err != nil {
+			return err
+		}
+	}
 	x, err := s.Join(t)
 	if err != nil {
 		return err

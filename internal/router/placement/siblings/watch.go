@@ -64,6 +64,9 @@ func (s *Siblings) Watch() {
 	for _, e := range s.watch(x.View()) {
 		s.o.Event(e)
 	}
+	if g := s.giver.Load(); g != nil {
+		g.Expire()
+	}
 }
 
 func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {

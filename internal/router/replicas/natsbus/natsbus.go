@@ -7,8 +7,10 @@
 package natsbus
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,7 +26,7 @@ import (
 )
 
 const (
-	// subject is where all routers publish.
+	// subject is where all routers publish; requests to one router have a subject below it.
 	subject = "dynctl.replicas"
 	// user is the name that goes with the password.
 	user = "dynctl"
@@ -54,13 +56,16 @@ type Cluster struct {
 	Log *slog.Logger
 }
 
-// Bus is a replicas.Transport over NATS.
+// Bus is a replicas.Transport and a replicas.Direct over NATS.
 type Bus struct {
 	server *server.Server // nil for an external one
 	conn   *nats.Conn
 
 	mu     sync.Mutex // held during calls of received
 	closed bool
+
+	answering sync.Mutex // held during calls of answer, and guards the field below
+	ended     bool
 }
 
 // Embed starts a server in this process and connects to it. It does not wait for other
@@ -212,12 +217,45 @@ func (b *Bus) Subscribe(received func([]byte), _ func(string)) error {
 	return err
 }
 
+// subjectOf is where the requests to an address are published. Names may have any characters.
+func subjectOf(address string) string { return subject + "." + hex.EncodeToString([]byte(address)) }
+
+// Request implements replicas.Direct.
+func (b *Bus) Request(ctx context.Context, address string, request []byte) ([]byte, error) {
+	m, err := b.conn.RequestWithContext(ctx, subjectOf(address), request)
+	if err != nil {
+		return nil, err
+	}
+	return m.Data, nil
+}
+
+// Answer implements replicas.Direct.
+func (b *Bus) Answer(address string, answer func([]byte) []byte) error {
+	sub, err := b.conn.Subscribe(subjectOf(address), func(m *nats.Msg) {
+		b.answering.Lock()
+		defer b.answering.Unlock()
+		if b.ended {
+			return
+		}
+		if a := answer(m.Data); a != nil {
+			_ = m.Respond(a) // who gets no answer asks again
+		}
+	})
+	if err == nil {
+		err = sub.SetPendingLimits(-1, maxPending)
+	}
+	return err
+}
+
 // Close implements replicas.Transport. It also ends an embedded server, and returns when it
 // has ended.
 func (b *Bus) Close() error {
 	b.mu.Lock()
 	b.closed = true
 	b.mu.Unlock()
+	b.answering.Lock()
+	b.ended = true
+	b.answering.Unlock()
 	if b.conn != nil {
 		b.conn.Close()
 	}

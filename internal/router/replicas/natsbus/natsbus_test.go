@@ -1,6 +1,7 @@
 package natsbus
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -296,4 +297,42 @@ func TestSlowReader(t *testing.T) {
 		o := b.ex.View().Snapshot(time.Now()).Origins[0]
 		return o.Messages > was && o.Live
 	})
+}
+
+// TestCopyOfARank: a copy of a rank crosses two servers whole, and none comes of a router that
+// ends in the middle.
+func TestCopyOfARank(t *testing.T) {
+	a := embed(t, Cluster{Name: "a", Listen: "127.0.0.1:0"})
+	defer a.Close()
+	b := embed(t, Cluster{Name: "b", Listen: "127.0.0.1:0", Routes: []string{a.Addr().String()}})
+	defer b.Close()
+	whole := bytes.Repeat([]byte("0123456789abcdef"), 1<<18)
+	old, asker := replicas.Identity{Fleet: "one fleet.*", Origin: "old > new", Epoch: time.Now()}, replicas.Identity{Fleet: "one fleet.*", Origin: "new", Epoch: time.Now()}
+	g := replicas.NewGiver(old, time.Now, func(replicas.Rank) ([]byte, error) { return whole, nil })
+	pieces, ends := 0, false
+	if err := a.Answer(old.Address(), func(request []byte) []byte {
+		if pieces++; ends && pieces > 3 {
+			return nil
+		}
+		return g.Answer(request)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the copy", func() bool {
+		began := time.Now()
+		got, err := replicas.Fetch(t.Context(), b, &asker, old.Origin, rank)
+		if err == nil && !bytes.Equal(got, whole) {
+			t.Fatalf("%d bytes came of %d, or others", len(got), len(whole))
+		}
+		if err == nil {
+			t.Logf("%d bytes in %d pieces after %v", len(got), pieces, time.Since(began))
+		}
+		return err == nil
+	})
+	a.answering.Lock()
+	pieces, ends = 0, true
+	a.answering.Unlock()
+	if _, err := replicas.Fetch(t.Context(), b, &asker, old.Origin, rank); err == nil || !strings.Contains(err.Error(), "no answer in 3 tries") {
+		t.Errorf("a router that ends in the middle: %v", err)
+	}
 }
