@@ -2,8 +2,10 @@ package replay
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
@@ -85,5 +87,79 @@ func TestIdleBesideOthers(t *testing.T) {
 	s := decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}
 	if idle := Idle(s, list, Ranks{Alone: true}); !slices.Equal(idle, []bool{false, true, false}) {
 		t.Errorf("idle: %v, want the second, since no block has a credit", idle)
+	}
+}
+
+// TestIdleConstants: a constant is idle where no decision of the policy, on these ranks, can depend
+// on it.
+func TestIdleConstants(t *testing.T) {
+	limits := Ranks{Alone: true, Limits: true}
+	split := Ranks{Split: true, Limits: true}
+	for _, tt := range []struct {
+		policy selector.Policy
+		auto   bool
+		ranks  Ranks
+		live   string // the constants that are not idle
+	}{
+		{selector.KV, false, limits, "loss scatter behind stays keep stretches"},
+		{selector.KV, false, Ranks{Alone: true}, "behind stays keep stretches"},
+		{selector.KV, false, Ranks{Alone: true, Slow: true}, "behind stays keep teach_every teach_within stretches"},
+		{selector.KV, true, split, "loss scatter behind stays keep teach_every teach_within stretches stale_s"},
+		{selector.LeastLoaded, true, split, "loss scatter behind stays keep teach_every teach_within stretches stale_s"},
+		{selector.LeastLoaded, true, limits, ""},
+		{selector.LeastLoaded, false, split, ""},
+		{selector.KVBlocks, false, Ranks{Split: true, Limits: true, Slow: true}, "teach_every teach_within"},
+		{selector.KVDynamo, false, Ranks{Alone: true, Limits: true, Slow: true}, ""},
+	} {
+		var live []string
+		for _, key := range ConstantKeys() {
+			c, err := ParseChange(key + "=0.9")
+			if err != nil {
+				if c, err = ParseChange(key + "=3"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := decide.Options{Decode: tt.policy, Prefill: tt.policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 2048, On: decide.OnEffISL, Auto: tt.auto}}
+			if !Idle(s, []Change{c}, tt.ranks)[0] {
+				live = append(live, key)
+			}
+		}
+		if got := strings.Join(live, " "); got != tt.live {
+			t.Errorf("%s, auto %t, %+v: %q have an effect, want %q", tt.policy, tt.auto, tt.ranks, got, tt.live)
+		}
+	}
+	// What is a setting, too, matters to paths under every policy.
+	c, err := ParseChange("others=3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := decide.Options{Decode: selector.LeastLoaded, Prefill: selector.LeastLoaded, Weights: selector.DefaultWeights(), Rule: decide.Rule{Auto: true}}
+	if Idle(s, []Change{c}, split)[0] || !Idle(s, []Change{c}, limits)[0] {
+		t.Error("others matters to a threshold that is auto, where there are prefill ranks")
+	}
+}
+
+// TestParseConstant: a constant has its bounds, and changes nothing but itself.
+func TestParseConstant(t *testing.T) {
+	for text, want := range map[string]string{
+		"loss=-1": "loss=-1: want limits to the first token, from 0 to 1e+06", "stays=1.1": "from 0 to 1", "scatter=0": "from 0.001", "keep=NaN": "want times", "keep=": "want times",
+		"calm=3": "a simulation also takes the constants loss, scatter, behind, stays, keep, teach_every, teach_within, stretches, stale_s",
+	} {
+		if c, err := ParseChange(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v, want %q", text, c, err, want)
+		}
+	}
+	c, err := ParseChange("stale-s=30")
+	if err != nil || !c.Constant() || c.String() != "stale_s=30" {
+		t.Fatalf("%v, %v", c, err)
+	}
+	want := cost.Tuned
+	want.Stale = 30
+	if got := ChangedConstants(cost.Tuned, []Change{c}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	s := decide.Options{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}
+	if Changed(s, []Change{c}) != Changed(s, nil) {
+		t.Error("a constant changed a setting")
 	}
 }

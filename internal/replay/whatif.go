@@ -7,19 +7,27 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// A Change is one setting that a what-if or a simulation sets.
+// A Change is one setting that a what-if or a simulation sets, or one constant of the cost in time
+// that a simulation does.
 type Change struct {
 	Key, Value string
-	apply      func(c *settings.Config)
+	apply      func(c *settings.Config) // nil for a constant
+	constant   func(c *cost.Constants)  // nil for a setting
 }
+
+// Constant reports whether the change is one of a constant. The models of a recording have
+// constants of their own, so that it has an effect in simulations only.
+func (c Change) Constant() bool { return c.constant != nil }
 
 // wider are keys of what-ifs that change more than the one setting.
 var wider = map[string]struct {
@@ -58,18 +66,33 @@ func ChangeKeys() []string {
 	return slices.Compact(keys)
 }
 
+// ConstantKeys lists the constants of the cost in time that a simulation can set and a router
+// cannot.
+func ConstantKeys() []string {
+	var keys []string
+	for _, c := range cost.List() {
+		if settings.Lookup(section+c.Key) == nil {
+			keys = append(keys, c.Key)
+		}
+	}
+	return keys
+}
+
 const section = "routing."
 
 // ParseChange reads "key=value".
 func ParseChange(text string) (Change, error) {
 	key, word, ok := strings.Cut(text, "=")
 	key = strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(key), section), "-", "_")
+	word = strings.TrimSpace(word)
 	also := wider[key]
 	row := settings.Lookup(section + cmp.Or(also.setting, key))
-	if !ok || row == nil || !row.WhatIf {
-		return Change{}, fmt.Errorf("%q: want KEY=VALUE with one of %s", text, strings.Join(ChangeKeys(), ", "))
+	if ok && row == nil && slices.Contains(ConstantKeys(), key) {
+		return parseConstant(key, word)
 	}
-	word = strings.TrimSpace(word)
+	if !ok || row == nil || !row.WhatIf {
+		return Change{}, fmt.Errorf("%q: want KEY=VALUE with one of %s; a simulation also takes the constants %s", text, strings.Join(ChangeKeys(), ", "), strings.Join(ConstantKeys(), ", "))
+	}
 	value, err := row.ParseChecked(word)
 	switch n := value.(type) {
 	case int:
@@ -96,13 +119,36 @@ func ParseChange(text string) (Change, error) {
 	}}, nil
 }
 
+// parseConstant reads the value of a constant.
+func parseConstant(key, word string) (Change, error) {
+	all := cost.List()
+	c := all[slices.IndexFunc(all, func(c cost.Constant) bool { return c.Key == key })]
+	value, err := strconv.ParseFloat(word, 64)
+	if err != nil || !(value >= c.Least && value <= c.Most) {
+		return Change{}, fmt.Errorf("%s=%s: want %s, from %g to %g", key, word, c.Unit, c.Least, c.Most)
+	}
+	return Change{Key: key, Value: word, constant: func(to *cost.Constants) { *c.At(to) = value }}, nil
+}
+
+// ChangedConstants are the constants of the cost in time after some changes.
+func ChangedConstants(c cost.Constants, list []Change) cost.Constants {
+	for _, change := range list {
+		if change.constant != nil {
+			change.constant(&c)
+		}
+	}
+	return c
+}
+
 // Changed are settings of decisions after some changes; what no setting says
 // stays.
 func Changed(s decide.Options, list []Change) decide.Options {
 	c := settings.Config{Routing: settings.Routing{Policy: string(s.Decode), PrefillPolicy: string(s.Prefill), Weights: s.Weights, Busy: s.Busy}}
 	c.Routing.SetPlan(s.Rule)
 	for _, change := range list {
-		change.apply(&c)
+		if change.apply != nil {
+			change.apply(&c)
+		}
 	}
 	out := c.Decisions()
 	if out.Rule.Auto {

@@ -1,6 +1,10 @@
 package simulate
 
 import (
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/replay"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -24,4 +28,32 @@ func Decisions(policy selector.Policy, threshold decide.Threshold) decide.Option
 	}
 	threshold.Apply(&o.Rule)
 	return o
+}
+
+// Set makes the run with other settings of decisions and other constants.
+func (s *Setup) Set(list []replay.Change) {
+	s.Options = replay.Changed(s.Options, list)
+	now := cost.Tuned
+	if s.Constants != nil {
+		now = *s.Constants
+	}
+	if c := replay.ChangedConstants(now, list); c != now {
+		s.Constants = &c
+	}
+}
+
+// Ranks are what of the run matters to whether a setting has an effect in it.
+func (s *Setup) Ranks() replay.Ranks {
+	r := replay.Ranks{Limits: s.TTFT > 0 && s.ITL > 0 && (s.Objective == "" || s.Objective == cost.ForGoodput)}
+	answering := 0 // groups, which may differ in speed
+	for _, g := range s.Fleet.Groups {
+		if g.Role.CanDecode() {
+			answering++
+		}
+		r.Split = r.Split || g.Role.CanPrefill()
+		r.Offload = r.Offload || g.HostBlocks > 0
+	}
+	r.Alone = !r.Split || s.Busy != selector.Busy{} || slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Kind == PrefillGone })
+	r.Slow = s.SlowFactor > 0 && (len(s.Faults) > 0 || answering > 1)
+	return r
 }

@@ -529,7 +529,7 @@ func (f *flight) choose() decide.Effects {
 	facts := api.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: route.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}
 	facts.ExpectOutput(r.lengths.Expect(f.model, ""))
 	criteria := decide.Criteria{
-		Model: f.model, Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
+		Model: f.model, Session: q.SessionKey, Chances: f.chances, Costs: r.model(), Waited: r.world.Now() > f.start,
 		Facts: facts,
 	}
 	if r.routers != nil {
@@ -539,6 +539,15 @@ func (f *flight) choose() decide.Effects {
 	f.ledger = r.ledger
 	r.decide.Begin(criteria)
 	return r.decide.NextPlan(&r.s.Options, list, r.block, r)
+}
+
+// model is the cost model in force. Until one is, a run with constants of its own has a model that
+// knows nothing else.
+func (r *run) model() *cost.Model {
+	if m := r.costs.Model(); m != nil || r.s.Constants == nil {
+		return m
+	}
+	return cost.Unknown(*r.s.Constants)
 }
 
 // carryOut carries out the newest decision, which is f's.

@@ -2,9 +2,9 @@ package cost
 
 import "time"
 
-// Constants are what results of simulations chose: docs/lab/cost-in-time.md has what was
-// tried. A model carries those it was made with, so that a recording is decided again by the constants of its
-// time.
+// Constants are what results of simulations chose: docs/lab/cost-in-time.md has what was tried,
+// and what half and one and a half times each of them change. A model carries those it was made
+// with, so that a recording is decided again by the constants of its time.
 type Constants struct {
 	// Others is what a millisecond costs that the request makes others wait, in milliseconds of
 	// its own: the default of routing.others. 1 counts all alike.
@@ -35,6 +35,45 @@ type Constants struct {
 // Tuned are the constants of the router.
 var Tuned = Constants{
 	Others: 1, Loss: 2, Scatter: 0.3, Behind: 1, Stays: 0.4, Keep: 2, TeachEvery: 20, TeachWithin: 2, Stretches: 12, Stale: 60,
+}
+
+// A Constant is one of Constants, as a simulation can set it.
+type Constant struct {
+	// Key is its name, Unit that of its values.
+	Key, Unit string
+	// Least and Most are the values that it may have.
+	Least, Most float64
+	// At is where it is kept.
+	At func(*Constants) *float64
+}
+
+// List are all of Constants, in their order.
+func List() []Constant {
+	return []Constant{
+		{"others", "ms of its own for each ms of others", 0, 1e6, func(c *Constants) *float64 { return &c.Others }},
+		{"loss", "limits to the first token", 0, 1e6, func(c *Constants) *float64 { return &c.Loss }},
+		{"scatter", "share of a limit", 1e-3, 1e3, func(c *Constants) *float64 { return &c.Scatter }},
+		{"behind", "requests for each that waits", 0, 1e6, func(c *Constants) *float64 { return &c.Behind }},
+		{"stays", "share of the difference", 0, 1, func(c *Constants) *float64 { return &c.Stays }},
+		{"keep", "times to compute a token", 0, 1e6, func(c *Constants) *float64 { return &c.Keep }},
+		{"teach_every", "requests", 1, 1e6, func(c *Constants) *float64 { return &c.TeachEvery }},
+		{"teach_within", "times the other path's cost", 0, 1e6, func(c *Constants) *float64 { return &c.TeachWithin }},
+		{"stretches", "stretches of answers", 1, 1e6, func(c *Constants) *float64 { return &c.Stretches }},
+		{"stale_s", "s", 0, 1e6, func(c *Constants) *float64 { return &c.Stale }},
+	}
+}
+
+// Tuning are the constants that a model was made with; with nil those of the router.
+func (m *Model) Tuning() *Constants {
+	if m == nil {
+		return &Tuned
+	}
+	return &m.Constants
+}
+
+// Unknown is a model that knows nothing but its constants: it compares no paths and has no times.
+func Unknown(c Constants) *Model {
+	return &Model{Prices: Prices{NoRemote: true, Lacks: 1<<legKinds - 1, Constants: c}}
 }
 
 // calm is how many times as much a delay of others counts with ForITL.

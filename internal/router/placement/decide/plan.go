@@ -459,13 +459,13 @@ func other(p route.Path) route.Path {
 // teaches reports whether the request takes the other path, of which little is known, so that
 // it becomes known: one request in a number, by its own number, and only where that is safe.
 func (p *Plan) teaches(in *Input) bool {
-	m, c := in.Costs, &cost.Tuned
+	m, c := in.Costs, in.Costs.Tuning()
 	legs, lacks := cost.Legs(1<<cost.PrefillLeg|1<<cost.TransferLeg), cost.Legs(0xff)
 	if p.Path == route.Remote {
 		legs = 1 << cost.LocalLeg
 	}
 	if m != nil {
-		lacks, c = m.Lacks, &m.Constants
+		lacks = m.Lacks
 	}
 	if lacks&legs == 0 || !c.Teaches(in.Decode.Turn) {
 		return false

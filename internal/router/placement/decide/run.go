@@ -313,7 +313,8 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 	pin, given := &r.Criteria.Pin, seen.Ledger()
 	// Now and then an idle rank that was little slower than its peers is taken for as fast, or
 	// no request would show that it is well. A slow prefill rank gets short prompts all the time.
-	teaches := in.Phase != route.Prefill && cost.Tuned.Teaches(r.Criteria.Chances[0].Turn)
+	constants := r.Criteria.Costs.Tuning()
+	teaches := in.Phase != route.Prefill && constants.Teaches(r.Criteria.Chances[0].Turn)
 	stay, _ := r.History.Stay(in.Phase)
 	rank, pinned := pin.rank(in.Phase)
 	for _, w := range list {
@@ -354,7 +355,7 @@ func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Wo
 			if s := r.Criteria.Siblings; s != nil {
 				s.Add(c, k, in.Busy.Requests)
 			}
-			if times := k.Times(); times > 1 && !(teaches && c.ActiveRequests == 0 && times <= cost.Tuned.TeachWithin) {
+			if times := k.Times(); times > 1 && !(teaches && c.ActiveRequests == 0 && times <= constants.TeachWithin) {
 				c.Times = times
 			}
 			if stay.Computed && stay.Worker == w.State {

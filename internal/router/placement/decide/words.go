@@ -3,7 +3,6 @@ package decide
 import (
 	"fmt"
 
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/route"
 )
 
@@ -31,7 +30,7 @@ func (p *Plan) words(in *Input) string {
 	case route.ReasonLocalCheaper:
 		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
 	case route.ReasonTeaches:
-		return fmt.Sprintf("to learn what %s prefill takes, of which little is known (1 request in %.0f)", p.Path, cost.Tuned.TeachEvery)
+		return fmt.Sprintf("to learn what %s prefill takes, of which little is known (1 request in %.0f)", p.Path, in.Costs.Tuning().TeachEvery)
 	case route.ReasonDecodeOnly:
 		return "the decode worker cannot prefill by itself"
 	case route.ReasonAlways:
