@@ -46,6 +46,7 @@ type compareFlags struct {
 	slowFactor float64
 	limits     admission.Limits
 	jobs       int
+	others     float64 // routing.others of the recording; 0 for not known
 }
 
 func (c *compareFlags) add(cmd *cobra.Command) {
@@ -62,7 +63,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
 	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:one_prefill_slow=3 (the last of them), 10m:one_decode_slow=3 (the last of those that answer), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
-	f.StringArrayVar(&c.set, "set", nil, "simulate with a setting, `KEY=VALUE` (repeatable), of those of --what-if; one that changes nothing in the simulation is an error")
+	f.StringArrayVar(&c.set, "set", nil, "simulate with a setting of those of --what-if, or a constant of the cost in time ("+strings.Join(replay.ConstantKeys(), ", ")+"), `KEY=VALUE` (repeatable); one that changes nothing in the simulation is an error")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
 	f.Float64Var(&c.slowFactor, "slow-factor", settings.Default().Health.SlowFactor, "simulate with health.slow_factor: ranks so many times slower than their peers cost more where load counts; 0 judges none")
@@ -119,13 +120,7 @@ func (c *compareFlags) settings() (*changes, error) {
 // apply makes a run with those of the changes that can alter its decisions, and names them;
 // empty for none.
 func (c *changes) apply(s *simulate.Setup) string {
-	var ranks replay.Ranks
-	for _, g := range s.Fleet.Groups {
-		ranks.Split = ranks.Split || g.Role.CanPrefill()
-		ranks.Offload = ranks.Offload || g.HostBlocks > 0
-	}
-	ranks.Alone = !ranks.Split || s.Busy != selector.Busy{} || slices.ContainsFunc(s.Faults, func(f simulate.Fault) bool { return f.Kind == simulate.PrefillGone })
-	idle := replay.Idle(s.Options, c.list, ranks)
+	idle := replay.Idle(s.Options, c.list, s.Ranks())
 	var list []replay.Change
 	var names []string
 	for i, one := range c.list {
@@ -134,9 +129,7 @@ func (c *changes) apply(s *simulate.Setup) string {
 			list, names = append(list, one), append(names, one.String())
 		}
 	}
-	if len(list) > 0 {
-		s.Options = replay.Changed(s.Options, list)
-	}
+	s.Set(list)
 	return strings.Join(names, " ")
 }
 
@@ -144,7 +137,7 @@ func (c *changes) apply(s *simulate.Setup) string {
 func (c *changes) idle() error {
 	for i, one := range c.list {
 		if !c.needed[i] {
-			return fmt.Errorf("%s %s has no effect: no policy of this simulation, on these engines, looks at it", c.flag, one)
+			return fmt.Errorf("%s %s has no effect: no policy of this simulation, on these engines and with this threshold, looks at it", c.flag, one)
 		}
 	}
 	return nil
@@ -281,41 +274,49 @@ func withCache(f sim.Fleet, text string, stat *arrivals.Stat) (sim.Fleet, int, e
 	return sim.Fleet{Groups: groups}, blocks, nil
 }
 
-// simulate runs the rows and prints their table.
-func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []replay.Change) error {
+// requests reads the requests of a trace that are to be simulated, and what of the simulation
+// the trace says.
+func (f *replayFlags) requests(cmd *cobra.Command, files *traceFiles) (arrivals.Source, *arrivals.Stat, error) {
 	if err := files.again(); err != nil {
-		return err
+		return nil, nil, err
 	}
 	src, err := arrivals.FromTrace(files.open)
 	if err != nil {
-		return traceError(err)
+		return nil, nil, traceError(err)
 	}
 	stat, err := arrivals.Describe(src)
 	if err != nil {
-		return traceError(err)
+		return nil, nil, traceError(err)
 	}
 	if err := f.likeRecorded(cmd.Context(), cmd.ErrOrStderr(), cmd.Flags().Changed, files); err != nil {
-		return traceError(err)
+		return nil, nil, traceError(err)
+	}
+	if f.compare.jobs < 0 {
+		return nil, nil, cli.WithCode(cli.ExitUsage, errors.New("--jobs must not be negative; 0 is one for each processor"))
+	}
+	if stat.Sessions == 0 && f.compare.closedLoop {
+		return nil, nil, cli.WithCode(cli.ExitUsage, errors.New("--closed-loop: no request of the trace names a session, so none can wait for an answer: leave it out, or simulate a trace with sessions"))
+	}
+	return src, stat, nil
+}
+
+// simulate runs the rows and prints their table.
+func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []replay.Change) error {
+	src, stat, err := f.requests(cmd, files)
+	if err != nil {
+		return err
 	}
 	rows, err := f.compare.rows(changes, f.from, f.to, stat)
 	if err != nil {
 		return err
-	}
-	if f.compare.jobs < 0 {
-		return cli.WithCode(cli.ExitUsage, errors.New("--jobs must not be negative; 0 is one for each processor"))
 	}
 	for _, r := range rows {
 		if t := r.setup.Rule.Threshold; t < 0 {
 			printable.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
 		}
 	}
-	if stat.Sessions == 0 {
-		if f.compare.closedLoop {
-			return cli.WithCode(cli.ExitUsage, errors.New("--closed-loop: no request of the trace names a session, so none can wait for an answer: leave it out, or simulate a trace with sessions"))
-		}
-		if slices.ContainsFunc(rows, func(r row) bool { return r.setup.Decode == selector.Session || r.setup.Prefill == selector.Session }) {
-			printable.Fprintf(cmd.ErrOrStderr(), "caution: policy session: no request of the trace names a session, so all go where %s sends them\n", selector.LeastLoaded)
-		}
+	if stat.Sessions == 0 && slices.ContainsFunc(rows, func(r row) bool { return r.setup.Decode == selector.Session || r.setup.Prefill == selector.Session }) {
+		printable.Fprintf(cmd.ErrOrStderr(), "caution: policy session: no request of the trace names a session, so all go where %s sends them\n", selector.LeastLoaded)
 	}
 	if f.compare.closedLoop {
 		all, err := arrivals.Keep(src)

@@ -160,7 +160,7 @@ func (f *replayFlags) likeRecorded(ctx context.Context, errs io.Writer, changed 
 	case err != nil:
 		why = fmt.Sprintf(" (not the recording's: %v)", err)
 	default:
-		c.fleet = rec.fleet
+		c.fleet, c.others = rec.fleet, rec.settings.Weights.Others
 		rule := rec.settings.Rule
 		if !changed("routing-threshold") {
 			c.thresholds = []string{decide.Threshold{Tokens: rule.Threshold, Auto: rule.Auto}.String()}

@@ -136,6 +136,8 @@ type replayFlags struct {
 	minMatch  string
 	blockSize int
 	whatIf    []string
+	tunes     bool
+	seeds     int
 	compare   compareFlags
 	output    string
 	tui       bool
@@ -170,7 +172,8 @@ did not see of each other's decisions, and what that cost.`,
   dynctl replay trace.jsonl --at 41208 --step
   dynctl replay trace.jsonl --what-if threshold=4096
   dynctl replay conversation.jsonl.gz --policy kv,kv_dynamo,least_loaded,round_robin --fleet 16a
-  dynctl replay conversation.jsonl.gz --fleet 4p12d --routing-threshold 0,1024,2048,1000000`,
+  dynctl replay conversation.jsonl.gz --fleet 4p12d --routing-threshold 0,1024,2048,1000000
+  dynctl replay run.jsonl.zst --tune`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -187,6 +190,8 @@ did not see of each other's decisions, and what that cost.`,
 	flags.StringArrayVar(&f.whatIf, "what-if", nil, "change a setting, `KEY=VALUE` (repeatable): "+strings.Join(replay.ChangeKeys(), ", "))
 	flags.BoolVar(&f.tui, "tui", false, "watch the recording with top, in time unless --speed says otherwise")
 	flags.StringVar(&f.listen, "admin-listen", "", "serve the recording as a router's admin API on this loopback `HOST:PORT`; pause, step and back by POST /admin/v1/replay")
+	flags.BoolVar(&f.tunes, "tune", false, "simulate the requests with several values of "+tuned+" and print the one to set")
+	flags.IntVar(&f.seeds, "seeds", 4, "with --tune: how often each value is simulated, with arrivals that differ a little")
 	f.compare.add(cmd)
 	cli.OutputFlag(cmd, &f.output, cli.ListFormats()...)
 	cmd.AddCommand(newConvert(&f.trace), newStat(&f.trace), newGenerate())
@@ -215,8 +220,19 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 	if f.tui || f.listen != "" {
 		return f.show(cmd, files)
 	}
+	if f.tunes {
+		return f.tune(cmd, files, changes)
+	}
+	if cmd.Flags().Changed("seeds") {
+		return cli.WithCode(cli.ExitUsage, errors.New("--seeds has no effect without --tune"))
+	}
 	if f.compare.asked(cmd) {
 		return f.simulate(cmd, files, changes)
+	}
+	for _, c := range changes {
+		if c.Constant() {
+			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--what-if %s has no effect on recorded decisions: their cost models have constants of their own. Simulate the requests: --policy kv --set %s", c, c))
+		}
 	}
 	if len(changes) > 0 {
 		return f.redecide(cmd, files, changes)

@@ -94,7 +94,7 @@ func TestNoSuchLine(t *testing.T) {
 
 // TestNothingIsIgnoredBesideTheScreen: what a recording that is shown cannot do is refused.
 func TestNothingIsIgnoredBesideTheScreen(t *testing.T) {
-	for _, flags := range [][]string{{"--to", "1m"}, {"--at", "3"}, {"--step"}, {"--verify"}, {"--min-match", "1"}, {"--what-if", "threshold=4096"}, {"--policy", "kv"}} {
+	for _, flags := range [][]string{{"--to", "1m"}, {"--at", "3"}, {"--step"}, {"--verify"}, {"--min-match", "1"}, {"--what-if", "threshold=4096"}, {"--tune"}, {"--policy", "kv"}} {
 		code, _, stderr := typed(append([]string{"replay", realRecording, "--tui"}, flags...)...)
 		if code != cli.ExitUsage || !strings.Contains(stderr, "not for a recording that is shown") {
 			t.Errorf("%s: code %d, %q", flags, code, stderr)
@@ -203,6 +203,19 @@ func TestReplayCommand(t *testing.T) {
 		{name: "a setting of one policy", args: []string{"replay", requests, "--policy", "kv,session", "--set", "decode_load=0.5", "--fleet", "2a", "--quiet", "-o", "markdown"}, stdout: "| session            | 0"},
 		{name: "a setting and a what-if", args: []string{"replay", requests, "--set", "decode_load=0.5", "--what-if", "spread=0", "--fleet", "2a", "--quiet", "-o", "jsonl"}, stdout: `"label":"decode_load=0.5 spread=0"`},
 		{name: "a setting without effect", args: []string{"replay", requests, "--policy", "kv_dynamo,session", "--set", "decode_load=0.5", "--fleet", "2a"}, code: cli.ExitUsage, stderr: "--set decode_load=0.5 has no effect"},
+		{name: "a constant", args: []string{"replay", requests, "--policy", "kv", "--set", "keep=1", "--fleet", "2a", "--quiet", "-o", "json"}, stdout: `"label": "keep=1"`},
+		{name: "a constant without effect", args: []string{"replay", requests, "--policy", "kv", "--set", "stale_s=30", "--fleet", "2a"}, code: cli.ExitUsage, stderr: "--set stale_s=30 has no effect"},
+		{name: "a constant of limits without limits", args: []string{"replay", requests, "--policy", "kv", "--set", "loss=3", "--fleet", "2a", "--slo-itl", "0"}, code: cli.ExitUsage, stderr: "--set loss=3 has no effect"},
+		{name: "a constant of recorded decisions", args: []string{"replay", realRecording, "--what-if", "loss=3"}, code: cli.ExitUsage, stderr: "--what-if loss=3 has no effect on recorded decisions"},
+		{name: "a constant that is none", args: []string{"replay", requests, "--policy", "kv", "--set", "stays=2"}, code: cli.ExitUsage, stderr: "--set stays=2: want share of the difference, from 0 to 1"},
+		{name: "tune too few", args: []string{"replay", requests, "--tune", "--fleet", "2a", "--quiet"}, code: cli.ExitInvalid, stderr: "--tune: 3 requests count, which are no basis: want 300 or more"},
+		{name: "tune events", args: []string{"replay", events, "--tune"}, code: cli.ExitRuntime, stderr: "no requests"},
+		{name: "tune another policy", args: []string{"replay", requests, "--tune", "--fleet", "2a", "--policy", "session"}, code: cli.ExitUsage, stderr: "--tune: routing.others has no effect with policy session"},
+		{name: "tune two policies", args: []string{"replay", requests, "--tune", "--fleet", "2a", "--policy", "kv,session"}, code: cli.ExitUsage, stderr: "name one --policy"},
+		{name: "tune what is set", args: []string{"replay", requests, "--tune", "--set", "others=2"}, code: cli.ExitUsage, stderr: "--set others=2: --tune tries several values of it"},
+		{name: "tune once", args: []string{"replay", requests, "--tune", "--seeds", "1"}, code: cli.ExitUsage, stderr: "--seeds 1: want 2 to 100"},
+		{name: "tune and what-if", args: []string{"replay", requests, "--tune", "--what-if", "threshold=1"}, code: cli.ExitUsage, stderr: "--what-if: not with --tune"},
+		{name: "seeds of nothing", args: []string{"replay", requests, "--seeds", "3"}, code: cli.ExitUsage, stderr: "--seeds has no effect without --tune"},
 		{name: "a what-if without effect", args: []string{"replay", requests, "--policy", "kv_dynamo", "--what-if", "decode_load=0.5", "--fleet", "2a"}, code: cli.ExitUsage, stderr: "--what-if decode_load=0.5 has no effect"},
 		{name: "a setting that is a flag", args: []string{"replay", requests, "--set", "threshold=4"}, code: cli.ExitUsage, stderr: "--set threshold=4: the rows of a simulation have this by --routing-threshold"},
 		{name: "no such setting", args: []string{"replay", requests, "--set", "moon=1"}, code: cli.ExitUsage, stderr: `--set "moon=1": want KEY=VALUE`},

@@ -26,7 +26,7 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if err := files.again(); err != nil {
 		return err
 	}
-	for _, other := range []string{"to", "at", "step", "verify", "min-match", "what-if"} {
+	for _, other := range []string{"to", "at", "step", "verify", "min-match", "what-if", "tune"} {
 		if cmd.Flags().Changed(other) {
 			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--%s is not for a recording that is shown (--tui, --admin-listen)", other))
 		}

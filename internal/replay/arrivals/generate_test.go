@@ -174,3 +174,31 @@ func TestGeneratedSessions(t *testing.T) {
 		}
 	}
 }
+
+// TestMoved: the same requests in the same order, each gap within a tenth of its own, and the
+// trace unchanged.
+func TestMoved(t *testing.T) {
+	all, err := Generate(Options{Shape: "documents", Requests: 200, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := slices.Clone(all)
+	moved, other := Moved(all, 1), Moved(all, 2)
+	differs := false
+	for i := range all {
+		if all[i].At != before[i].At || moved[i].Number != i || moved[i].ISL != all[i].ISL {
+			t.Fatalf("request %d: %+v, was %+v", i, moved[i], before[i])
+		}
+		differs = differs || moved[i].At != other[i].At
+		if i == 0 {
+			continue
+		}
+		was, now := all[i].At-all[i-1].At, moved[i].At-moved[i-1].At
+		if now < was*89/100 || now > was*111/100 {
+			t.Errorf("gap %d is %v, was %v", i, now, was)
+		}
+	}
+	if !differs {
+		t.Error("two seeds have the same times")
+	}
+}

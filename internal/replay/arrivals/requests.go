@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -41,6 +42,19 @@ func FromSlice(all []Request) Source {
 			}
 		}
 	}
+}
+
+// Moved are the same requests at slightly other times: each gap between two arrivals is longer or
+// shorter by a random share of up to a tenth. The same seed gives the same times. Thinking times
+// stay.
+func Moved(all []Request, seed uint64) []Request {
+	rng := rand.New(rand.NewPCG(seed, 0x9a95))
+	out := slices.Clone(all)
+	for i := 1; i < len(out); i++ {
+		gap := float64(all[i].At - all[i-1].At)
+		out[i].At = out[i-1].At + time.Duration(gap*(0.9+float64(0.2*rng.Float64())))
+	}
+	return out
 }
 
 // maxKept bounds the requests of a trace that are kept in memory.
