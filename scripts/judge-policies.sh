@@ -5,6 +5,8 @@
 #   scripts/judge-policies.sh -conversation conversation_trace.jsonl.gz
 #   scripts/judge-policies.sh -download                  # fetches the trace
 #   scripts/judge-policies.sh -half tuning               # what weights are chosen on
+#   scripts/judge-policies.sh -sensitivity               # what half and 1.5 times each constant change
+#   scripts/judge-policies.sh -drift                     # engines that become slow or go
 #
 # The exit code is 0 when the judgement is passed, 5 when it is missed, and 3 when there is
 # none, as with a part of the workloads. A run that was interrupted resumes.

@@ -73,6 +73,8 @@ type column struct {
 	name      string
 	policy    selector.Policy
 	threshold decide.Threshold
+	// changes are settings and constants that are not the defaults.
+	changes []replay.Change
 }
 
 // never is a threshold above every prompt.
@@ -97,14 +99,12 @@ func parseColumn(text string) (c column, err error) {
 }
 
 // setup is a run of a column.
-func setup(w *workload, fleet sim.Fleet, c *column, changes []replay.Change, speed float64, seed uint64) simulate.Setup {
+func setup(w *workload, fleet sim.Fleet, c *column, speed float64, seed uint64) simulate.Setup {
 	s := simulate.Setup{
 		Fleet: fleet, Options: simulate.Decisions(c.policy, c.threshold),
 		Speedup: speed, ClosedLoop: w.closed, Seed: seed, TTFT: ttft, ITL: itl, SlowFactor: settings.Default().Health.SlowFactor,
 	}
-	if c.policy == subject {
-		s.Options = replay.Changed(s.Options, changes)
-	}
+	s.Set(c.changes)
 	return s
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/cli"
@@ -34,6 +35,9 @@ type options struct {
 	fleets          []string
 	policies, more  []string
 	set             []string
+	loads           []float64
+	sensitivity     bool
+	drift           bool
 	seeds, requests int
 	jobs            int
 	conversation    string
@@ -70,6 +74,13 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) (int, e
 	case err != nil:
 		return cli.ExitUsage, err
 	}
+	if o.drift {
+		err := drift(ctx, o, stdout, stderr)
+		if err != nil {
+			return cli.ExitRuntime, err
+		}
+		return cli.ExitOK, nil
+	}
 	j, err := run(ctx, o, stderr)
 	if err != nil {
 		return cli.ExitRuntime, err
@@ -82,6 +93,8 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) (int, e
 	switch {
 	case err != nil:
 		return cli.ExitRuntime, err
+	case o.sensitivity:
+		return cli.ExitOK, nil
 	case len(j.NotJudged) > 0:
 		return cli.ExitInvalid, nil
 	case !j.Judging.passed():
@@ -107,7 +120,11 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.part, "half", "all", "which half to run: all, tuning or judging")
 	list("fleets", &o.fleets, strings.Join(fleets, ","), "fleets to run; fewer than all are not judged")
 	list("more", &o.more, "", "further columns that are printed and not judged, POLICY or POLICY:THRESHOLD")
-	f.Func("set", "setting of policy kv, KEY=VALUE (repeatable): "+strings.Join(replay.ChangeKeys(), ", "), func(text string) error {
+	o.loads = loads
+	f.Func("loads", "loads to run, of 0.5,0.8,1 times what a fleet serves; fewer than all are not judged", o.parseLoads)
+	f.BoolVar(&o.sensitivity, "sensitivity", false, "run the tuning half with half and with one and a half times each tuned constant, and print what that changes; fewer -fleets, -loads, -seeds take less time")
+	f.BoolVar(&o.drift, "drift", false, "run nothing but the loads under which engines become slow or go, and compare auto with the fixed thresholds")
+	f.Func("set", "setting or constant of policy kv, KEY=VALUE (repeatable): "+strings.Join(slices.Concat(replay.ChangeKeys(), replay.ConstantKeys()), ", "), func(text string) error {
 		o.set = append(o.set, text)
 		return nil
 	})
@@ -125,6 +142,19 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	return &o, o.check(f.Args())
 }
 
+// parseLoads reads some of loads.
+func (o *options) parseLoads(text string) error {
+	o.loads = nil
+	for _, word := range words(text) {
+		v, err := strconv.ParseFloat(word, 64)
+		if err != nil || !slices.Contains(loads, v) {
+			return fmt.Errorf("%s: not one of 0.5, 0.8, 1", word)
+		}
+		o.loads = append(o.loads, v)
+	}
+	return nil
+}
+
 // words are the parts of a list with commas.
 func words(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
@@ -139,12 +169,18 @@ func (o *options) check(rest []string) error {
 		return fmt.Errorf("-half %s: not one of all, tuning, judging", o.part)
 	case o.output != "markdown" && o.output != "json":
 		return fmt.Errorf("-o %s: not one of markdown, json", o.output)
+	case o.drift && o.seeds == 1: // its table has no interval
 	case o.seeds < 2 || o.seeds > 1000:
 		return fmt.Errorf("-seeds %d: want 2 to 1000, as an interval needs two", o.seeds)
 	case o.requests < 1:
 		return fmt.Errorf("-requests %d: want 1 or more", o.requests)
 	case o.jobs < 1:
 		return fmt.Errorf("-jobs %d: want 1 or more", o.jobs)
+	case o.sensitivity && (o.drift || o.part == "judging" || len(o.set)+len(o.more) > 0):
+		return errors.New("-sensitivity: not with -drift, -half judging, -set or -more: it runs the tuning half, as shipped and with each constant changed")
+	case o.drift:
+	case len(o.loads) == 0:
+		return errors.New("-loads: name one or more of 0.5, 0.8, 1")
 	case len(o.tuning)+len(o.judging) == 0:
 		return errors.New("name the halves with -tuning and -judging, as scripts/judge-policies.sh does")
 	}
@@ -174,26 +210,30 @@ func find(name string) *workload {
 
 // run runs what the options say.
 func run(ctx context.Context, o *options, log io.Writer) (_ *judgement, err error) {
-	b := &bench{requests: o.requests, seeds: o.seeds, jobs: o.jobs, log: log, traces: map[string][]arrivals.Request{}}
+	b := &bench{requests: o.requests, seeds: o.seeds, jobs: o.jobs, loads: o.loads, log: log, traces: map[string][]arrivals.Request{}}
 	j := &judgement{}
+	var changes []replay.Change
 	for _, text := range o.set {
 		c, err := replay.ParseChange(text)
 		if err != nil {
 			return nil, fmt.Errorf("-set: %w", err)
 		}
-		b.changes = append(b.changes, c)
+		changes = append(changes, c)
 	}
-	for i, idle := range replay.Idle(simulate.Decisions(subject, decide.Threshold{Auto: true}), b.changes, replay.Ranks{Split: true, Alone: true}) {
+	for i, idle := range replay.Idle(simulate.Decisions(subject, decide.Threshold{Auto: true}), changes, replay.Ranks{Split: true, Alone: true, Limits: true}) {
 		if idle {
-			return nil, fmt.Errorf("-set %s has no effect on policy %s", b.changes[i], subject)
+			return nil, fmt.Errorf("-set %s has no effect on policy %s", changes[i], subject)
 		}
 	}
-	j.Set = setting(b.changes)
+	j.Set = setting(changes)
 	for _, text := range o.policies {
 		c, err := parseColumn(text)
 		if err != nil { // this build lacks a policy of the rule
 			j.NotJudged = append(j.NotJudged, err.Error())
 			continue
+		}
+		if c.policy == subject {
+			c.changes = changes
 		}
 		b.columns = append(b.columns, c)
 	}
@@ -203,26 +243,28 @@ func run(ctx context.Context, o *options, log io.Writer) (_ *judgement, err erro
 		if err != nil {
 			return nil, fmt.Errorf("-more: %w", err)
 		}
+		if c.policy == subject {
+			c.changes = changes
+		}
 		b.columns = append(b.columns, c)
 		j.Printed = append(j.Printed, c.name)
 	}
 	j.Judged = b.names()
+	var changed []variant
+	if o.sensitivity {
+		o.part = "tuning"
+		if changed, err = variants(); err != nil {
+			return nil, err
+		}
+		for i := range changed {
+			b.columns = append(b.columns, changed[i].column)
+		}
+	}
 	list, err := j.choose(ctx, o, b)
 	if err != nil {
 		return nil, err
 	}
-	if o.dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return nil, fmt.Errorf("-dir: %w", err)
-		}
-		o.dir = filepath.Join(cache, "dynctl-judge")
-	}
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	if b.store, err = openStore(o.dir, program); err != nil {
+	if b.store, err = o.open(); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.store.close()) }()
@@ -246,7 +288,26 @@ func run(ctx context.Context, o *options, log io.Writer) (_ *judgement, err erro
 		return judge(cells, j.Judged)
 	}
 	j.Tuning, j.Judging = part(o.tuning), part(o.judging)
+	if o.sensitivity {
+		j.Sensitivity = effects(j.Cells, j.Judged, changed)
+	}
 	return j, nil
+}
+
+// open opens the folder of results, and names it where the command line does not.
+func (o *options) open() (*store, error) {
+	if o.dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return nil, fmt.Errorf("-dir: %w", err)
+		}
+		o.dir = filepath.Join(cache, "dynctl-judge")
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return openStore(o.dir, program)
 }
 
 // choose returns the workloads to run, and notes what keeps them from being judged.
@@ -287,6 +348,11 @@ func (j *judgement) choose(ctx context.Context, o *options, b *bench) ([]*worklo
 	for _, f := range fleets {
 		if !slices.Contains(o.fleets, f) {
 			without("fleet " + f + " was not run")
+		}
+	}
+	for _, load := range loads {
+		if !slices.Contains(o.loads, load) {
+			without(fmt.Sprintf("load %g was not run", load))
 		}
 	}
 	for i := range workloads {

@@ -29,6 +29,9 @@ func TestCommandLine(t *testing.T) {
 		{append(halves, "-o", "xml"), "-o xml"},
 		{append(halves, "-fleets", "3a"), "-fleets 3a: not one of"},
 		{append(halves, "-jobs", "0"), "-jobs 0"},
+		{append(halves, "-loads", "0.5,2"), "2: not one of 0.5, 0.8, 1"},
+		{append(halves, "-loads", ""), "-loads: name one or more"},
+		{append(halves, "-sensitivity", "-set", "keep=1"), "-sensitivity: not with"},
 		{append(halves, "x"), `"x": flags only`},
 	} {
 		var stderr bytes.Buffer
@@ -79,6 +82,32 @@ func TestSmallJudgement(t *testing.T) {
 	again.Reset()
 	if code, err = start(t.Context(), append(args, "-o", "json"), &again, &log); code != cli.ExitInvalid || err != nil || !strings.Contains(again.String(), `"times_better"`) {
 		t.Errorf("code %d, %v\n%s", code, err, again.String())
+	}
+}
+
+// TestSmallSensitivity: a few requests go through all constants, and the table says of how many cells
+// it is.
+func TestSmallSensitivity(t *testing.T) {
+	dir := t.TempDir()
+	var out, log bytes.Buffer
+	limit := `{"agents 2p14d requests=60 seeds=2 kv_blocks=1024 engines=mocker": 4}`
+	if err := os.WriteFile(filepath.Join(dir, "capacity.json"), []byte(limit), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, err := start(t.Context(), []string{"-dir", dir, "-tuning", "agents", "-fleets", "2p14d", "-loads", "1", "-requests", "60", "-seeds", "2", "-sensitivity"}, &out, &log)
+	if code != cli.ExitOK || err != nil {
+		t.Fatalf("code %d, %v\n%s", code, err, log.String())
+	}
+	for _, want := range []string{
+		"over 1 cell with", "2 seeds of 60 requests", "| as shipped", "| loss         | limits to the first token", "| 0.4     | 0.2 ", "| stale_s", "| agents   | 2p14d | 1 (×",
+		"not all of it: load 0.5 was not run", "not all of it: fleet 16a was not run", "not all of it: 60 requests and 2 seeds",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if n := strings.Count(out.String(), "| stays"); n != 2 {
+		t.Errorf("%d rows of stays in\n%s", n, out.String())
 	}
 }
 

@@ -22,6 +22,8 @@ type judgement struct {
 	// others; nil without such cells.
 	Tuning  *verdict `json:"tuning,omitempty"`
 	Judging *verdict `json:"judging,omitempty"`
+	// Sensitivity is what half and one and a half times each constant change.
+	Sensitivity []effect `json:"sensitivity,omitempty"`
 	// NotJudged says why the cells give no judgement; empty when they do.
 	NotJudged []string `json:"not_judged,omitempty"`
 }
@@ -62,6 +64,9 @@ func times(i stats.Interval) string {
 
 // write writes the judgement as Markdown.
 func (j *judgement) write(out io.Writer) error {
+	if j.Sensitivity != nil {
+		return j.writeSensitivity(out)
+	}
 	columns := append(append([]string{}, j.Judged...), j.Printed...)
 	rows := make([][]string, 0, len(j.Cells))
 	for _, c := range j.Cells {

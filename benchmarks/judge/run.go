@@ -22,10 +22,10 @@ type bench struct {
 	requests int
 	seeds    int
 	jobs     int
-	changes  []replay.Change
 	// columns are all that are run, of which the first ones are judged.
 	columns []column
 	judged  int
+	loads   []float64
 	// profile is the file that says how engines pad.
 	profile  string
 	recorded []arrivals.Request
@@ -68,7 +68,7 @@ func (b *bench) run(ctx context.Context, w *workload, fleet string, c column, sp
 	if err != nil {
 		return figures{}, err
 	}
-	key := fmt.Sprintf("%s %s %s speed=%.6g requests=%d seed=%d/%d%s", w.name, fleet, c.name, speed, b.requests, seed+1, b.seeds, b.set(&c))
+	key := fmt.Sprintf("%s %s %s speed=%.6g requests=%d seed=%d/%d%s", w.name, fleet, c.name, speed, b.requests, seed+1, b.seeds, c.key())
 	if f, ok := b.store.run(key); ok {
 		return f, nil
 	}
@@ -76,7 +76,7 @@ func (b *bench) run(ctx context.Context, w *workload, fleet string, c column, sp
 	if err != nil {
 		return figures{}, err
 	}
-	res, err := simulate.Run(ctx, arrivals.FromSlice(requests), setup(w, engines, &c, b.changes, speed, uint64(seed)+1))
+	res, err := simulate.Run(ctx, arrivals.FromSlice(requests), setup(w, engines, &c, speed, uint64(seed)+1))
 	if err != nil {
 		return figures{}, fmt.Errorf("%s: %w", key, err)
 	}
@@ -90,12 +90,12 @@ func (b *bench) run(ctx context.Context, w *workload, fleet string, c column, sp
 	return f, b.store.addRun(key, f)
 }
 
-// set is the settings of a column that are not the defaults, as a part of a run's key.
-func (b *bench) set(c *column) string {
-	if c.policy != subject || len(b.changes) == 0 {
+// key is what of a column is not the default, as a part of a run's key.
+func (c *column) key() string {
+	if len(c.changes) == 0 {
 		return ""
 	}
-	return " " + setting(b.changes)
+	return " " + setting(c.changes)
 }
 
 // setting is changes as text.
@@ -161,8 +161,8 @@ func (b *bench) cells(ctx context.Context, list []*workload, fleets []string) ([
 	g.SetLimit(b.jobs)
 	for _, w := range list {
 		for _, fleet := range fleets {
-			group := make([]*cell, len(loads))
-			for i, load := range loads {
+			group := make([]*cell, len(b.loads))
+			for i, load := range b.loads {
 				group[i] = &cell{Workload: w.name, Fleet: fleet, Padded: w.padded == fleet, Load: load, Runs: map[string][]figures{}}
 			}
 			all = append(all, group...)

@@ -163,25 +163,46 @@ func judge(cells []*cell, columns []string) *verdict {
 			continue
 		}
 		for i := range metrics {
-			means := make([]float64, len(cells))
-			for k, c := range cells {
-				means[k] = stats.Mean(metrics[i].gains(c, subject, other))
-			}
-			c := comparison{Other: other, Metric: metrics[i].Name, Times: stats.MeanInterval(means, level).Map(math.Exp)}
+			c := comparison{Other: other, Metric: metrics[i].Name, Times: metrics[i].over(cells, subject, other)}
 			v.Comparisons = append(v.Comparisons, c)
 			if c.better() {
 				v.Better = append(v.Better, c)
 			}
 		}
 	}
+	v.Standings = standings(cells, subject, columns)
+	v.Worse = worse(v.Standings)
+	return v
+}
+
+// standings are those of a column against the best of some columns, the worst first.
+func standings(cells []*cell, who string, columns []string) []standing {
+	var out []standing
 	for _, c := range cells {
 		s := standing{Cell: c, Best: c.best(columns)}
-		s.Times = stats.MeanInterval(metrics[0].gains(c, subject, s.Best), level).Map(math.Exp)
-		if s.Worse = s.Times.Value < 1-margin && s.Times.Excludes(1); s.Worse {
-			v.Worse++
-		}
-		v.Standings = append(v.Standings, s)
+		s.Times = stats.MeanInterval(metrics[0].gains(c, who, s.Best), level).Map(math.Exp)
+		s.Worse = s.Times.Value < 1-margin && s.Times.Excludes(1)
+		out = append(out, s)
 	}
-	slices.SortStableFunc(v.Standings, func(a, b standing) int { return cmp.Compare(a.Times.Value, b.Times.Value) })
-	return v
+	slices.SortStableFunc(out, func(a, b standing) int { return cmp.Compare(a.Times.Value, b.Times.Value) })
+	return out
+}
+
+// worse counts the cells in which a column counts as worse than the best.
+func worse(list []standing) (n int) {
+	for _, s := range list {
+		if s.Worse {
+			n++
+		}
+	}
+	return n
+}
+
+// over is by how many times one column is better than another over cells, by a metric.
+func (m *metric) over(cells []*cell, a, b string) stats.Interval {
+	means := make([]float64, len(cells))
+	for i, c := range cells {
+		means[i] = stats.Mean(m.gains(c, a, b))
+	}
+	return stats.MeanInterval(means, level).Map(math.Exp)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"slices"
+	"strconv"
 	"testing"
 )
 
@@ -193,5 +194,37 @@ func TestWorstFirst(t *testing.T) {
 	}
 	if v.Standings[0].Cell.Load != 0 {
 		t.Errorf("the worst is cell %v", v.Standings[0].Cell.Load)
+	}
+}
+
+// TestEffects: a variant is compared with the shipped constants seed by seed, and loses cells to the
+// best of the other policies.
+func TestEffects(t *testing.T) {
+	list, err := variants()
+	if err != nil || len(list) != 20 {
+		t.Fatal(len(list), err)
+	}
+	worse, same := list[3].name, list[4].name
+	cells := made(10, nil)
+	for i, c := range cells {
+		for _, v := range list {
+			c.Runs[v.name] = append([]figures(nil), c.Runs[subject]...)
+		}
+		if i < 5 {
+			for k := range c.Runs[worse] {
+				c.Runs[worse][k].Good, c.Runs[worse][k].P99 = 0.45, 8000
+			}
+		}
+	}
+	judge(cells, []string{subject, "a"})
+	for _, e := range effects(cells, []string{subject, "a"}, list) {
+		name := subject + " " + e.Constant + "=" + strconv.FormatFloat(e.Value, 'g', -1, 64)
+		lost, good, p99 := 0, 1.0, 1.0
+		if name == worse {
+			lost, good, p99 = 5, math.Sqrt(0.5), math.Sqrt(0.5)
+		}
+		if math.Abs(e.Times[0].Value-good) > 1e-3 || e.Times[1].Value != 1 || math.Abs(e.Times[2].Value-p99) > 1e-9 || e.Lost != lost || e.Unit == "" || e.Value == e.Shipped {
+			t.Errorf("%s (worse is %s, %s is not): %+v", name, worse, same, e)
+		}
 	}
 }
