@@ -223,7 +223,7 @@ func TestEffects(t *testing.T) {
 		if name == worse {
 			lost, good, p99 = 5, math.Sqrt(0.5), math.Sqrt(0.5)
 		}
-		if math.Abs(e.Times[0].Value-good) > 1e-3 || e.Times[1].Value != 1 || math.Abs(e.Times[2].Value-p99) > 1e-9 || e.Lost != lost || e.Unit == "" || e.Value == e.Shipped {
+		if math.Abs(e.Times[0].Value-good) > 1e-3 || e.Times[1].Value != 1 || math.Abs(e.Times[2].Value-p99) > 1e-9 || e.losses != (losses{lost, lost}) || e.Unit == "" || e.Value == e.Shipped {
 			t.Errorf("%s (worse is %s, %s is not): %+v", name, worse, same, e)
 		}
 	}
