@@ -134,7 +134,7 @@ func TestCrossings(t *testing.T) {
 			fmt.Fprintf(doc, "| `%s` | `%s` | %.0f, %.0f | %s | %s | %s |\n", p.Timing.Name, transfer, alone.Local.TTFTP50, alone.Remote.TTFTP50, answer(&res.Groups[0], "ttft", ttft), answer(&res.Groups[1], "ttft", ttft), answer(&res.Groups[1], "itl", itl))
 		}
 	}
-	document(t, "crossings", doc.String())
+	document(t, "docs/lab/profiles.md", "crossings", doc.String())
 }
 
 // answer is a crossing in few words.
