@@ -1,0 +1,168 @@
+package repository
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// avoided are the words that texts of dynctl do without, each with what to write instead.
+// They are those whose meaning needs no reader; "says" and "told" of people are fine.
+var avoided = []struct {
+	word    *regexp.Regexp
+	instead string
+}{
+	{regexp.MustCompile(`(?i)\b(nobody|somebody|whoever|no one)\b`), "no worker, the client, another replica"},
+	{regexp.MustCompile(`(?i)\bmend(s|ed|ing)?\b`), "fix"},
+	{regexp.MustCompile(`(?i)\b(besides|anew|of late)\b`), "also, again, recently"},
+	{regexp.MustCompile(`(?i)\bat once\b`), "immediately, or at a time"},
+	{regexp.MustCompile(`(?i)\bby (itself|themselves)\b`), "automatically, or alone"},
+	{regexp.MustCompile(`(?i)\b(of|for) wh(ich|om)\b`), "a new sentence"},
+	{regexp.MustCompile(`(?i)\b((may|can|could) be|is) had\b`), "is available"},
+	{regexp.MustCompile(`(?i)\bwhat (comes|came|became|becomes) of\b`), "outcome, result"},
+	{regexp.MustCompile(`(?i)\bas (it|they) stands?\b`), "the value"},
+	{regexp.MustCompile(`(?i)\bso (many|much)\b`), "the value, or how many"},
+	{regexp.MustCompile(`(?i)\b(go|goes|gone|going|went) on\b`), "continue"},
+	{regexp.MustCompile(`(?i)\b(is|are|was|were|be|been) (told|asked)\b|\btells\b`), "reports, publishes; requests, queries"},
+	{regexp.MustCompile(`(?i)\b(there (is|are|was|were) none|none of them|(is|are) none of)\b`), "no X, X is missing"},
+	{regexp.MustCompile(`(?i)\b(teacher|witness|acquit|excuse)(s|ed|es|ted)?\b`), "training sample, reference client, what it does"},
+}
+
+// mostWords is the greatest length of a sentence.
+const mostWords = 35
+
+var (
+	hidden   = regexp.MustCompile(`(?s)<!--.*?-->`)
+	indented = regexp.MustCompile(`(?m)^(?: {4,}|\t)[^\n]*$`)
+	target   = regexp.MustCompile(`\]\([^)]*\)`)
+	parts    = regexp.MustCompile(`\n\s*\n|\n\s*(?:[-*] |\d+\. |\||#)|\|`)
+	ends     = regexp.MustCompile(`[.!?:]["')*]*\s+`)
+	row      = regexp.MustCompile(`(?m)^\s*\|.*$`)
+	aside    = regexp.MustCompile(`\([^()]*\)`)
+	inHelp   = regexp.MustCompile("\n {2,}|```")
+	counted  = regexp.MustCompile(`[\pL\d][\pL\d'’.,/-]*`)
+)
+
+// findings are the avoided words and the long sentences of a text in Markdown, or of a
+// comment. What stands in code, and paragraphs with the mark "<!-- words: REASON -->", count
+// for nothing. A note in brackets is no part of the sentence around it, and a semicolon ends
+// one in a table.
+func findings(text string) (found []string) {
+	text = code.ReplaceAllString(indented.ReplaceAllString(fences.ReplaceAllString(text, ""), ""), "")
+	text = row.ReplaceAllStringFunc(text, func(line string) string { return strings.ReplaceAll(line, "; ", ". ") })
+	for _, part := range parts.Split(text, -1) {
+		if strings.Contains(part, "<!-- words: ") {
+			continue
+		}
+		part = strings.Join(strings.Fields(target.ReplaceAllString(hidden.ReplaceAllString(part, ""), "]")), " ")
+		for _, a := range avoided {
+			if w := a.word.FindString(part); w != "" {
+				found = append(found, fmt.Sprintf("%q, instead: %s: %s", w, a.instead, part))
+			}
+		}
+		for _, sentence := range ends.Split(aside.ReplaceAllString(part, ""), -1) {
+			if n := len(counted.FindAllString(sentence, -1)); n > mostWords {
+				found = append(found, fmt.Sprintf("a sentence of %d words: %s", n, sentence))
+			}
+		}
+	}
+	return found
+}
+
+// unread are how many findings are left where they have not been rewritten. A number only
+// goes down.
+var unread = map[string]int{}
+
+// judgeWords fails t for the findings of a text beyond those that are left there.
+func judgeWords(t *testing.T, path string, found []string) {
+	t.Helper()
+	if len(found) > unread[path] {
+		t.Errorf("%s: %d findings, more than %d:\n%s", path, len(found), unread[path], strings.Join(found, "\n"))
+	}
+}
+
+// TestDocumentWords: the documents, with the help of all commands and the texts of metrics
+// in them, are in plain words and short sentences. What was measured and decided, in docs/lab
+// and docs/adr, is left as it was written.
+func TestDocumentWords(t *testing.T) {
+	t.Parallel()
+	eachDocument(t, func(path, text string) {
+		if strings.HasPrefix(path, "docs/lab/") || strings.HasPrefix(path, "docs/adr/") || strings.Contains(path, "testdata/") {
+			return
+		}
+		if strings.HasPrefix(path, "docs/commands/") { // help, which stands in code
+			text = inHelp.ReplaceAllString(text, "\n\n")
+		}
+		judgeWords(t, path, findings(text))
+	})
+}
+
+// TestExportedWords: so are the comments of what packages export.
+func TestExportedWords(t *testing.T) {
+	t.Parallel()
+	found := map[string][]string{}
+	eachFile(t, ".go", func(path string) {
+		if strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(repository, path), nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		area := strings.Join(strings.Split(path, "/")[:min(3, strings.Count(path, "/"))], "/")
+		for _, text := range exportedComments(f) {
+			for _, x := range findings(text) {
+				found[area] = append(found[area], path+": "+x)
+			}
+		}
+	})
+	for area, list := range found {
+		slices.Sort(list)
+		judgeWords(t, area, list)
+	}
+}
+
+// exportedComments are the comments of a file's package and of what it exports.
+func exportedComments(f *ast.File) (out []string) {
+	add := func(name string, docs ...*ast.CommentGroup) {
+		for _, d := range docs {
+			if ast.IsExported(name) && d != nil {
+				out = append(out, d.Text())
+			}
+		}
+	}
+	add("Package", f.Doc)
+	for _, d := range f.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if d.Recv == nil || ast.IsExported(receiver(d.Recv.List[0].Type)) {
+				add(d.Name.Name, d.Doc)
+			}
+		case *ast.GenDecl:
+			for _, s := range d.Specs {
+				switch s := s.(type) {
+				case *ast.TypeSpec:
+					add(s.Name.Name, d.Doc, s.Doc)
+					if st, ok := s.Type.(*ast.StructType); ok && ast.IsExported(s.Name.Name) {
+						for _, field := range st.Fields.List {
+							for _, n := range field.Names {
+								add(n.Name, field.Doc, field.Comment)
+							}
+						}
+					}
+				case *ast.ValueSpec:
+					for _, n := range s.Names {
+						add(n.Name, s.Doc, s.Comment)
+					}
+				}
+			}
+		}
+	}
+	return out
+}
