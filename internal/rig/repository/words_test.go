@@ -148,6 +148,36 @@ func TestDocumentWords(t *testing.T) {
 	judgeWords(t, found)
 }
 
+// oldWords are those that no public name has any more: of what programs report, ask or blame.
+var oldWords = regexp.MustCompile(`(^|[_.-])(told|tells|said|says|ask|asks|asked|blame|blamed|excuse|excused|acquit|acquitted|nobody|whoever|mend|besides|teacher|witness|voice|laws)([_.-]|$)`)
+
+// TestPublicNames: no name that programs may depend on has an old word: members of JSON and
+// YAML, settings, flags, metrics, events, error codes and reasons. Those of the APIs of others
+// are theirs.
+func TestPublicNames(t *testing.T) {
+	t.Parallel()
+	named := regexp.MustCompile("(?:json|yaml):\"([a-z0-9_.]+)|\"([a-z]+(?:[_.-][a-z0-9]+)+)\"")
+	seen := 0
+	eachFile(t, ".go", func(path string) {
+		if !strings.HasPrefix(path, "internal/") || strings.HasPrefix(path, "internal/rig/") || strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		raw, err := os.ReadFile(filepath.Join(repository, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range named.FindAllStringSubmatch(string(raw), -1) {
+			seen++
+			if name := m[1] + m[2]; oldWords.MatchString(name) {
+				t.Errorf("%s: the name %s has an old word", path, name)
+			}
+		}
+	})
+	if seen < 1000 {
+		t.Errorf("saw only %d names", seen)
+	}
+}
+
 // exportedComments are the comments of a file's package and of what it exports.
 func exportedComments(f *ast.File) (out []string) {
 	add := func(name string, docs ...*ast.CommentGroup) {

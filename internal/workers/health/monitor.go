@@ -424,7 +424,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 		h.misses = 0
 		if h.silent {
 			h.silent = false
-			h.m.sink.Emit(eventlog.Event{Kind: "load_told", Worker: w.Name, Text: fmt.Sprintf("worker %s reports its load again", w.Name)})
+			h.m.sink.Emit(eventlog.Event{Kind: "load_reported", Worker: w.Name, Text: fmt.Sprintf("worker %s reports its load again", w.Name)})
 		}
 		return
 	}

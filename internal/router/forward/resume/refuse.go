@@ -53,12 +53,12 @@ const (
 	Odd Refusal = "odd_event"
 	// FirstToken: the prefill's own first token is a part of the answer.
 	FirstToken Refusal = "first_token_of_prefill"
-	// Silent: of a chat nothing was said yet, and its first tokens may be a parser's.
-	Silent Refusal = "nothing_said"
+	// Silent: of a chat nothing was sent yet, and its first tokens may be a parser's.
+	Silent Refusal = "nothing_sent"
 	// Memory: there is none left for what is kept of the stream.
 	Memory Refusal = "memory"
-	// SentIDs: the client asked for ids, and has some of a character that was cut.
-	SentIDs Refusal = "ids_told"
+	// SentIDs: the client requested ids, and has some of a character that was cut.
+	SentIDs Refusal = "ids_sent"
 )
 
 var words = map[Refusal]string{

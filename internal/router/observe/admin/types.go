@@ -527,7 +527,7 @@ type Feed struct {
 	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
 	// TiersReported says that events have named a tier outside the device and the rank is followed
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
-	TiersReported bool        `json:"tiers_told,omitempty"`
+	TiersReported bool        `json:"tiers_reported,omitempty"`
 	Tiers         route.Tiers `json:"tiers,omitzero"`
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
 	// events add up to more than there can be.

@@ -136,7 +136,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.certs = counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result")
 	m.handshakes = counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log says why.", "of")
 	m.excluded = counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason")
-	m.faulty = counter("requests_blamed_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
+	m.faulty = counter("requests_broke_engines_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
 	m.continued = counter("streams_continued_total", "Streams whose rest was requested of another engine, by the worker that broke off and how.", "worker", "reason")
 	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
 	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
