@@ -210,8 +210,7 @@ func collect[S any](ch chan<- prometheus.Metric, list []metric[S], of S, labels 
 	}
 }
 
-// Collect implements prometheus.Collector with what is read when the page is
-// asked for.
+// Collect implements prometheus.Collector with what is read with the page.
 func (s *State) Collect(ch chan<- prometheus.Metric) {
 	mark := func(d *prometheus.Desc, is bool, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, gauge, flag(is), labels...)
