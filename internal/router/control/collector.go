@@ -158,7 +158,7 @@ var feedMetrics = []metric[*admin.Feed]{
 
 // Metrics of which a subject has several, or that the router knows of it.
 var (
-	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
+	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by result: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a slot in progress, by priority; none while no request waits.", "model", "priority")
 	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while too little is known of the times, or they are in doubt, it compares blocks.", "model")

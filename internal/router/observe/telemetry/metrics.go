@@ -139,7 +139,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.faulty = counter("requests_broke_engines_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
 	m.continued = counter("streams_continued_total", "Streams whose rest was requested of another engine, by the worker that broke off and how.", "worker", "reason")
 	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
-	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
+	m.unkept = counter("streams_without_memory_total", "Streams that continued where they were and could not have been continued elsewhere, because limits.body_memory was used up.")
 	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, connections (limits.client_connections), key (none, a wrong one, or one for something else), rate or tokens (of a key), body, body_memory, request, model, overload, legs (limits.legs), loop (it came back), or draining (this router stops).", "reason")
 	m.stages = map[string]prometheus.Observer{}
 	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move", "held"} {
