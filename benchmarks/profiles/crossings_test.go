@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -13,19 +15,52 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/report"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/rig/repository"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
 
-// pair measures the cells of dynctl bench on one prefill and one decode engine of a profile,
-// under the virtual clock and without a router.
+// pair measures the cells of dynctl bench on one prefill and one decode engine, under the
+// virtual clock and without a router.
 type pair struct {
-	timing engine.Timing
-	now    time.Duration
-	random *rand.Rand
+	prefill, decode engine.Timing
+	now             time.Duration
+	random          *rand.Rand
+}
+
+// newPair makes the engines of two profiles; the decode engine receives KV by a transfer.
+func newPair(t *testing.T, prefill, decode, transfer string) *pair {
+	t.Helper()
+	p, ok := profiles.Find(prefill)
+	d, ok2 := profiles.Find(decode)
+	x, ok3 := profiles.FindTransfer(transfer)
+	if !ok || !ok2 || !ok3 {
+		t.Fatalf("%s, %s or %s is not shipped", prefill, decode, transfer)
+	}
+	seed := workload.Seed(decode + transfer)
+	return &pair{prefill: engine.WithTransfer(p.Timing, x.Millis), decode: engine.WithTransfer(d.Timing, x.Millis), random: rand.New(rand.NewPCG(seed, 1))}
+}
+
+// run is the result of an experiment, which must be valid.
+func (b *pair) run(t *testing.T, spec plan.Spec) *experiment.Result {
+	t.Helper()
+	spec.Schema, spec.ISL, spec.Cached, spec.Repeats, spec.MaxRepeats = plan.Schema, []int{256, 512, 1024, 2048, 4096, 8192}, []float64{0}, 5, 10
+	spec.Level, spec.Objective, spec.Seed, spec.Salt = 0.95, "ttft", 1, "1"
+	r := &experiment.Runner{Block: block, Measure: b.Measure, Now: func() time.Duration { return b.now }, Spec: spec}
+	res, err := r.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range res.Gates {
+		if g.Passed != nil && !*g.Passed {
+			t.Errorf("gate %s: %s", g.Name, g.Text)
+		}
+	}
+	return res
 }
 
 // cellNoise is the relative deviation of a cell's times: engines are never the same twice.
@@ -37,7 +72,7 @@ func (b *pair) Measure(_ context.Context, c plan.Cell) (*experiment.Measure, err
 	if c.Arm == plan.Remote {
 		prefills = 1
 	}
-	g, err := newRig(b.timing, b.timing, prefills, 1, c.ISL()+c.OSL, c.Load.Concurrency)
+	g, err := newRig(b.prefill, b.decode, prefills, 1, c.ISL()+c.OSL, c.Load.Concurrency)
 	if err != nil {
 		return nil, err
 	}
@@ -105,24 +140,9 @@ func TestCrossings(t *testing.T) {
 	doc.WriteString("| profile | transfer | TTFT of 4,096 tokens alone, ms: local, remote | lower TTFT, 1 at a time | lower TTFT, 32 at a time | local prefill breaks a p99 of 50 ms between tokens, 32 at a time |\n|---|---|---|---|---|---|\n")
 	for _, p := range profiles.All() {
 		for _, transfer := range []string{"mooncake", "nixl-64"} {
-			x, _ := profiles.FindTransfer(transfer)
-			b := &pair{timing: engine.WithTransfer(p.Timing, x.Millis), random: rand.New(rand.NewPCG(workload.Seed(p.Timing.Name+transfer), 1))}
-			r := &experiment.Runner{Block: block, Measure: b.Measure, Now: func() time.Duration { return b.now }, Spec: plan.Spec{
-				Schema: plan.Schema, ISL: []int{256, 512, 1024, 2048, 4096, 8192}, OSL: 128, Loads: []plan.Load{{Concurrency: 1}, {Concurrency: 32}},
-				SLO:    plan.SLO{ITL: 50 * time.Millisecond},
-				Cached: []float64{0}, Repeats: 5, MaxRepeats: 10, Level: 0.95, Objective: "ttft", Seed: 1, Salt: "1",
-			}}
-			res, err := r.Run(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !res.Valid {
-				for _, g := range res.Gates {
-					if g.Passed != nil && !*g.Passed {
-						t.Errorf("%s, %s: gate %s: %s", p.Timing.Name, transfer, g.Name, g.Text)
-					}
-				}
-			}
+			res := newPair(t, p.Timing.Name, p.Timing.Name, transfer).run(t, plan.Spec{
+				OSL: 128, Loads: []plan.Load{{Concurrency: 1}, {Concurrency: 32}}, SLO: plan.SLO{ITL: 50 * time.Millisecond},
+			})
 			ttft := map[stats.Answer]string{stats.Crosses: "remote from %.0f tokens", stats.FirstWins: "local", stats.SecondWins: "remote", experiment.Tie: "equal"}
 			itl := map[stats.Answer]string{stats.Crosses: "from %.0f tokens", stats.FirstWins: "never", stats.SecondWins: "always"}
 			var alone experiment.PointResult
@@ -134,7 +154,28 @@ func TestCrossings(t *testing.T) {
 			fmt.Fprintf(doc, "| `%s` | `%s` | %.0f, %.0f | %s | %s | %s |\n", p.Timing.Name, transfer, alone.Local.TTFTP50, alone.Remote.TTFTP50, answer(&res.Groups[0], "ttft", ttft), answer(&res.Groups[1], "ttft", ttft), answer(&res.Groups[1], "itl", itl))
 		}
 	}
-	document(t, "crossings", doc.String())
+	document(t, "docs/lab/profiles.md", "crossings", doc.String())
+}
+
+// TestPicture keeps the plot in README.md equal to an experiment that has a crossing: a
+// prefill engine on four GPUs beside a decode engine on one, by their profiles.
+func TestPicture(t *testing.T) {
+	t.Chdir("../..")
+	const prefill, decode, transfer = "h200-70b-fp8-tp4", "h200-70b-fp8-tp1", "nixl-64"
+	res := newPair(t, prefill, decode, transfer).run(t, plan.Spec{OSL: 16, Loads: []plan.Load{{Concurrency: 1}}})
+	if c := res.Groups[0].Crossing("ttft"); c == nil || c.Answer != stats.Crosses || c.At.Low == nil || c.At.High == nil {
+		t.Fatalf("no crossing with an interval: %+v", c)
+	}
+	var page bytes.Buffer
+	if err := report.HTML(&page, res); err != nil {
+		t.Fatal(err)
+	}
+	drawn := regexp.MustCompile(`(?s)(<svg[^>]* aria-label="Time to first token[^>]*>)(.*?)</svg>`).FindStringSubmatch(page.String())
+	if drawn == nil {
+		t.Fatal("the report has no plot of the time to the first token")
+	}
+	const mark = `<text x="64" y="62" fill="#b91c1c">A model, not a measurement: profiles ` + prefill + " prefills, " + decode + " decodes, transfer " + transfer + "</text>"
+	repository.File(t, "docs/pictures/bench.svg", drawn[1]+`<rect width="100%" height="100%" fill="#fff"/>`+drawn[2]+mark+"</svg>\n", "go test ./benchmarks/profiles -update", *update)
 }
 
 // answer is a crossing in few words.

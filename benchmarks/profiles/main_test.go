@@ -17,12 +17,12 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/profiles.md")
+var update = flag.Bool("update", false, "write the tables of docs/profiles.md and docs/lab/profiles.md")
 
-// document keeps a table of docs/profiles.md equal to want.
-func document(t *testing.T, part, want string) {
+// document keeps a table of the page equal to want.
+func document(t *testing.T, page, part, want string) {
 	t.Helper()
-	repository.Document(t, "docs/profiles.md", part, want, "go test ./benchmarks/profiles -update", *update)
+	repository.Document(t, page, part, want, "go test ./benchmarks/profiles -update", *update)
 }
 
 // The errors that each profile is shipped with are those that the simulator makes on the
@@ -57,7 +57,7 @@ func TestHeldOut(t *testing.T) {
 		}
 		fmt.Fprintf(doc, "| `%s` | %s | %d, %d | %.1f %%, %.1f %% | %.1f %%, %.1f %% | %s |\n", p.Timing.Name, p.What, p.Fitted, p.Held, p.TTFT.Median, p.TTFT.P90, p.TPOT.Median, p.TPOT.P90, rough)
 	}
-	document(t, "profiles", doc.String())
+	document(t, "docs/profiles.md", "profiles", doc.String())
 }
 
 func TestTransfers(t *testing.T) {
@@ -89,7 +89,7 @@ func TestTransfers(t *testing.T) {
 	for _, x := range profiles.Transfers() {
 		fmt.Fprintf(doc, "| `%s` | %g + %g for 1,000 tokens | %s | %s |\n", x.Name, x.Millis[0], round(1000*x.Millis[1], 1e4), x.What, x.Source)
 	}
-	document(t, "transfers", doc.String())
+	document(t, "docs/profiles.md", "transfers", doc.String())
 }
 
 // disaggregated measures a load on engines that prefill and engines that decode.
@@ -144,7 +144,7 @@ func TestDisaggregated(t *testing.T) {
 		fmt.Fprintf(doc, "| %d | %d | %s | %.0f | %s | %.1f |\n", same[0].ISL, same[0].Clients, strings.Join(ttft, ", "), got.TTFT, strings.Join(tpot, ", "), got.TPOT)
 	}
 	fmt.Fprintf(doc, "\nOf these rows the model is within 30 %% for %d of %d in TTFT and for %d of %d in TPOT.\n", within["TTFT"][0], within["TTFT"][1], within["TPOT"][0], within["TPOT"][1])
-	document(t, "DeepSeek-R1", doc.String())
+	document(t, "docs/lab/profiles.md", "DeepSeek-R1", doc.String())
 
 	// The source does not say how many requests there were at a time: only the size of a
 	// decode engine's batch, 48 and 224.
@@ -164,7 +164,7 @@ func TestDisaggregated(t *testing.T) {
 		full := disaggregated(t, "h100-32b-fp8-tp1", c.decode, c.transfer, c.prefills, c.decodes, l)
 		fmt.Fprintf(doc, "| %s | %.0f, %.1f | %.0f, %.1f | %.0f, %.1f |\n", c.what, c.measuredTTFT, c.measuredTPOT, alone.TTFT, alone.TPOT, full.TTFT, full.TPOT)
 	}
-	document(t, "Qwen3-32B", doc.String())
+	document(t, "docs/lab/profiles.md", "Qwen3-32B", doc.String())
 }
 
 const head = "id,backend,backend_version,model_path,system,mode,isl,osl,batch_size,tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms\n"

@@ -144,7 +144,7 @@ type Chunker struct {
 	seed, rest uint64
 }
 
-// NewChunker begins a prompt, in chunks of size bytes. With a size below 1 there are none.
+// NewChunker begins a prompt, in chunks of size bytes. A size below 1 gives no chunks.
 func NewChunker(size int, key Key) Chunker {
 	return Chunker{size, key.seed(textSeed, 0), key.seed(textSeed, 1)}
 }

@@ -18,9 +18,9 @@ type Name []byte
 // Short returns the name as events have it, the last 8 bytes in big-endian order.
 func (n Name) Short() uint64 { return binary.BigEndian.Uint64(n[len(n)-8:]) }
 
-// EngineNames names blocks as vLLM (0.32) does: a hash over the name of the block before,
-// the block's token ids and its extra keys, each written by Python's pickle (protocol 5)
-// or as canonical CBOR. It is not safe for use by several goroutines at once.
+// EngineNames names blocks as vLLM (0.32) does: a hash over the name of the block before, the
+// block's token ids and its extra keys, each written by Python's pickle (protocol 5) or as
+// canonical CBOR. It is not safe for concurrent use.
 type EngineNames struct {
 	root   Name
 	pickle bool

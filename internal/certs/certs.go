@@ -44,11 +44,10 @@ type Options struct {
 	// CA is a PEM file with the authorities whose certificates the other side must
 	// show. Empty asks clients for none, and trusts the system's for servers.
 	CA string
-	// ServerName is the name that servers are asked for instead of their host; for
-	// clients only.
+	// ServerName is the name that servers must have instead of their host; for clients only.
 	ServerName string
-	// Event hears what becomes of the files; Loaded is called for every reading after
-	// the first, "ok" or "refused". Neither may be nil.
+	// Event hears what happens to the files; Loaded is called for every reading after the
+	// first, "ok" or "refused". Neither may be nil.
 	Event  func(eventlog.Event)
 	Loaded func(result string)
 	// Poll is that of [watchfile.Options].
@@ -220,7 +219,7 @@ func (s *Store) Peer() *tls.Config {
 // Name is that of the options.
 func (s *Store) Name() string { return s.o.Name }
 
-// Expires is when the certificate in force ends; false where there is none.
+// Expires is when the certificate in force ends; false without one.
 func (s *Store) Expires() (time.Time, bool) {
 	p := s.current.Load().pair
 	if p == nil {

@@ -41,7 +41,7 @@ func (e *ExitError) Error() string { return e.Err.Error() }
 // Unwrap is for errors.Is and errors.As.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// WithCode makes err end the process with code; without an error there is none.
+// WithCode makes err end the process with code; nil stays nil.
 func WithCode(code int, err error) error {
 	if err == nil {
 		return nil

@@ -17,8 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/table"
 )
 
-// Matrix is what came of a prompt sent over each prefill worker to each decode
-// worker.
+// Matrix is the result of a prompt sent over each prefill worker to each decode worker.
 type Matrix struct {
 	Prefill []string `json:"prefill"`
 	Decode  []string `json:"decode"`

@@ -144,8 +144,7 @@ type Event struct {
 	// an image) is math.MaxUint32 here, and counts in ExtraKeys. There may be fewer than
 	// len(Hashes)*BlockSize (a partial block) and none (an offloaded block).
 	Tokens []uint32
-	// Bigram says that the engine sent pairs of tokens (EAGLE), of which Tokens
-	// has the first ones.
+	// Bigram says that the engine sent pairs of tokens (EAGLE); Tokens has the first of each.
 	Bigram bool
 	// BlockSize is in tokens, 0 when the engine does not say.
 	BlockSize int32
@@ -183,7 +182,7 @@ type Batch struct {
 	// ignored. Skipped counts events of a known tag, or of no readable tag, that
 	// could not be understood: what they said about the cache is lost.
 	Unknown, Skipped int
-	// Reason is why the first of the Skipped was, nil if there is none.
+	// Reason is why the first of the Skipped was, nil if none was skipped.
 	Reason error
 
 	// The slices of the Events are cut from these, so that the memory of a Batch

@@ -287,7 +287,7 @@ func (g *Rig) Ready(ctx context.Context) error {
 	})
 }
 
-// DialsIn says that an engine's publisher dials the router: nobody knows of it
+// DialsIn says that an engine's publisher dials the router: the router does not know of it
 // before its first batch.
 func (g *Rig) DialsIn(name string) bool {
 	e := g.engine(name)

@@ -61,7 +61,7 @@ func (w *Walker) Open(bracket byte) bool {
 	return w.pass(bracket) && w.i < len(w.b) && !w.At('}') && !w.At(']')
 }
 
-// Next goes on to the next member or element and reports whether there is one.
+// Next steps to the next member or element and reports whether there is one.
 func (w *Walker) Next() bool {
 	w.space()
 	return w.At(',') && w.pass(',') && w.i < len(w.b)

@@ -355,10 +355,10 @@ func (s *Scanner) wholes(i int) int {
 	}
 }
 
-// ReadObject reports whether b is one JSON object, in valid UTF-8 and with nothing
-// nested deeper than depth, and calls each for its members, duplicates included:
-// the name with its escapes resolved, the value as it stands in b. It may have been
-// called for some before the answer is false.
+// ReadObject reports whether b is one JSON object, in valid UTF-8 and with nothing nested
+// deeper than depth, and calls each for its members, duplicates included: the name with its
+// escapes resolved, the raw value. It may have been called for some before the answer is
+// false.
 func ReadObject(b []byte, depth int, each func(name, value []byte)) bool {
 	s := NewScanner(b, depth)
 	i := s.Space(0)

@@ -115,7 +115,7 @@ func (v Value) Elements() iter.Seq[Value] {
 // Exists reports whether there is a value; null is one.
 func (v Value) Exists() bool { return len(v) > 0 }
 
-// String is the text of a string, "" for null, and any other value as it stands.
+// String is the text of a string, "" for null, and the bytes of any other value.
 func (v Value) String() string {
 	switch {
 	case IsNull(v):

@@ -12,8 +12,8 @@ import (
 
 // Ranks are what matters about ranks, and about the run, to which settings have an effect.
 type Ranks struct {
-	// Split says that there are prefill ranks, Alone that a decode rank may have to do
-	// without them: there are none, they end, or they are at a limit.
+	// Split says that there are prefill ranks, Alone that a decode rank may have to do without
+	// them: they are missing, they end, or they are at a limit.
 	Split, Alone bool
 	// Offload says that ranks keep blocks outside their devices.
 	Offload bool

@@ -21,8 +21,8 @@ import (
 
 // PlayerOptions configure a Player.
 type PlayerOptions struct {
-	// BlockSize is the router's block in tokens for ranks of which the trace does not
-	// state it; 0 takes the engine's own.
+	// BlockSize is the router's block in tokens for ranks whose trace does not state it; 0
+	// takes the engine's own.
 	BlockSize int
 	// MaxRanks bounds the ranks (default kvindex.DefaultMaxRanks).
 	MaxRanks int

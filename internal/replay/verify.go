@@ -29,13 +29,12 @@ type VerifyReport struct {
 	// Raced counts decisions that were made while events of their ranks were
 	// being applied, and come out the same with one of the states of that time.
 	Raced uint64 `json:"raced"`
-	// Unknown counts decisions of which some caches cannot be known, because
-	// the recording began after them or does not have its end; they take the
-	// recorded figures.
+	// Unknown counts decisions with caches that cannot be known, because the recording began
+	// after them or does not have its end; they take the recorded figures.
 	Unknown uint64 `json:"partly_unknown"`
-	// ByNames counts decisions of which some overlaps may have been found by the
-	// engine's names of the prompt's blocks, and the recording lacks what names are
-	// computed from; they take the recorded overlaps.
+	// ByNames counts decisions with overlaps that the router may have found by the engine's
+	// names of the prompt's blocks, and the recording lacks what names are computed from; they
+	// take the recorded overlaps.
 	ByNames uint64 `json:"found_by_names"`
 	// TieBreaks, OtherRules and Real are the divergences: another rank of equal
 	// cost, what a router with other rules decided (or one that explored), and everything
@@ -51,9 +50,9 @@ type VerifyReport struct {
 	// Cut says that the trace ends within a line: what was recorded after it is not
 	// in these figures.
 	Cut bool `json:"cut,omitempty"`
-	// First is the first divergence, FirstInput the first decision with other
-	// inputs, FirstTaken the first that took recorded figures, with the reasons for
-	// that; nil when there is none.
+	// First is the first divergence, FirstInput the first decision with other inputs,
+	// FirstTaken the first that took recorded figures, with the reasons for that; nil without
+	// one.
 	First      *Divergence `json:"first_divergence,omitempty"`
 	FirstInput *Divergence `json:"first_other_input,omitempty"`
 	FirstTaken *Divergence `json:"first_recorded_figures,omitempty"`

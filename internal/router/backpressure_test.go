@@ -21,7 +21,7 @@ func TestDeadlyRequest(t *testing.T) {
 	for _, model := range []string{"sglang", "vllm", "alone"} {
 		t.Run(model, func(t *testing.T) {
 			r := r.in(t)
-			before, blamed := map[string]bool{}, max(0, r.metric("dynctl_requests_blamed_total"))
+			before, blamed := map[string]bool{}, max(0, r.metric("dynctl_requests_broke_engines_total"))
 			for i := range 16 {
 				if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
 					t.Fatal(a)
@@ -51,7 +51,7 @@ func TestDeadlyRequest(t *testing.T) {
 				t.Error(err)
 			}
 			// Of two engines that had it at the same time either may be at fault.
-			if n := r.metric("dynctl_requests_blamed_total") - blamed; model == "alone" && n != 1 {
+			if n := r.metric("dynctl_requests_broke_engines_total") - blamed; model == "alone" && n != 1 {
 				t.Errorf("%v requests are blamed", n)
 			}
 			// Another one would have had the request before the client got its answer.

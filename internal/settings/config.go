@@ -29,8 +29,8 @@ type Config struct {
 	// AdminTokenFile holds the bearer token of the admin API; required when
 	// AdminListen is not a loopback address.
 	AdminTokenFile string
-	// AdminHosts are names besides those of loopback that a request to the admin
-	// API may carry in its Host header where there is no token.
+	// AdminHosts are other names than those of loopback that a request to the admin API may
+	// carry in its Host header where there is no token.
 	AdminHosts []string
 
 	// TLS and AdminTLS are those of the data plane and of the admin API, EngineTLS is
@@ -118,8 +118,8 @@ type APIKeys struct {
 
 // Replicas joins this router to the others of its fleet.
 type Replicas struct {
-	// Routers are the cluster ports of other routers, HOST:PORT, or one URL of a NATS
-	// server. Empty is a router by itself.
+	// Routers are the cluster ports of other routers, HOST:PORT, or one URL of a NATS server.
+	// Empty is a router alone.
 	Routers []string
 	// Listen is this router's cluster port; a NATS server needs none.
 	Listen string
@@ -199,9 +199,8 @@ type Routing struct {
 	// MissingParams is what happens when a prefill answers 200 without
 	// transfer parameters: "error" or "local".
 	MissingParams string
-	// TransferCheck is "strict" or "report": whether transfer parameters of
-	// which a part is not as expected are used where that does no known harm.
-	// A worker may state its own.
+	// TransferCheck is "strict" or "report": whether transfer parameters with an unexpected
+	// part are used where that does no known harm. A worker may state its own.
 	TransferCheck string
 	// PrefillUsage has answers report the cached tokens of their prefill engine; without it
 	// they keep the decode engine's count.
@@ -267,7 +266,7 @@ type Index struct {
 	StaleAfter time.Duration
 }
 
-// Limits bounds what clients may ask at once.
+// Limits bounds what clients may request at a time.
 type Limits struct {
 	// BodyBytes is the greatest request body.
 	BodyBytes int64
@@ -329,10 +328,10 @@ const (
 	ContinueExact = "exact"
 )
 
-// Continue says what becomes of a stream whose engine dies in the middle.
+// Continue says what happens to a stream whose engine dies in the middle.
 type Continue struct {
-	// Mode is "off", or "exact": another engine goes on with those streams of which
-	// the router can show that the client gets the right tokens.
+	// Mode is "off", or "exact": another engine continues those streams whose tokens the
+	// router can show to be right.
 	Mode string
 	// Moves is how often the rest of one stream may come from another engine.
 	Moves int
@@ -393,7 +392,7 @@ func (p *Problem) Error() string { return p.Key + ": " + p.Err.Error() }
 // Unwrap returns the cause.
 func (p *Problem) Unwrap() error { return p.Err }
 
-// Validate returns every problem of the config at once, each naming its key.
+// Validate returns every problem of the config together, each naming its key.
 func (c *Config) Validate() error { return joined(c.Problems()) }
 
 func joined(list []*Problem) error {

@@ -24,7 +24,7 @@ import (
 // reading only.
 func Rows() []*Row { return rows }
 
-// Lookup finds the row of a key; nil when there is none.
+// Lookup finds the row of a key; nil for an unknown key.
 func Lookup(key string) *Row {
 	i := slices.IndexFunc(rows, func(r *Row) bool { return r.Key == key })
 	if i < 0 {

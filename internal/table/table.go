@@ -1,5 +1,5 @@
-// Package table writes rows of cells for people, for documents and for
-// spreadsheets, and figures as they stand in them.
+// Package table writes rows of cells for people, for documents and for spreadsheets, and the
+// figures in them.
 package table
 
 import (
@@ -54,9 +54,8 @@ func Figures(out io.Writer, head []string, rows [][]string, words ...int) error 
 	return trimmed(out, "", func(c string) string { return gap + plain(c) }, tw.CellAlignment{PerColumn: align}, head, rows)
 }
 
-// List writes rows of words without a head, each line after an indent. What would
-// pass a width in columns (0: none) goes on in further lines below the last column;
-// a word is never cut.
+// List writes rows of words without a head, each line after an indent. What would pass a width
+// in columns (0: none) continues in further lines below the last column; a word is never cut.
 func List(out io.Writer, indent string, width int, rows [][]string) error {
 	n, taken := widest(nil, rows), len(indent)
 	for i := range n - 1 {

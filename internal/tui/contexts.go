@@ -15,7 +15,7 @@ import (
 
 // Contexts are sets of routers by name. The zero value has none.
 type Contexts struct {
-	// Names lists them; it is asked each time that a command is typed.
+	// Names lists them; it is called each time that a command is typed.
 	Names func() ([]string, error)
 	// Open makes the clients of one, at least one.
 	Open func(name string) ([]*admin.Client, error)

@@ -30,7 +30,7 @@ type TextOptions struct {
 	Reverse      bool
 }
 
-// Check finds mistakes in the options before anything is asked.
+// Check finds mistakes in the options before anything is requested.
 func (o TextOptions) Check() error {
 	if _, err := feed.RankFilter.Parse(o.Filter); err != nil {
 		return err

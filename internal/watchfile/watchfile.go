@@ -31,9 +31,9 @@ type Options struct {
 // DefaultPoll is Options.Poll where none is given.
 const DefaultPoll = 5 * time.Second
 
-// Run calls changed at once, and again each time that the files may have changed,
-// until ctx ends. unwatched hears, at most once, that the system cannot watch, and
-// that polling notices changes instead.
+// Run calls changed immediately, and again each time that the files may have changed, until
+// ctx ends. unwatched hears, at most once, that the system cannot watch, and that polling
+// notices changes instead.
 //
 // The directories are watched rather than the files, because editors and
 // Kubernetes put a new file or a new link in a file's place. Where the system

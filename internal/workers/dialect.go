@@ -110,8 +110,8 @@ func FromLabels(f Field, labels, annotations map[string]string) (LabelFact, bool
 	return LabelFact{}, false
 }
 
-// NoEngine says why labels are those of something that is not asked for answers by
-// itself; empty when they do not say so.
+// NoEngine says why labels are those of something that does not answer requests; empty when
+// they do not say so.
 func NoEngine(labels map[string]string) string {
 	for i := range dialects {
 		d := &dialects[i]

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Facts are what a worker is. A [Spec] has those that somebody states, a [Learned]
-// those that the engine reports, a [Worker] both together. The zero value of a field
-// means not stated, not reported, or unknown.
+// Facts are what a worker is. A [Spec] has those that an operator states, a [Learned] those
+// that the engine reports, a [Worker] both together. The zero value of a field means not
+// stated, not reported, or unknown.
 type Facts struct {
 	// The first fields, up to ChatTokens, are those that every decision reads of every worker.
 
@@ -49,7 +49,7 @@ type Facts struct {
 	PoolBlocks int
 	// KVCopies is how copies of a block count; empty for CopiesCounted.
 	KVCopies KVCopies
-	// LastBlock is what becomes of a hit's last block; empty for LastBlockKept.
+	// LastBlock is what the engine does with a hit's last block; empty for LastBlockKept.
 	LastBlock LastBlock
 	// AttentionChunk is the size of a chunk of chunked attention in tokens.
 	AttentionChunk int
@@ -113,7 +113,7 @@ const (
 	FieldTransferCheck Field = "transfer_check"
 	// FieldKVCopies is how the worker's events report copies of a block.
 	FieldKVCopies Field = "kv_copies"
-	// FieldLastBlock is what becomes of the last block of a hit.
+	// FieldLastBlock is what an engine does with the last block of a hit.
 	FieldLastBlock Field = "kv_last_block"
 	// FieldChunk is the size of a chunk of chunked attention.
 	FieldChunk Field = "attention_chunk"

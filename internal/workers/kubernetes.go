@@ -1,7 +1,7 @@
 package workers
 
-// Kubernetes says which pods of a cluster, or which Services, are workers. No API
-// server is asked unless it is On.
+// Kubernetes says which pods of a cluster, or which Services, are workers. It contacts no API
+// server unless it is On.
 type Kubernetes struct {
 	// Selector finds pods whose labels or engines state their role; PrefillSelector
 	// and DecodeSelector find those of a role. A pod that both find can do either.
@@ -9,8 +9,8 @@ type Kubernetes struct {
 	// Pool is the name of an InferencePool whose pods are found as those of Selector,
 	// at the ports that it states; empty for none.
 	Pool string
-	// Discovery is ByPodIP, also when empty, or ByServiceName: the selectors find
-	// Services then, each with one engine, which are asked by their names.
+	// Discovery is ByPodIP, also when empty, or ByServiceName: the selectors find Services
+	// then, each with one engine, which are called by their names.
 	Discovery string
 	// Namespaces are watched; none stands for the one of the kubeconfig or of the
 	// router's own pod, AllNamespaces for every one.
@@ -24,8 +24,8 @@ type Kubernetes struct {
 	Scheme string
 	// Worker states more of all of them, in the keys of a worker's flag.
 	Worker string
-	// RevisionLabel is a label that names the rollout of a pod, besides those that
-	// are known; empty for none.
+	// RevisionLabel is a label that names the rollout of a pod, beside those that are known;
+	// empty for none.
 	RevisionLabel string
 }
 

@@ -29,7 +29,7 @@ func (l *Life) Sign(at time.Time) {
 	}
 }
 
-// Last is the time of the newest sign, at most 50 ms too early; zero when there was none.
+// Last is the time of the newest sign, at most 50 ms too early; zero without a sign.
 func (l *Life) Last() time.Time {
 	at := l.at.Load()
 	if at == 0 {

@@ -19,7 +19,7 @@ type Names struct {
 	// those that name one which no worker serves and no alias matches; empty for none.
 	Default string
 	// Any has requests for names that no worker serves and no alias matches sent to engines,
-	// which may resolve them: adapters that an engine loads when it is asked for them.
+	// which may resolve them: adapters that an engine loads on request.
 	Any bool
 }
 

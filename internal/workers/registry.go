@@ -22,9 +22,9 @@ var ErrGone = errors.New("worker is no longer in the fleet")
 // Registry holds the fleet. Readers take a Snapshot, which costs one atomic
 // load; writers make a new one, one at a time.
 //
-// A removal has two phases: the worker leaves the snapshot at once, but the
-// slots of its ranks stay reserved until ReleaseRanks, so that no index or
-// ledger keyed by slot takes a new rank for the old one.
+// A removal has two phases: the worker leaves the snapshot immediately, but the slots of its
+// ranks stay reserved until ReleaseRanks, so that no index or ledger keyed by slot takes a new
+// rank for the old one.
 type Registry struct {
 	sink eventlog.Sink
 	snap atomic.Pointer[Snapshot]

@@ -115,8 +115,8 @@ func (s *Snapshot) Canonical(name string) string {
 // patterns left out, sorted. The list is shared: do not change it.
 func (s *Snapshot) Models() []string { return s.models }
 
-// Slot finds the worker and rank that hold a slot; ok is false when nobody of
-// this snapshot does.
+// Slot finds the worker and rank that hold a slot; ok is false when no worker of this snapshot
+// does.
 func (s *Snapshot) Slot(slot uint32) (w *Worker, r *Rank, ok bool) {
 	if int64(slot) >= int64(len(s.bySlot)) || s.bySlot[slot].rank == nil {
 		return nil, nil, false
@@ -155,7 +155,7 @@ func newSnapshot(rev uint64, list []*Worker, names *Names, maxSlot int) *Snapsho
 	return s
 }
 
-// ChangeKind says what became of a worker.
+// ChangeKind says what happened to a worker.
 type ChangeKind string
 
 // The kinds of a Change.

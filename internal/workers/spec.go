@@ -35,8 +35,8 @@ const (
 	SourceKube  = "kubernetes"
 )
 
-// Spec is what somebody states of a worker. Everything but the URL may be left
-// open; what the engine reports fills it in.
+// Spec is what an operator states of a worker. Everything but the URL may be left open; what
+// the engine reports fills it in.
 type Spec struct {
 	Facts
 	Name   string
@@ -85,8 +85,7 @@ var specKeys = func() []string {
 	return keys
 }()
 
-// SpecKeys are the keys that Spec.Set takes, sorted. A file's entry knows
-// "url" besides.
+// SpecKeys are the keys that Spec.Set takes, sorted. A file's entry knows "url", too.
 func SpecKeys() []string { return slices.Clone(specKeys) }
 
 // ParseSpec reads the flag form of a worker: a URL, then key=value pairs, all
@@ -94,9 +93,9 @@ func SpecKeys() []string { return slices.Clone(specKeys) }
 //
 //	http://10.0.0.1:8000,engine=vllm,dp=2,events=tcp://*:5557,replay=tcp://*:5657
 //
-// Lists inside a value are separated by semicolons; events, replay, model and
-// labels may also be repeated. The role comes from the flag; when that says
-// none, the key role= may. All problems are reported at once.
+// Lists inside a value are separated by semicolons; events, replay, model and labels may also
+// be repeated. The role comes from the flag; when that says none, the key role= may. All
+// problems are reported together.
 func ParseSpec(role Role, text string) (Spec, error) {
 	s := Spec{Facts: Facts{Role: role}}
 	if len(text) > maxSpecLen {
@@ -177,8 +176,8 @@ type lineError struct{ err error }
 func (e *lineError) Error() string { return strings.ReplaceAll(e.err.Error(), "\n", "; ") }
 func (e *lineError) Unwrap() error { return e.err }
 
-// UnknownKeyError is the error for a key that is none of the list, with the
-// one that was probably meant.
+// UnknownKeyError is the error for a key that is not in the list, with the one that was
+// probably meant.
 func UnknownKeyError(key string, valid []string) error {
 	if n := Nearest(key, valid); n != "" {
 		return fmt.Errorf("unknown key %q (did you mean %q?)", key, n)
@@ -235,8 +234,8 @@ func (s *Spec) Set(key, value string) error {
 	return nil
 }
 
-// Validate reports every problem of the spec at once. It completes the name, and what
-// labels state in dynctl's own words.
+// Validate reports every problem of the spec together. It completes the name, and what labels
+// state in dynctl's own words.
 func (s *Spec) Validate() error {
 	var errs []error
 	if err := s.StateOwn(s.Labels, nil, false); err != nil {

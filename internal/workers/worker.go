@@ -82,7 +82,7 @@ func Connectors() []Connector {
 }
 
 // Reported is the connector by which engines with c report their transfers: NIXL for all that
-// transfer over it, none where no series tells.
+// transfer over it, none where no series shows it.
 func (c Connector) Reported() Connector {
 	switch c {
 	case ConnectorNIXL, ConnectorNIXLPush, ConnectorNIXLOffload:
@@ -173,8 +173,8 @@ const (
 	LBExternal LB = "external"
 )
 
-// TransferCheck says what becomes of a prefill worker's transfer parameters of
-// which a part is not as expected.
+// TransferCheck says what happens to a prefill worker's transfer parameters that have an
+// unexpected part.
 type TransferCheck string
 
 // The checks. TransferReport lets pass, and reports, what does no harm to the
@@ -361,7 +361,7 @@ type Load struct {
 	Unused bool
 	// At is when the engine's answer was read.
 	At time.Time
-	// Asked is when the engine was asked for its counters: they are not older.
+	// Asked is when the engine was queried for its counters: they are not older.
 	Asked time.Time
 	// Process is when the process that counts was started, in Unix seconds; NaN
 	// when not reported (vLLM with several ranks). Counters of two processes cannot be compared.
@@ -526,7 +526,7 @@ func (s *State) Draining() bool { return s.drains.Load() != 0 }
 // operator can take that back.
 func (s *State) Leaving() bool { return s.drains.Load()&leaving != 0 }
 
-// Moving reports whether the worker's streams are to go on elsewhere, those that can.
+// Moving reports whether the worker's streams are to continue elsewhere, those that can.
 func (s *State) Moving() bool { return s.drains.Load()&moving != 0 }
 
 // SetDraining starts or ends an operator's drain.
@@ -537,7 +537,7 @@ func (s *State) SetDraining(on bool) {
 	}
 }
 
-// SetMoving starts an operator's drain that has streams go on elsewhere.
+// SetMoving starts an operator's drain that has streams continue elsewhere.
 func (s *State) SetMoving() { s.setDrain(drained|moving, true) }
 
 // Those who drain a worker.

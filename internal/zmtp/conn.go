@@ -163,8 +163,8 @@ func (c *Conn) fail(op string, err error) error {
 	return fmt.Errorf("zmtp: %s %s: %w", op, c.name, c.cause)
 }
 
-// Recv reads the next message into m, whose former frames become invalid. It
-// answers PINGs on the way, so a Conn that nobody receives from answers none.
+// Recv reads the next message into m, whose former frames become invalid. It answers PINGs on
+// the way, so a Conn that is not received from answers none.
 //
 // An error is final and the Conn is closed by it. It wraps io.EOF when the peer
 // closed between messages, io.ErrUnexpectedEOF when within one, ErrProtocol or

@@ -19,9 +19,9 @@
 //	cancel     = message(00 topic) | command(CANCEL, topic)         ; 3.0 | 3.1
 //	heartbeat  = command(PING, ttl16be context) answered by command(PONG, context)
 //
-// A Conn never reconnects by itself: it ends with an error and its owner
-// decides what an interruption means. Only a dialling Pub redials, because a
-// publisher has nothing to lose by it. Everything that a peer controls is
-// limited (see Limits), memory grows with the bytes that arrived rather than
-// with the bytes that were announced, and a peer's fault ends that peer alone.
+// A Conn never reconnects: it ends with an error and its owner decides what an interruption
+// means. Only a dialling Pub redials, because a publisher has nothing to lose by it.
+// Everything that a peer controls is limited (see Limits), memory grows with the bytes that
+// arrived rather than with the bytes that were announced, and a peer's fault ends that peer
+// alone.
 package zmtp

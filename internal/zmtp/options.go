@@ -61,9 +61,8 @@ type Options struct {
 	// zero means Heartbeat.
 	HeartbeatTimeout time.Duration
 
-	// MaxPeers is the number of peers, those in their handshake included, that a
-	// bound socket holds at a time. Further ones are disconnected at once and
-	// counted.
+	// MaxPeers is the number of peers, those in their handshake included, that a bound socket
+	// holds at a time. Further ones are disconnected immediately and counted.
 	MaxPeers int
 
 	// SendQueue and SendQueueBytes bound the messages waiting for one subscriber

@@ -226,9 +226,9 @@ func (s *SubListener) handOver(ctx context.Context, c *Conn) error {
 	}
 }
 
-// Accept returns the next publisher that has connected and shaken hands, and
-// to which the subscriptions have been sent. The caller owns and closes it.
-// Publishers nobody accepts hold a place among MaxPeers and are not read from.
+// Accept returns the next publisher that has connected and shaken hands, and to which the
+// subscriptions have been sent. The caller owns and closes it. Publishers that are not
+// accepted hold a place among MaxPeers and are not read from.
 func (s *SubListener) Accept(ctx context.Context) (*Conn, error) {
 	select {
 	case c := <-s.ready:

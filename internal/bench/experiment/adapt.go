@@ -19,7 +19,7 @@ type Adaptive struct {
 	Repeats, MaxRepeats int
 }
 
-// A Want asks for a point to be measured until it has so many repeats.
+// A Want has a point measured until it has this many repeats.
 type Want struct {
 	X, Repeats int
 }

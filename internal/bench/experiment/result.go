@@ -68,8 +68,8 @@ type Measure struct {
 	// however long its answers take. 0 when too few ended.
 	Ended float64 `json:"ended_rate_share,omitempty"`
 
-	// Of the measured requests: the engine counted exactly the prompt and the
-	// answer that were asked for, and the router took the arm's path.
+	// Of the measured requests: the engine counted exactly the requested prompt and answer,
+	// and the router took the arm's path.
 	ExactISL int `json:"exact_isl"`
 	ExactOSL int `json:"exact_osl"`
 	PathOK   int `json:"path_ok"`
@@ -98,7 +98,7 @@ func (m *Measure) Watch(s *loadgen.Starvation) {
 	m.ClientStopped, m.ClientWake, m.ClientRead = Known(s.Share()), Known(s.Wake.Seconds()*1000), Known(s.Read.Seconds()*1000)
 }
 
-// CellResult is a cell with what came of it.
+// CellResult is a cell with its result.
 type CellResult struct {
 	Cell    plan.Cell `json:"cell"`
 	Measure *Measure  `json:"measure"`
@@ -263,8 +263,8 @@ type Result struct {
 	Gates     []Gate          `json:"gates"`
 	Sentence  string          `json:"sentence"`
 	Recommend *Recommendation `json:"recommend"`
-	// Learned are the crossings that the router had learned by itself when the run
-	// ended, where its threshold is auto.
+	// Learned are the crossings that the router had learned when the run ended, where its
+	// threshold is auto.
 	Learned  []admin.Crossing `json:"learned_crossings,omitempty"`
 	Cautions []string         `json:"cautions"`
 	Voided   int              `json:"voided_cells"`

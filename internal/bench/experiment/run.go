@@ -24,7 +24,7 @@ var ErrStopped = errors.New("stopped")
 // ErrSkipped is a cell that was left out by hand.
 var ErrSkipped = errors.New("skipped by hand")
 
-// Event is what a run reports while it goes on.
+// Event is what a run reports while it lasts.
 type Event struct {
 	// Kind is "phase", "start", "cell", "void" or "skip".
 	Kind string
@@ -56,9 +56,9 @@ type Runner struct {
 	OnCell  func(CellResult) error
 	// Stop, when it answers true, ends the run after the cell at hand.
 	Stop func() bool
-	// Enter, when set, is asked before a cell and may wait. The cell is measured
-	// with the context that it gives, until done; when that ends before the
-	// run's, the cell is void, and what is left of its pair is left out too.
+	// Enter, when set, is called before a cell and may wait. The cell is measured with the
+	// context that it gives, until done; when that ends before the run's, the cell is void,
+	// and what is left of its pair is left out too.
 	Enter func(run context.Context) (cell context.Context, done func())
 
 	cells   []CellResult

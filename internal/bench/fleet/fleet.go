@@ -35,7 +35,7 @@ type Target struct {
 	Admin *admin.Client
 	// TLS is how the data plane is spoken to; nil for the system's roots.
 	TLS *tls.Config
-	// APIKey is shown to the data plane, and to nobody else; empty for none.
+	// APIKey is shown to the data plane only; empty for none.
 	APIKey string
 	http   *http.Client
 }
@@ -177,8 +177,8 @@ type Counters struct {
 	Prompt map[string]float64
 }
 
-// Restarted names a worker whose count went backwards since an earlier
-// reading: its engine restarted. Empty when there is none.
+// Restarted names a worker whose count went backwards since an earlier reading: its engine
+// restarted. Empty when no worker did.
 func (c Counters) Restarted(before Counters) string {
 	for _, name := range slices.Sorted(maps.Keys(c.Prompt)) {
 		if c.Prompt[name] < before.Prompt[name] {

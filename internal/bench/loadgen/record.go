@@ -22,8 +22,8 @@ const (
 	kindCancelled = "cancelled"
 )
 
-// Result is what became of one request. Times count from the start of the run;
-// counts are -1 when the engine did not report them.
+// Result is the outcome of one request. Times count from the start of the run; counts are -1
+// when the engine did not report them.
 type Result struct {
 	ID       string
 	ISL, OSL int

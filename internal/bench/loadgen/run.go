@@ -45,7 +45,7 @@ type Source interface {
 
 // Options are what a run is made of.
 type Options struct {
-	// Base is the URL of the router or engine, whose completions are asked for.
+	// Base is the URL of the router or engine, whose completions are requested.
 	Base string
 	// TLS is how an https URL is spoken to; nil for the system's roots.
 	TLS *tls.Config

@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// Stub is an engine that answers every request at once with the same stream of
-// eight tokens, at next to no cost: against it a client's own ceiling shows.
+// Stub is an engine that answers every request immediately with the same stream of eight
+// tokens, at next to no cost: against it a client's own ceiling shows.
 type Stub struct {
 	ln    net.Listener
 	wg    sync.WaitGroup

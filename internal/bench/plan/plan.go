@@ -1,6 +1,6 @@
-// Package plan is what a benchmark run is going to do: the grid that was asked
-// for, checked against what is possible, and its cells in the order in which
-// they are measured. It is pure; a plan and its seed give the same cells.
+// Package plan is what a benchmark run is going to do: the requested grid, checked against
+// what is possible, and its cells in the order in which they are measured. It is pure; a plan
+// and its seed give the same cells.
 package plan
 
 import (
@@ -65,10 +65,10 @@ type SLO struct {
 	E2E  time.Duration `json:"e2e_ns,omitempty" yaml:"e2e,omitempty"`
 }
 
-// Any reports whether anything is asked for.
+// Any reports whether anything is requested.
 func (s SLO) Any() bool { return s != SLO{} }
 
-// Spec is what was asked for.
+// Spec is the request.
 type Spec struct {
 	Schema string `json:"schema" yaml:"schema"`
 	// ISL are the prompt lengths of the first pass in tokens, OSL is the answer's.
@@ -236,8 +236,8 @@ func Point(isl int, share float64, block int) (eff, cached int) {
 	return isl - cached, cached
 }
 
-// CachedFor is how many tokens are cached beside so many that must be
-// computed, for a share of the whole prompt.
+// CachedFor is how many tokens are cached beside those that must be computed, for a share of
+// the whole prompt.
 func CachedFor(eff int, share float64, block int) int {
 	block = max(block, 1)
 	return int(math.Round(float64(eff)*share/(1-share)/float64(block))) * block

@@ -26,7 +26,7 @@ type Target struct {
 	Fingerprint []string `yaml:"fingerprint"`
 }
 
-// Run is the content of a plan file: what was asked for, and of what.
+// Run is the content of a plan file: the request and its target.
 type Run struct {
 	Spec   `yaml:",inline"`
 	Target Target `yaml:"target"`

@@ -81,8 +81,8 @@ func Absent(path string, resumes bool) error {
 	return fmt.Errorf("--out %s exists already: name another folder, or move that one away (a sweep is not resumed)", path)
 }
 
-// Finished returns an error that says so when the run in a folder has nothing left to
-// measure. A run of which cells were skipped by hand can still measure them.
+// Finished returns an error that says so when the run in a folder has nothing left to measure.
+// A run whose cells were skipped by hand can still measure them.
 func Finished(path string) error {
 	r, err := ReadResult(path)
 	if err != nil || r.Partial != "" || r.Skipped > 0 {

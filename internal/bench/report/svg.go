@@ -167,6 +167,7 @@ func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*e
 		a, b := math.Max(*c.At.Low, lo), math.Min(*c.At.High, hi)
 		s.rect(x.at(a), 30, x.at(b)-x.at(a), 255, "#9ca3af44", fmt.Sprintf("crossing %.0f, interval %.0f to %.0f", *c.At.Value, *c.At.Low, *c.At.High))
 		s.line(x.at(*c.At.Value), 30, x.at(*c.At.Value), 285, grey, 1.5, "4 3")
+		s.text(64, 42, "start", grey, fmt.Sprintf("crossing %.0f tokens [%.0f, %.0f]", *c.At.Value, *c.At.Low, *c.At.High))
 	}
 	for k, arm := range []struct {
 		name, colour, dash string

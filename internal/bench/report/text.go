@@ -307,8 +307,8 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 	_ = table.List(b, "    ", width, rows)
 }
 
-// CellLine is one finished cell on one line. The lines are written one by one while a run goes
-// on, so that the widths stand before the rows are known: no table can be made of them.
+// CellLine is one finished cell on one line. The lines are written one by one while a run
+// lasts, so that the widths stand before the rows are known: no table can be made of them.
 func CellLine(c *experiment.CellResult) string {
 	m := c.Measure
 	t := c.TTFT()

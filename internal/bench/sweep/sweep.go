@@ -46,7 +46,7 @@ type Options struct {
 	StopSaturated bool
 	OnCell        func(experiment.CellResult, int, int)
 	Stop          func() bool
-	// Enter is asked before a cell; see [experiment.Runner].
+	// Enter is called before a cell; see [experiment.Runner].
 	Enter func(run context.Context) (cell context.Context, done func())
 	// OnSkip is called with a cell that was skipped by hand; may be nil.
 	OnSkip func(c plan.Cell)
@@ -72,9 +72,9 @@ type Row struct {
 	GoodPct  float64        `json:"goodput_percent"`
 	Late     float64        `json:"late_send_share"`
 	HitShare *float64       `json:"cache_hit_share"`
-	// Saturated says that the target did not keep up, or failed more than a tenth of
-	// the requests; Starved that the load generator was late or stood still, so that
-	// the row does not show whether the target kept up.
+	// Saturated says that the target did not keep up, or failed more than a tenth of the
+	// requests. Starved says that the load generator was late or stood still, so that the row
+	// does not show whether the target kept up.
 	Saturated bool `json:"saturated"`
 	Starved   bool `json:"client_starved"`
 }

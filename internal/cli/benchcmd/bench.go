@@ -30,7 +30,7 @@ import (
 )
 
 // simulated is the fleet that is measured when no target is named. It has room for the
-// longest prompts at the highest load that are measured when nobody says which.
+// longest prompts at the highest load that are measured by default.
 const simulated = "1p1d:kv_blocks=8192"
 
 // benchFlags are the flags of dynctl bench.
@@ -62,24 +62,25 @@ func New() *cobra.Command {
 		Long: `Measure a pool of prefill and decode engines.
 
 With --threshold (the default) every prompt length is measured with local and
-with remote prefill, in pairs, and the answer is the number of uncached input
-tokens from which remote prefill is better, with its interval, for each load.
-The gates say whether that can be trusted; when one fails there is no
-recommendation and the exit code is 3.
+with remote prefill, in pairs. For each load the answer is the number of uncached
+input tokens from which remote prefill is better, with its interval. The gates say
+whether that can be trusted; when one fails there is no recommendation and the
+exit code is 3.
 
 With --sweep, --trace, --thresholds, --turns or --prefix-groups the fleet is
-measured by load as it routes by itself.
+measured by load, with the router's own choice of path.
 
-The target is a running router (--router, its admin URL; it needs
---allow-routing-headers), engines behind a router in this process (--prefill,
---decode), or simulated engines (--sim, also when nothing is named and DYNCTL_ROUTER
-is not set).
+The target is one of these; --sim also without a flag and DYNCTL_ROUTER:
+  --router             a running router, by its admin URL; it needs
+                       --allow-routing-headers
+  --prefill, --decode  engines behind a router in this process
+  --sim                simulated engines
 
 Times: intended is when a request should have been sent, sent is when it was.
   TTFT      first piece with a token - sent; from intended in an open loop
             (--rate). Both are in the files. A role-only piece is no token.
   ITL       gaps between tokens, pooled; a piece of k tokens gives k gaps of
-            dt/k. Exact with continuous usage, which is asked for.
+            dt/k. Exact with continuous usage, which the client requests.
   TPOT      (last - first) / (tokens - tokens of the first piece)
   E2E       last - sent
   goodput   requests that meet every --slo target, by second; an answer too
@@ -92,10 +93,10 @@ In a closed loop (--concurrency) a slower answer also delays the next request,
 so a longer --osl lowers the rate and with it the TTFT. Use --rate to hold the
 rate. docs/bench.md has the method.
 
-ctrl-c ends the run after the cell at hand and keeps what is done; --resume
-goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
-  p  pause before the next cell, and go on
-  s  skip the cell at hand: it is void, and its pair is left out
+ctrl-c ends the run after the current cell and keeps what is done; --resume
+continues it. A second ctrl-c ends it immediately. On a terminal there are also keys:
+  p  pause before the next cell, and continue
+  s  skip the current cell: it is void, and its pair is left out
   q  as ctrl-c`,
 		Example: `  dynctl bench
   dynctl bench --threshold --isl 256:16384:x2 --osl 128 --concurrency 1,16,64 --slo ttft=800ms,itl=40ms --router http://127.0.0.1:8001

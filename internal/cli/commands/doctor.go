@@ -26,11 +26,10 @@ func newDoctorCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine a router and its engines",
-		Long: `Examine a router and its engines: is everything reachable, do clocks and
-tokenizers agree, are there gaps in the KV events, do block sizes and ranks
-contradict each other, does the cache hold what the router believes, and does
-remote prefill really move KV, or does the decode engine compute the prompt
-again without a word.
+		Long: `Examine a router and its engines. Is everything reachable? Do clocks and
+tokenizers agree? Are there gaps in the KV events? Do block sizes and ranks
+contradict each other? Does the cache hold what the router believes? Does remote
+prefill really move KV, or does the decode engine silently compute the prompt again?
 
 The last two send a few small requests and need --allow-routing-headers on the
 router; --passive leaves them out. Nothing is changed. The first line is the verdict.

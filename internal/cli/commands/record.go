@@ -35,7 +35,7 @@ func newRecordCmd() *cobra.Command {
 		Short: "Record a running router, or the KV events of engines",
 		Long: `Record what a running router does: KV events, decisions with everything that
 they were made from, and outcomes. Prompts are in it as block hashes, KV events
-with the token ids that the engine sends, of which a tokenizer makes text. No
+with the token ids that the engine sends; a tokenizer makes text of those. No
 text of prompts or answers is recorded; an engine's error message may quote one.
 
 With --events the recording comes straight from the engines' ZeroMQ sockets and

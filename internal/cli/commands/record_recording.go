@@ -33,9 +33,9 @@ func (f *recordFlags) Add(cmd *cobra.Command, path string) {
 		short, prefix = "", "record-"
 	}
 	flags.StringVarP(&f.Path, path, short, "", "record KV events, decisions and outcomes to `FILE` (.gz and .zst compress)")
-	flags.Int64Var(&f.file.MaxBytes, prefix+"max-bytes", 1<<30, "begin a new file after so many `BYTES`, before compression; 0 is never")
+	flags.Int64Var(&f.file.MaxBytes, prefix+"max-bytes", 1<<30, "begin a new file after `BYTES`, before compression; 0 is never")
 	flags.DurationVar(&f.file.MaxAge, prefix+"max-age", 0, "begin a new file after so long; 0 is never")
-	flags.IntVar(&f.file.Keep, prefix+"keep", 0, "keep only the newest so many files; 0 keeps all")
+	flags.IntVar(&f.file.Keep, prefix+"keep", 0, "keep only the newest `N` files; 0 keeps all")
 	flags.IntVar(&f.buffer, prefix+"buffer", recorder.DefaultBuffer, "`BYTES` that may wait for the disk; more is dropped and counted")
 }
 

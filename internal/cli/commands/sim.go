@@ -30,9 +30,9 @@ listens on is written to standard output; docs/simulator.md lists the options,
 the timing model and the faults that can be set at run time.
 
 Steps take the time that a profile says: --profile, or profile= in a part of
-FLEET. Besides mocker (the default), instant, cpu and files there are models of
-real GPUs: fitted to published measurements (ai-dynamo/aiconfigurator), h100-8b to
-one of our own, and never measurements of your engines. The percentages are their
+FLEET: mocker (the default), instant, cpu, a file, or a model of a real GPU. These
+are fitted to published measurements (ai-dynamo/aiconfigurator), h100-8b to one of
+our own, and are never measurements of your engines. The percentages are their
 errors on measurements held out of the fit, median and 90th percentile.
 They cannot say how much running answers suffer from a prefill beside them, or what
 holds beyond the measured lengths and loads. docs/profiles.md has sources and limits.

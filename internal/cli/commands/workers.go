@@ -181,7 +181,7 @@ func newWorkersDrainCmd(router *cli.RouterFlags) *cobra.Command {
 			return waitDrained(cmd.Context(), c, w.Name, wait, cmd.ErrOrStderr())
 		}),
 	}
-	cmd.Flags().BoolVar(&move, "move", false, "have its streams go on elsewhere, those that can (continue.mode)")
+	cmd.Flags().BoolVar(&move, "move", false, "have its streams continue elsewhere, those that can (continue.mode)")
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait up to `TIME` until no request is left")
 	return cmd
 }

@@ -17,10 +17,10 @@ func newGenerate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate SHAPE -w FILE",
 		Short: "Make a trace of requests of a certain shape",
-		Long: `Make a trace of requests to simulate where there is none of one's own: agents
+		Long: `Make a trace of requests to simulate where you have no trace of your own: agents
 (sessions of 20 to 40 growing turns that share a head), chats (many turns with
 pauses), documents (long prompts that share nothing) or bursts (chats, and forty
-prompts at once every 20 s). The trace names the sessions of agents and chats, so
+prompts together every 20 s). The trace names the sessions of agents and chats, so
 that policy session finds them, and the thinking time before each later turn for
 replay --closed-loop. The same arguments give the same trace.`,
 		Example: `  dynctl replay generate agents -w agents.jsonl.gz

@@ -38,7 +38,7 @@ func (f *traceFlags) add(cmd *cobra.Command) {
 		formats = append(formats, string(format))
 	}
 	flags.StringVar(&f.format, "format", "auto", "how the trace is written: "+strings.Join(formats, "|"))
-	flags.IntVar(&f.maxBad, "max-bad", 0, "skip up to so many bad lines; -1 skips any number")
+	flags.IntVar(&f.maxBad, "max-bad", 0, "skip up to `N` bad lines; -1 skips any number")
 	flags.IntVar(&f.maxLine, "max-line", trace.DefaultMaxLine, "greatest length of a line in `BYTES`")
 	flags.BoolVar(&f.quiet, "quiet", false, "no progress and no word about skipped lines")
 	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
@@ -183,7 +183,7 @@ did not see of each other's decisions, and what that cost.`,
 	flags.DurationVar(&f.from, "from", 0, "begin at this time of the trace; events before are played at full speed")
 	flags.DurationVar(&f.to, "to", 0, "end at this time of the trace")
 	flags.Int64Var(&f.at, "at", 0, "play up to this `LINE` and show the state there")
-	flags.BoolVar(&f.step, "step", false, "go on record by record from there: enter is the next, a number so many, q the end")
+	flags.BoolVar(&f.step, "step", false, "continue record by record from there: enter is the next, a number that many, q the end")
 	flags.BoolVar(&f.verify, "verify", false, "make the recorded decisions again and compare")
 	flags.StringVar(&f.minMatch, "min-match", "", "with --verify: exit with 5 when a smaller share of decisions, as in 99%, is proven to come out the same; without it, when one comes out differently or cannot be made again")
 	flags.IntVar(&f.blockSize, "block-size", 0, "`TOKENS` per router block; 0 takes what the trace says")
@@ -395,7 +395,7 @@ func stepper(out io.Writer, in io.Reader, at int64) func(*trace.Record, *replay.
 		default:
 			n, err := strconv.Atoi(key)
 			if err != nil || n < 1 {
-				fmt.Fprintln(out, "enter is the next record, a number so many, q the end")
+				fmt.Fprintln(out, "enter is the next record, a number that many, q the end")
 				n = 1
 			}
 			skip = n

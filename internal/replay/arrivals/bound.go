@@ -7,9 +7,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
-// Bound is the share of prompt tokens that one cache of so many blocks, shared
-// by all requests and filled at their arrival, would have: no fleet of that
-// size can have more but by luck. 0 blocks means without limit.
+// Bound is the share of prompt tokens that one cache of this many blocks, shared by all
+// requests and filled at their arrival, would have: no fleet of that size can have more but by
+// luck. 0 blocks means without limit.
 func Bound(src Source, blockSize, blocks int) (float64, error) {
 	c := lru{limit: blocks, at: map[uint64]*list.Element{}}
 	var tokens []uint32

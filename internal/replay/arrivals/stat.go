@@ -66,7 +66,7 @@ type Stat struct {
 	TokenRate  []uint64      `json:"prompt_tokens_per_bucket"`
 	// Depths[i] counts requests that found i blocks, by powers of two of i.
 	Depths []uint64 `json:"reused_depth_log2"`
-	// Cache is the reuse that a shared LRU cache of so many blocks keeps.
+	// Cache is the reuse that a shared LRU cache of this many blocks keeps.
 	Cache []CacheReuse `json:"cache_reuse,omitempty"`
 }
 

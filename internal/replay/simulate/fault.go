@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
-// FaultKind is what becomes of engines in a run.
+// FaultKind is what a fault does to engines in a run.
 type FaultKind string
 
 // The kinds.

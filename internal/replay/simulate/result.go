@@ -19,7 +19,7 @@ type Quantiles struct {
 	Max  float64 `json:"max_ms"`
 }
 
-// Result is what came of a simulated run.
+// Result is the result of a simulated run.
 type Result struct {
 	Policy    string `json:"policy"`
 	Threshold int    `json:"threshold_tokens"`
@@ -61,9 +61,9 @@ type Result struct {
 	// the ranks that prefill; RequestImbalance the same of requests answered.
 	Imbalance        float64 `json:"prefill_imbalance"`
 	RequestImbalance float64 `json:"request_imbalance"`
-	// Regret is by how many blocks, by kv's cost function, the chosen rank cost
-	// more than the cheapest, on average; Missed is the share of prompt tokens
-	// that another rank had and the chosen one had not.
+	// Regret is by how many blocks, by kv's cost function, the chosen rank cost more than the
+	// cheapest, on average. Missed is the share of prompt tokens that another rank had and the
+	// chosen one had not.
 	Regret float64 `json:"regret_blocks"`
 	Missed float64 `json:"missed_hit_ratio"`
 
@@ -80,7 +80,7 @@ type Result struct {
 	WallS       float64 `json:"wall_s"`
 }
 
-// Rule is the threshold as it is asked for.
+// Rule is the requested threshold.
 func (r *Result) Rule() string { return decide.Threshold{Tokens: r.Threshold, Auto: r.Auto}.String() }
 
 // record notes a time of a request that counts.

@@ -40,7 +40,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
-// Setup is what a simulated run is made of, besides the requests.
+// Setup is what a simulated run is made of, apart from the requests.
 type Setup struct {
 	Fleet sim.Fleet
 	decide.Options
@@ -58,7 +58,7 @@ type Setup struct {
 	Scrape time.Duration
 	// From and To cut the trace; 0 is open.
 	From, To time.Duration
-	// Faults are what becomes of the engines meanwhile.
+	// Faults are what happens to the engines meanwhile.
 	Faults []Fault
 	// CountFrom leaves requests out of the result that arrive sooner after the first,
 	// under the run's clock.

@@ -98,7 +98,7 @@ func (a *Authority) Pair(t testing.TB, name string, valid time.Duration) (certFi
 	return certFile, keyFile
 }
 
-// Put puts a file in the place of another, as whoever renews certificates does.
+// Put puts a file in the place of another, as a renewal of certificates does.
 func Put(t testing.TB, path string, content []byte) {
 	t.Helper()
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {

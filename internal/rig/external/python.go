@@ -1,6 +1,6 @@
 // Package external finds what tests need and the repository does not have: a Python with
-// libzmq (pyzmq) and OpenSSL (ssl), which are the other ends of wires that nobody here wrote,
-// and public traces of requests. A test without them is skipped.
+// libzmq (pyzmq) and OpenSSL (ssl), which are other implementations of the same protocols, and
+// public traces of requests. A test without them is skipped.
 package external
 
 import (
@@ -20,8 +20,8 @@ const PythonVariable = "DYNCTL_PYTHON"
 // found remembers what each module's first look came to, "" for good.
 var found sync.Map // of interpreter and module to func() string
 
-// Python returns an interpreter that can import the modules ("zmq", "ssl"). It
-// skips the test where there is none, unless PythonVariable says that there is.
+// Python returns an interpreter that can import the modules ("zmq", "ssl"). Without one it
+// skips the test, or fails it if PythonVariable is set.
 func Python(t testing.TB, modules ...string) string {
 	t.Helper()
 	interpreter, promised := os.LookupEnv(PythonVariable)

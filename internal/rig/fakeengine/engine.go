@@ -81,7 +81,7 @@ func Stale() Answer {
 // Hangs is a request that gets no answer at all.
 func Hangs() Answer { return Answer{Wait: Never, Status: http.StatusOK} }
 
-// After is the answer, so much later.
+// After is the answer after a time.
 func (a Answer) After(d time.Duration) Answer {
 	a.Wait += d
 	return a
@@ -128,7 +128,7 @@ type Fleet struct {
 	got    []*Request
 	wrong  []string
 	rooms  map[string]chan struct{} // closed when the prefill engine has come
-	Serves func(*Request) Answer    // what a worker does for which nothing is set
+	Serves func(*Request) Answer    // what a worker does without settings
 	// Writes is how long it takes to write a request, and whether its connection is a new one;
 	// nil for no time, on a connection that was there.
 	Writes func(*Request) (takes time.Duration, fresh bool)

@@ -84,7 +84,7 @@ func (m *Model) answer(q *Request) Answer {
 	return JSON(200, fmt.Sprintf(`{"id":"cmpl-%s","object":%q,"created":1,"model":"m","choices":[{"index":0,%s,"finish_reason":%q}],"usage":%s}`, q.ID, object, choice, finish, usage(len(ids), n)))
 }
 
-// Prefilled is the answer to a prefill of a prompt with so many tokens, with what is handed
+// Prefilled is the answer to a prefill of a prompt with this many tokens, with what is handed
 // over, raw.
 func Prefilled(id string, tokens int, params string) string {
 	return fmt.Sprintf(`{"id":"cmpl-%s","choices":[{"index":0,"text":" x","finish_reason":"length"}],"usage":%s,"kv_transfer_params":%s}`, id, usage(tokens, 1), params)

@@ -88,10 +88,10 @@ type Router struct {
 	ids      int
 }
 
-// New makes a router in front of a fleet such as "2p1d": so many workers to prefill and to
-// decode, or aggregated ones ("2a"), all healthy. A word behind that is the connector.
-// When the test ends, all must have been given back. It must be called in a synctest bubble,
-// or without waiting for anything.
+// New makes a router in front of a fleet such as "2p1d": that many workers to prefill and to
+// decode, or aggregated ones ("2a"), all healthy. A word behind that is the connector. When
+// the test ends, all must have been given back. It must be called in a synctest bubble, or
+// without waiting for anything.
 func New(t *testing.T, fleet string, configure ...func(*settings.Config)) *Router {
 	t.Helper()
 	c := settings.Default()

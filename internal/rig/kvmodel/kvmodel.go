@@ -50,7 +50,7 @@ type T interface {
 // name is the engine's name of a block, by two numbers.
 func name(a, b uint64) uint64 { return blockhash.Next(a, b) }
 
-// New makes an engine whose blocks have so many router blocks; the same seed does the same.
+// New makes an engine whose blocks have this many router blocks; the same seed does the same.
 func New(seed uint64, parts int) *Engine {
 	e := &Engine{rng: rand.New(rand.NewPCG(seed, 7)), parts: parts}
 	e.Restart()

@@ -22,7 +22,7 @@ func init() {
 	}
 }
 
-// Check fails t with the smallest input it finds for which property does not hold.
+// Check fails t with the smallest input it finds that breaks property.
 func Check(t testing.TB, property func(*rapid.T)) {
 	t.Helper()
 	rapid.Check(t, property) //nolint:forbidigo // the one place

@@ -79,7 +79,7 @@ type Check struct {
 	Over     int     `json:"blocks_too_many_at_first"`
 	Sync     Seconds `json:"sync_seconds"`
 	Refilled int     `json:"caches_refilled"`
-	// Exits counts engines that died by themselves, Held the requests that
+	// Exits counts engines that died without a fault that was set, Held the requests that
 	// engines still worked on.
 	Exits int `json:"engine_exits"`
 	Held  int `json:"requests_left_in_engines"`

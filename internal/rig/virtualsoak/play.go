@@ -105,24 +105,24 @@ const (
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
 type Outcome struct {
 	Seed uint64
-	// Requests end as Completed, Left (by their client), Cut (after the first
-	// token, by a fault or a restart of the router) or Hopeless (nobody was
-	// well, or its attempts or the budget for retries were used up).
+	// Requests end as Completed, Left (by their client), Cut (after the first token, by a
+	// fault or a restart of the router) or Hopeless (no worker was well, or its attempts or
+	// the budget for retries were used up).
 	Requests, Completed, Left, Cut, Hopeless int
 	Attempts, Remote, Fallbacks              int
 	Faults, Batches, Gaps, Resyncs           int
 	Reused, Restarts                         int // of the router, with a snapshot
-	// Ejections of workers, ends of them because a request had nobody else
-	// (Readmitted), requests that a worker which is on trial was given to after
-	// another had been (Refused), and failures that were taken back (Excused).
+	// Ejections of workers, ends of them because a request had no other worker (Readmitted),
+	// requests that a worker which is on trial was given to after another had been (Refused),
+	// and failures that were taken back (Excused).
 	Ejections, Readmitted, Refused, Excused int
-	// Continued is how often a stream whose engine died went on elsewhere, Closed how
-	// often one was ended by the router because its last token had come.
+	// Continued is how often a stream whose engine died continued elsewhere, Closed how often
+	// one was ended by the router because its last token had come.
 	Continued, Closed int
-	// Moved is how often a stream went on elsewhere because its worker was drained.
+	// Moved is how often a stream continued elsewhere because its worker was drained.
 	Moved int
 	// Stopped is how often the router ended one for a stop string that no engine saw, CutFor
-	// why those that were cut did not go on.
+	// why those that were cut did not continue.
 	Stopped int
 	CutFor  map[string]int
 	// MovesWaited is how often the rest of a stream waited for a place on a rank.
@@ -140,7 +140,7 @@ type Outcome struct {
 	Digest uint64
 	// Violations are what must not happen; the run ends with the first one.
 	Violations []string
-	// History is what happened, if it was asked for.
+	// History is what happened, if it was requested.
 	History []string
 }
 

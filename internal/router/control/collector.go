@@ -74,7 +74,7 @@ var kubernetesMetrics = []metric[*admin.Kubernetes]{
 	{desc("kubernetes_watch_failures_total", "Questions to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
 	{desc("kubernetes_pods", "Pods, or Services, that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
 	{desc("kubernetes_waiting_pods", "Pods without an address yet, or Services without a pod."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
-	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and of which no worker is made; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
+	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and that are no workers; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
 }
 
 var replicasMetrics = []metric[*admin.Replicas]{
@@ -157,7 +157,7 @@ var feedMetrics = []metric[*admin.Feed]{
 	{desc("feed_connect_errors_total", "Connections to the rank's publisher that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.ConnectErrors) }},
 	{desc("feed_source_errors_total", "Questions to the worker where the rank publishes that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.SourceErrors) }},
 	{desc("feed_replay_errors_total", "Replays of the rank's publisher that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.ReplayErrors) }},
-	{desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is asked for them again.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Overrun) }},
+	{desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is requested again.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Overrun) }},
 	{desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Foreign) }},
 	{desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.RankDisagree) }},
 	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events add up to more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
@@ -167,9 +167,9 @@ var feedMetrics = []metric[*admin.Feed]{
 
 // Metrics of which a subject has several, or that the router knows of it.
 var (
-	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
+	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by result: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
-	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
+	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a slot in progress, by priority; none while no request waits.", "model", "priority")
 	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while too little is known of the times, or they are in doubt, it compares blocks.", "model")
 	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
 	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known of a path.", "model", "running", "bound")
@@ -219,8 +219,7 @@ func collect[S any](ch chan<- prometheus.Metric, list []metric[S], of S, labels 
 	}
 }
 
-// Collect implements prometheus.Collector with what is read when the page is
-// asked for.
+// Collect implements prometheus.Collector with what is read with the page.
 func (s *State) Collect(ch chan<- prometheus.Metric) {
 	mark := func(d *prometheus.Desc, is bool, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, gauge, flag(is), labels...)

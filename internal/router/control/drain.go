@@ -25,14 +25,14 @@ type Drain struct {
 // at the latest.
 type plan struct{ since, closes, until time.Time }
 
-// NewDrain is a drain of the requests of a limiter. The terms are asked for when it begins: how
+// NewDrain is a drain of the requests of a limiter. The terms are read when it begins: how
 // long new requests are still served, and how long running ones have from then on.
 func NewDrain(limiter *admission.Limiter, terms func() (leave, drain time.Duration), event func(eventlog.Event)) *Drain {
 	return &Drain{limiter: limiter, terms: terms, event: event, begun: make(chan struct{})}
 }
 
-// Begin begins the drain with a time for the running requests, or that of the terms if it
-// is 0. One that has begun goes on as it is.
+// Begin begins the drain with a time for the running requests, or that of the terms if it is
+// 0. One that has begun continues unchanged.
 func (d *Drain) Begin(timeout time.Duration) { d.begin(timeout) }
 
 func (d *Drain) begin(timeout time.Duration) *plan {
@@ -62,7 +62,7 @@ func (d *Drain) Begun() <-chan struct{} { return d.begun }
 // answer ends its connection.
 func (d *Drain) On() bool { return d.plan.Load() != nil }
 
-// State is the drain as it stands, nil before it begins.
+// State is the state of the drain, nil before it begins.
 func (d *Drain) State() *admin.DrainState {
 	p := d.plan.Load()
 	if p == nil {

@@ -225,8 +225,8 @@ func scheme(c *certs.Store) string {
 	return "https"
 }
 
-// ServerLog is the log of a server's own errors, which go on to l: the metrics count
-// the failed handshakes among them, which net/http reports nowhere else.
+// ServerLog is the log of a server's own errors, which it passes to l: the metrics count the
+// failed handshakes among them, which net/http reports nowhere else.
 func (s *Secure) ServerLog(of string, l *log.Logger) *log.Logger {
 	return log.New(&handshakes{of: of, metrics: s.metrics, next: l}, "", 0)
 }

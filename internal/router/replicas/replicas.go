@@ -143,7 +143,7 @@ type Order struct {
 const (
 	Resumed = iota // it takes requests again
 	Drained        // it takes no new requests
-	Moved          // and its streams go on elsewhere, where they can
+	Moved          // and its streams continue elsewhere, where they can
 )
 
 // Replaces reports whether the order counts instead of another one on the same worker.

@@ -59,8 +59,8 @@ func NewView(self Identity) *View {
 // time.
 func (v *View) Revision() uint64 { return v.revision.Load() }
 
-// SetRanks replaces the ranks of which the view keeps load. Others are ignored. The load of
-// new ranks is known from the next full state of each router on.
+// SetRanks replaces the ranks whose load the view keeps. Others are ignored. The load of new
+// ranks is known from the next full state of each router on.
 func (v *View) SetRanks(ranks []Rank) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -86,7 +86,7 @@ func TestAllEnginesFail(t *testing.T) {
 					if answered := c.status == 429 || c.status == 500 && c.why != attempt.NoMoreLost; answered && got.Body != words {
 						t.Errorf("%s, want the engine's body %s", got, words)
 					}
-					if blamed := len(r.Events("request_blamed")) == 1 && strings.Contains(notes(got), "counts against no engine"); blamed != c.blamed {
+					if blamed := len(r.Events("request_broke_engines")) == 1 && strings.Contains(notes(got), "counts against no engine"); blamed != c.blamed {
 						t.Errorf("the request is blamed: %v, %q", blamed, got.Receipt.Notes)
 					}
 					attempts := map[int]bool{}
@@ -214,7 +214,7 @@ func TestPoisonAndBrokenEngines(t *testing.T) {
 				t.Fatalf("request %d: %s after %d legs: %q", i, got, n, got.Receipt.Notes)
 			}
 		}
-		if e, b := r.Events("outlier_ejected"), r.Events("request_blamed"); len(e) != 0 || len(b) != 1 {
+		if e, b := r.Events("outlier_ejected"), r.Events("request_broke_engines"); len(e) != 0 || len(b) != 1 {
 			t.Errorf("ejections %q, blamed %q", e, b)
 		}
 		r.Budget = attempt.Budget{}
@@ -415,7 +415,7 @@ func TestSmallRules(t *testing.T) {
 				t.Errorf("%s", got)
 			}
 		}
-		if e := r.Events("request_blamed"); len(e) > 0 {
+		if e := r.Events("request_broke_engines"); len(e) > 0 {
 			t.Error(e)
 		}
 	})
@@ -481,7 +481,7 @@ func TestSmallRules(t *testing.T) {
 				t.Errorf("%d: %s", i, got)
 			}
 		}
-		if e := r.Events("request_blamed"); len(e) > 0 {
+		if e := r.Events("request_broke_engines"); len(e) > 0 {
 			t.Error(e)
 		}
 	})
@@ -491,7 +491,7 @@ func TestSmallRules(t *testing.T) {
 			events int
 		}{{400, 0}, {429, 0}, {500, 1}} {
 			r.Always("aggregated-0", always(fakeengine.JSON(c.status, words)))
-			if got := r.Send(t.Context(), ask(false, "")); got.Status != c.status || len(r.Events("worker_failing")) != c.events || len(r.Events("request_blamed")) > 0 {
+			if got := r.Send(t.Context(), ask(false, "")); got.Status != c.status || len(r.Events("worker_failing")) != c.events || len(r.Events("request_broke_engines")) > 0 {
 				t.Errorf("%d: %s, events %q", c.status, got, r.Events("worker_failing"))
 			}
 		}

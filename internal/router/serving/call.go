@@ -184,7 +184,7 @@ type Answer struct {
 	*upstream.Head
 	// Before goes to the client before the body: a first token that a prefill has computed.
 	Before []byte
-	// Whole is all of the body, where it was read at once; the body has no pieces then. Nil
+	// Whole is all of the body, where it was read as a whole; the body has no pieces then. Nil
 	// for a body in pieces, not for an empty one.
 	Whole []byte
 	Body

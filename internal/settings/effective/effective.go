@@ -98,7 +98,7 @@ func (s *Settings) TrustsAddr(a netip.Addr) bool {
 	return false
 }
 
-// ConnectionsOf is how many connections an address may have at once; 0 is as many as it
+// ConnectionsOf is how many connections an address may have at a time; 0 is as many as it
 // wants, for this machine and for proxies that are trusted.
 func (s *Settings) ConnectionsOf(a netip.Addr) int {
 	if a.IsLoopback() || s.TrustsAddr(a) {

@@ -49,9 +49,9 @@ type Reloader struct {
 // NewReloader makes the one that may replace the settings in force.
 func NewReloader(f *InForce, o Options) *Reloader { return &Reloader{InForce: f, o: o} }
 
-// Reload replaces the configuration. What is fixed at the start may not change;
-// everything else takes effect at once, or the old configuration stays in force and the
-// error says why.
+// Reload replaces the configuration. What is fixed at the start may not change; everything
+// else takes effect immediately, or the old configuration stays in force and the error says
+// why.
 func (f *Reloader) Reload(c settings.Config, origin map[string]string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package load reads settings: defaults, then a file, then the environment, then
-// flags. It knows where each value came from, and reports all problems at once.
+// Package load reads settings: defaults, then a file, then the environment, then flags. It
+// knows where each value came from, and reports all problems together.
 package load
 
 import (

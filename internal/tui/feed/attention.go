@@ -534,7 +534,7 @@ func (h *hotWatch) name() string {
 	return Short(h.best.Local)
 }
 
-// Short is the head of a hash, as it stands on the screen.
+// Short is the head of a hash that the screen shows.
 func Short(hash string) string {
 	if len(hash) > 8 {
 		return hash[:8]

@@ -22,11 +22,11 @@ const (
 	maxEvents     = 1000
 )
 
-// Sample is one answer of a router, or the reason why there is none.
+// Sample is one answer of a router, or the reason why it is missing.
 type Sample struct {
 	Snapshot *admin.Snapshot
-	// Prefixes are the most used runs below the root of the index, when they
-	// were asked for; PrefixesAsked says that they were.
+	// Prefixes are the most used runs below the root of the index, when they were requested;
+	// PrefixesAsked says that they were.
 	Prefixes      []admin.IndexNode
 	PrefixesAsked bool
 	Err           error

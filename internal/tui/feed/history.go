@@ -49,8 +49,8 @@ func (s *Series) add(v [Metrics]float64) {
 	s.at = (s.at + 1) % seriesLen
 }
 
-// Values are the samples of a metric, oldest first, NaN where there was none.
-// The result is valid until the next call.
+// Values are the samples of a metric, oldest first, NaN for a missing one. The result is valid
+// until the next call.
 func (s *Series) Values(m Metric) []float64 {
 	if s == nil {
 		return nil

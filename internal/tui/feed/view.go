@@ -245,7 +245,7 @@ func ParseSeverity(word string) Severity {
 	return Warn
 }
 
-// Attention is one thing that somebody should know, in plain words.
+// Attention is one thing that an operator should know, in plain words.
 type Attention struct {
 	Severity Severity `json:"severity"`
 	// Code is a closed set: see attention.go.
@@ -346,7 +346,7 @@ func (k *Rank) SlowAt() string {
 	return k.Slow.Figure
 }
 
-// Moves are a rank's streams that went on elsewhere, see admin.Moves.
+// Moves are a rank's streams that continued elsewhere, see admin.Moves.
 type Moves struct{ Away, Onto, Waiting Num }
 
 // Streams are the rank's Moves.
@@ -357,7 +357,7 @@ func (k *Rank) Streams() Moves {
 	return Moves{Num(k.Moves.Away), Num(k.Moves.Onto), Figure(k.Moves.Waiting)}
 }
 
-// None says that a rank is known to have had none of them.
+// None says that a rank is known to have had no such streams.
 func (m *Moves) None() bool { return m.Away == 0 && m.Onto == 0 && !(m.Waiting > 0) }
 
 // Caches says in one line what the rank has beside one cache on its device, "" for

@@ -157,7 +157,7 @@ func moveColumn(title, help string, of func(m *feed.Moves) feed.Num) column {
 	}
 }
 
-// Moved says in one line which streams of a rank went on elsewhere, "" for none.
+// Moved says in one line which streams of a rank continued elsewhere, "" for none.
 func Moved(k *feed.Rank) string {
 	m := k.Streams()
 	if m.None() {

@@ -30,7 +30,7 @@ func Count(v float64) string {
 	return sign + three(v/1000) + "P"
 }
 
-// Known is Count of a number of which 0 means unknown.
+// Known is Count of a number whose 0 means unknown.
 func Known[N int | int64](n N) string {
 	if n == 0 {
 		return Unknown

@@ -43,7 +43,7 @@ type Options struct {
 	TLS       func() *tls.Config
 	// Header is what every request to a worker carries.
 	Header http.Header
-	// Slept is called with a worker that was found asleep: its cache is gone. Nil for nobody.
+	// Slept is called with a worker that was found asleep: its cache is gone. It may be nil.
 	Slept func(w *workers.Worker)
 }
 
@@ -424,7 +424,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 		h.misses = 0
 		if h.silent {
 			h.silent = false
-			h.m.sink.Emit(eventlog.Event{Kind: "load_told", Worker: w.Name, Text: fmt.Sprintf("worker %s reports its load again", w.Name)})
+			h.m.sink.Emit(eventlog.Event{Kind: "load_reported", Worker: w.Name, Text: fmt.Sprintf("worker %s reports its load again", w.Name)})
 		}
 		return
 	}
@@ -498,9 +498,9 @@ func (m *Monitor) Models(ctx context.Context, w *workers.Worker) {
 	}
 }
 
-// Learn asks a worker what it is, at once, and updates the registry, as Run does
-// by itself every now and then. It is for those who have seen that what they
-// know of the worker no longer holds, such as an event port after a restart.
+// Learn immediately queries what a worker is and updates the registry, as Run does every now
+// and then. It is for those who have seen that what they know of the worker no longer holds,
+// such as an event port after a restart.
 func (m *Monitor) Learn(ctx context.Context, w *workers.Worker) error {
 	ans := m.ask.learn(ctx, w)
 	if err := ctx.Err(); err != nil {

@@ -56,8 +56,7 @@ type OutlierOptions struct {
 	// Hinted reports whether another router has ejected a worker, whose next failure here then
 	// counts double; nil for never.
 	Hinted func(w *workers.Worker) bool
-	// Now is the clock: time.Now. Run is for that one; under another, whoever has it
-	// calls Step.
+	// Now is the clock: time.Now. Run is for that one; under another, its owner calls Step.
 	Now func() time.Time
 }
 
@@ -146,10 +145,9 @@ type Admission struct {
 	streak uint64 // of failures that its report has added to
 }
 
-// Admit asks whether a request may be sent to the worker; it is called after
-// the choice and right before the dispatch. It is false for an ejected worker,
-// and for all but one of the requests that want to try it. Whoever got true
-// must Report.
+// Admit asks whether a request may be sent to the worker; it is called after the choice and
+// right before the dispatch. It is false for an ejected worker, and for all but one of the
+// requests that want to try it. A caller that got true must Report.
 func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	// Read before the ejection: an ejection that ends in between makes this
 	// admission one of the past, never the other way round.
@@ -204,8 +202,8 @@ func (o *Outliers) number() uint64 {
 	return o.last
 }
 
-// Last brings an ejected worker back because a request has nobody else: the
-// others went down after it was ejected, and a bad worker is better than none.
+// Last brings an ejected worker back because a request has no other worker: the others went
+// down after it was ejected, and a bad worker is better than none.
 func (o *Outliers) Last(w *workers.Worker) {
 	if e := w.State.Ejection(); e != nil {
 		o.end(w, e, "no other worker is left for its role and models")

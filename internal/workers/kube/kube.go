@@ -1,11 +1,10 @@
-// Package kube finds workers among the pods of a Kubernetes cluster, or among its
-// Services. It watches them by label selectors with client-go's informers, reads each by
-// itself (see rules.read and rules.readService) and gives the registry all of them
-// whenever one has changed.
+// Package kube finds workers among the pods of a Kubernetes cluster, or among its Services. It
+// watches them by label selectors with client-go's informers, reads each on its own (see
+// rules.read and rules.readService) and gives the registry all of them whenever one has
+// changed.
 //
-// Nothing is asked of the API server unless a selector is set. A server that
-// cannot be reached, or that refuses, leaves the fleet as it was; the status says
-// so until it answers again.
+// It contacts the API server only if a selector is set. A server that cannot be reached, or
+// that refuses, leaves the fleet as it was; the status says so until it answers again.
 package kube
 
 import (
@@ -79,8 +78,8 @@ type Status struct {
 	// Pods (or Services) were found, Workers made of them, Waiting of them will become
 	// some.
 	Pods, Workers, Waiting int
-	// LeftOut are pods that were found and of which no worker is made, by name, at
-	// most maxLeftOut; LeftOutCount are all.
+	// LeftOut are pods that were found and are no workers, by name, at most maxLeftOut;
+	// LeftOutCount are all.
 	LeftOut      []LeftOut
 	LeftOutCount int
 	// KeyError is why the key file could not be read again; the last key is used.
@@ -90,15 +89,15 @@ type Status struct {
 // WatchStatus is one watch: a selector in a namespace.
 type WatchStatus struct {
 	Namespace, Selector string
-	// Synced says that the pods were listed at least once, Err why the API server
-	// cannot be asked now, Since when that began.
+	// Synced says that the pods were listed at least once, Err why the API server cannot be
+	// reached now, Since when that began.
 	Synced   bool
 	Err      string
 	Since    time.Time
 	Failures uint64
 }
 
-// LeftOut is a pod of which no worker is made.
+// LeftOut is a pod that is no worker.
 type LeftOut struct{ Pod, Why string }
 
 const maxLeftOut = 32
@@ -527,7 +526,7 @@ func (s *Source) Status() Status {
 	return st
 }
 
-// Troubles are reasons for which the fleet may not be what the cluster has.
+// Troubles are reasons why the fleet may not be what the cluster has.
 func (s *Source) Troubles() (out []string) {
 	st := s.Status()
 	seen := map[string]bool{}

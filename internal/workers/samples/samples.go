@@ -76,7 +76,7 @@ func closingBrace(b []byte) int {
 // Labels is the inside of a label block: a="b",c="d".
 type Labels []byte
 
-// Get finds a label's value as it stands there, escapes included.
+// Get finds a label's raw value, escapes included.
 func (l Labels) Get(key string) (value []byte, ok bool) {
 	for len(l) > 0 {
 		eq := bytes.IndexByte(l, '=')

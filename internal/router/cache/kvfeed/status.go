@@ -38,7 +38,7 @@ type Status struct {
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
 	// TiersReported says that the engine has reported a tier outside its device and that such
 	// tiers are followed; Tiers counts the blocks there.
-	TiersReported bool        `json:"tiers_told,omitempty"`
+	TiersReported bool        `json:"tiers_reported,omitempty"`
 	Tiers         route.Tiers `json:"tiers,omitzero"`
 
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because

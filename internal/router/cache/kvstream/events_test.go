@@ -51,7 +51,7 @@ func TestEveryKindOfEventHasItsEffect(t *testing.T) {
 	for kind := kvevent.Unknown + 1; kind.String() != kvevent.Unknown.String(); kind++ {
 		row, ok := rows[kind]
 		if !ok {
-			t.Errorf("no row here for events of kind %s: say what they do in each (applier.go), in note (groups.go) and in noteTiers (tiers.go), and here what is left of a prompt after one, or why nothing changes", kind)
+			t.Errorf("no row here for events of kind %s: say what they do in each (applier.go), in noteGroups (groups.go) and in noteTiers (tiers.go), and here what is left of a prompt after one, or why nothing changes", kind)
 			continue
 		}
 		for i, place := range places {

@@ -32,8 +32,8 @@ const (
 	// Sequential: the decode leg starts when the prefill leg has answered and
 	// CheckPrefill has passed.
 	Sequential Mode = "sequential"
-	// Concurrent: both legs start at once; the prefill's answer is read to its
-	// end and judged, its failure cancels the decode leg.
+	// Concurrent: both legs start together; the prefill's answer is read to its end and
+	// judged, its failure cancels the decode leg.
 	Concurrent Mode = "concurrent"
 	// Held: as Concurrent, but the decode leg is sent only when the prefill's request was
 	// written completely, so that its engine waits for no prefill that no engine has. Both
@@ -53,10 +53,10 @@ var (
 	// ErrMissingParams: the prefill answered well but gave no transfer
 	// parameters, so the decode engine would compute everything again.
 	ErrMissingParams = errors.New("prefill answer has no transfer parameters")
-	// ErrEnded: the prefill's first token ended the answer, so the engine kept
-	// no KV for another one: vLLM 0.32 gives parameters when an answer ends by
-	// length or stop, older ones by length only. Nothing is wrong with the
-	// engine; the decode engine computes the prompt by itself.
+	// ErrEnded: the prefill's first token ended the answer, so the engine kept no KV for
+	// another one: vLLM 0.32 gives parameters when an answer ends by length or stop, older
+	// ones by length only. Nothing is wrong with the engine; the decode engine computes the
+	// prompt.
 	ErrEnded = errors.New("the prefill's first token ended the answer, so there is no KV to move")
 	// ErrBadParams: the parameters must not reach a decode engine. A
 	// *ParamsError says which of them and why.
@@ -240,10 +240,10 @@ func (t *Transfer) Kind() workers.Connector { return t.of.name }
 // Mode says how the legs follow each other.
 func (t *Transfer) Mode() Mode { return t.mode }
 
-// Leased reports whether the prefill engine keeps the KV for a limited time only,
-// and the decode engine fetches it by block number, whatever the blocks hold by
-// then. vLLM 0.32 does (kv_lease_duration): from when it has the request the
-// decode engine extends the lease, and before that nobody does.
+// Leased reports whether the prefill engine keeps the KV for a limited time only, and the
+// decode engine fetches it by block number, whatever the blocks hold by then. vLLM 0.32 does
+// (kv_lease_duration): from when it has the request the decode engine extends the lease, and
+// before that no engine does.
 func (t *Transfer) Leased() bool { return t.of.leased }
 
 // ID is the room of the transfer, 0 for a connector that has none.

@@ -1,4 +1,4 @@
-// Package pair carries out the two legs of a request that are sent at once: which ends which,
+// Package pair carries out the two legs of a request that are sent together: which ends which,
 // and when. It imports nothing of the router, so that its tests have neither requests nor
 // workers.
 package pair
@@ -52,8 +52,7 @@ type Ending struct {
 	Cancelled bool
 	// Waiting says that the prefill leg had not ended when the decode leg failed.
 	Waiting bool
-	// Other is the failure of the other leg, if it failed by itself: not because it was
-	// cancelled.
+	// Other is the failure of the other leg, if it failed without being cancelled.
 	Other error
 }
 

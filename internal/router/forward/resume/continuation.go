@@ -27,7 +27,7 @@ type Budget interface {
 // the stream: the stream that is read along with, and the request without its prompt.
 type Continuation struct {
 	Stream Stream
-	// Refused says why the request cannot be gone on with, and Member what of it.
+	// Refused says why the request cannot be continued, and Member what of it.
 	Refused Refusal
 	Member  string
 
@@ -61,7 +61,7 @@ func (c *Continuation) ReportsIDs(e workers.Engine) bool {
 	return e == workers.VLLM
 }
 
-// PathOfRest is where the rest of the answer to a request that came to a path is asked for.
+// PathOfRest is where the rest of the answer to a request that came to a path is requested.
 func (c *Continuation) PathOfRest(path string) string {
 	if c.Stream.Chat { // whose rest is a completion
 		return strings.Replace(path, "/chat/completions", "/completions", 1)
@@ -86,8 +86,8 @@ func (c *Continuation) Pass(p []byte) ([]byte, error) {
 	return out, err
 }
 
-// Lost reports, once, that the stream cannot be gone on with from now on because no memory
-// was left for it.
+// Lost reports, once, that the stream cannot be continued from now on because no memory was
+// left for it.
 func (c *Continuation) Lost() bool {
 	lost := c.lost
 	c.lost = false
@@ -161,8 +161,8 @@ func RestKind(kind api.Kind) api.Kind {
 	return api.Completion
 }
 
-// Rest is the body of the request for what comes after the ids, of which the last are so
-// many of the answer's.
+// Rest builds the request that asks another engine to continue after the ids, whose last ones
+// are the answer's.
 func (c *Continuation) Rest(ids []uint32, sent int) ([]byte, Refusal) {
 	body := make([]byte, 0, len(c.rest)+7*len(ids)+2)
 	body = append(body, c.rest[:c.at]...)

@@ -180,7 +180,7 @@ func listed(inside []byte) int {
 	return 1 + bytes.Count(inside, []byte{','})
 }
 
-// Broke makes ready what is asked for once the leg has broken off: of SGLang's own
+// Broke makes ready the request for the rest once the leg has broken off: of SGLang's own
 // events the newest one alone counts.
 func (s *Stream) Broke() {
 	a := &s.latest

@@ -7,13 +7,13 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
-// Refusal is why a stream cannot be gone on with elsewhere: a closed set, fit for
-// metric labels. Empty is none.
+// Refusal is why a stream cannot be continued elsewhere: a closed set, fit for metric labels.
+// Empty is none.
 type Refusal string
 
 // The refusals that a request brings with it.
 const (
-	// Endpoint: only completions and chats are gone on with.
+	// Endpoint: only completions and chats are continued.
 	Endpoint Refusal = "endpoint"
 	// Several: more than one prompt, or more than one answer (n, best_of, beams).
 	Several Refusal = "several_answers"
@@ -49,16 +49,16 @@ const (
 	NoIDs Refusal = "no_ids"
 	// Seam: which ids the text that was sent belongs to is not known.
 	Seam Refusal = "unclear_seam"
-	// Odd: an event that is none of a completion's, or too large.
+	// Odd: an event that is not a completion's, or too large.
 	Odd Refusal = "odd_event"
 	// FirstToken: the prefill's own first token is a part of the answer.
 	FirstToken Refusal = "first_token_of_prefill"
-	// Silent: of a chat nothing was said yet, and its first tokens may be a parser's.
-	Silent Refusal = "nothing_said"
-	// Memory: there is none left for what is kept of the stream.
+	// Silent: of a chat nothing was sent yet, and its first tokens may be a parser's.
+	Silent Refusal = "nothing_sent"
+	// Memory: none is left for what is kept of the stream.
 	Memory Refusal = "memory"
-	// SentIDs: the client asked for ids, and has some of a character that was cut.
-	SentIDs Refusal = "ids_told"
+	// SentIDs: the client requested ids, and has some of a character that was cut.
+	SentIDs Refusal = "ids_sent"
 )
 
 var words = map[Refusal]string{
@@ -189,8 +189,8 @@ func kept(member string) bool {
 	return false
 }
 
-// Judge says why the stream that a request asks for could not be gone on with, and
-// which member of it, if one does, says so. watched says that its stop strings are.
+// Judge says why the stream that a request asks for could not be continued, and which member
+// of it, if one does, says so. watched says that its stop strings are.
 func Judge(v *api.View, watched bool) (why Refusal, member string) {
 	switch {
 	case v.Kind != api.Completion && v.Kind != api.Chat && v.Kind != api.SGLangGenerate || !v.Stream:

@@ -24,14 +24,15 @@ const keepBytes = 4 << 10
 // ErrEngine is the error that an engine sent in its stream.
 var ErrEngine = errors.New("the engine ended its stream with an error")
 
-// Stream reads along with an answer that may be gone on with. The zero value is
-// ready; it is not safe for concurrent use. It finds the events itself, and not through
-// sse.Scanner, because it rewrites them: it needs each whole, with its place in what is
-// put out, where a Scanner is shown bytes that have gone out already.
+// Stream reads along with an answer that may be continued. The zero value is ready; it is not
+// safe for concurrent use. It finds the events itself, and not through sse.Scanner, because it
+// rewrites them: it needs each whole, with its place in what is put out, where a Scanner is
+// shown bytes that have gone out already.
 type Stream struct {
-	// KeepIDs says that the client asked for ids by itself: they stay in the events.
+	// KeepIDs says that the client requested ids: they stay in the events.
 	KeepIDs bool
-	// Chat says that the client's stream is a chat's. Who goes on answers a completion.
+	// Chat says that the client's stream is a chat's. The engine that continues answers a
+	// completion.
 	Chat bool
 	// Native says that the events are those of SGLang's /generate.
 	Native bool
@@ -76,9 +77,9 @@ type cut struct {
 	with     []byte
 }
 
-// Open is what reads along with the answer to a request, with why it could not be gone on
-// with, and which member of the request, if one does, says so. decode appends the bytes of
-// a token; nil where no tokenizer here can.
+// Open is what reads along with the answer to a request, with why it could not be continued,
+// and which member of the request, if one does, says so. decode appends the bytes of a token;
+// nil where no tokenizer here can.
 func Open(v *api.View, decode func(dst []byte, id uint32) ([]byte, bool)) (s Stream, why Refusal, member string) {
 	s.Chat, s.Native = v.Kind == api.Chat, v.Kind == api.SGLangGenerate
 	stops, watched := StopStrings(v)
@@ -93,8 +94,8 @@ func Open(v *api.View, decode func(dst []byte, id uint32) ([]byte, bool)) (s Str
 	return s, why, member
 }
 
-// Begin makes the stream ready for the answer of an engine, which goes on from what
-// the client has; of one that it has nothing of, nothing is kept.
+// Begin makes the stream ready for the answer of an engine, which continues from what the
+// client has. Of an answer that the client has nothing of, it keeps nothing.
 func (s *Stream) Begin() {
 	if !s.going {
 		*s = Stream{KeepIDs: s.KeepIDs, Chat: s.Chat, Native: s.Native, Stops: s.Stops, Decode: s.Decode, Usage: s.Usage, out: s.out}
@@ -110,11 +111,10 @@ func (s *Stream) Begin() {
 	s.part, s.last, s.first, s.finished, s.done, s.usage = s.part[:0], nil, false, false, false, false
 }
 
-// Refused says why the stream cannot be gone on with, as far as that is known.
+// Refused says why the stream cannot be continued, as far as that is known.
 func (s *Stream) Refused() Refusal { return s.refused }
 
-// Refuse gives up going on with the stream; the first reason counts, and an empty one
-// is none.
+// Refuse gives up continuing the stream; the first reason counts, and an empty one is none.
 func (s *Stream) Refuse(why Refusal) {
 	if s.refused == "" && why != "" {
 		s.refused = why
@@ -550,9 +550,8 @@ func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 	return dst, true
 }
 
-// Resumable reports whether another engine can go on with the stream as it stands, and has
-// anything to add: something was sent, nothing that engines reported is missing, and the
-// end has not come.
+// Resumable reports whether another engine can continue the stream now, and has anything to
+// add: something was sent, nothing that engines reported is missing, and the end has not come.
 func (s *Stream) Resumable() bool {
 	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
@@ -589,9 +588,9 @@ func (s *Stream) AlignBy(textOf func(ids []uint32) (string, error)) {
 // Align says that the text ends after the first n of the unaligned ids.
 func (s *Stream) Align(n int) { s.sure, s.tail = s.sure+n, s.tail[:0] }
 
-// Next are the ids of the prompt with which another engine goes on: those of the
-// first prompt, and of the answer those whose text the client has, which end with a
-// whole character. What came beyond is forgotten; the other engine says it again.
+// Next are the ids of the prompt with which another engine continues: those of the first
+// prompt, and of the answer those whose text the client has, which end with a whole character.
+// What came beyond is forgotten; the other engine says it again.
 func (s *Stream) Next() ([]uint32, Refusal) {
 	switch {
 	case s.refused != "":

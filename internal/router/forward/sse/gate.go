@@ -24,9 +24,8 @@ func (g *Gate) Reset() {
 	*g = Gate{held: g.held[:0]}
 }
 
-// Pass takes the next piece and returns what may go on, in this order: what was
-// held back, and the part of p that follows it. Both are valid until the next
-// call.
+// Pass takes the next piece and returns what may be sent, in this order: what was held back,
+// and the part of p that follows it. Both are valid until the next call.
 func (g *Gate) Pass(p []byte) (held, ready []byte) {
 	if g.out > 0 {
 		g.held = append(g.held[:0], g.held[g.out:]...)
@@ -64,7 +63,7 @@ func (g *Gate) Pass(p []byte) (held, ready []byte) {
 	return held, p[:n]
 }
 
-// Rest is what is still held back when the stream has ended by itself.
+// Rest is what is still held back when the stream has ended.
 func (g *Gate) Rest() []byte { return g.held[g.out:] }
 
 // Open reports whether what was let through ends within an event.

@@ -33,7 +33,7 @@ const headTime = 10 * time.Second
 // event: an engine that could not load a prompt's KV blocks answers 200, sends
 // the chunk with the role, and only then the error (vLLM 0.32).
 type Head struct {
-	// Scanner reads along, and goes on doing so after the head.
+	// Scanner reads along, also after the head.
 	Scanner Scanner
 	// Gate is for what is sent on of the stream, the head included.
 	Gate Gate
@@ -51,7 +51,7 @@ type Head struct {
 
 var heads = sync.Pool{New: func() any { return new(Head) }}
 
-// AcquireHead is a head for a stream; whoever has it releases it.
+// AcquireHead is a head for a stream; its owner releases it.
 func AcquireHead() *Head { return heads.Get().(*Head) }
 
 // Release gives the head back, with what was held in it.

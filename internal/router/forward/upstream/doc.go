@@ -8,10 +8,9 @@
 // hands every request and every read to two more goroutines, which costs more
 // than all the rest of a request (docs/adr/0003-http-path.md has the figures).
 //
-// An unused connection belongs to nobody: what an engine sends over it, or that
-// it closes it, is seen before the connection is used again, and is no
-// request's business. Of a TLS connection only data counts, not session tickets
-// or key updates.
+// An unused connection belongs to no request: what an engine sends over it, or that it closes
+// it, is seen before the connection is used again, and is no request's business. Of a TLS
+// connection only data counts, not session tickets or key updates.
 //
 // What breaks is reported as a [*Failure], which says how far the exchange had
 // come: whether the engine may have seen the request, and whether a byte of

@@ -142,8 +142,7 @@ func (h *Header) Add(key, value string) {
 	h.keys, h.values = append(h.keys, key), append(h.values, value)
 }
 
-// Get is the first value of a header; "" if there is none. The key must be in
-// canonical form.
+// Get is the first value of a header; "" if it is missing. The key must be in canonical form.
 func (h *Header) Get(key string) string {
 	for i, k := range h.keys {
 		if k == key {
@@ -159,8 +158,8 @@ func (h *Header) Len() int { return len(h.keys) }
 // At is header line i.
 func (h *Header) At(i int) (key, value string) { return h.keys[i], h.values[i] }
 
-// CopyTo adds to dst the headers that go on to a client: those of the answer,
-// not those of the connection.
+// CopyTo adds to dst the headers that a client gets: those of the answer, not those of the
+// connection.
 func (h *Header) CopyTo(dst http.Header) {
 	for i, k := range h.keys {
 		if !api.ForwardResponseHeader(k) || len(h.hops) > 0 && slices.Contains(h.hops, k) {

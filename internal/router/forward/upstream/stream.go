@@ -15,7 +15,7 @@ type StreamOptions struct {
 	// Observe, when not nil, sees every piece of the body before it is
 	// written. It must not change or keep it.
 	Observe func(p []byte)
-	// Gate, when not nil, says what of the body may go on.
+	// Gate, when not nil, says what of the body may be sent.
 	Gate Gate
 	// WriteTimeout bounds every write to the client, so that one that does
 	// not read cannot hold a connection for ever; 0 for none. It may last up
@@ -33,8 +33,8 @@ type Gate interface {
 	Rest() []byte
 }
 
-// Flushes reports whether each piece of an answer must go out at once: it is an
-// event stream, or nobody knows how long it will be.
+// Flushes reports whether each piece of an answer must go out immediately: it is an event
+// stream, or of unknown length.
 func (h *Head) Flushes() bool {
 	return h.ContentLength < 0 || h.Streams()
 }
@@ -80,8 +80,8 @@ func (a *Answer) Send(w http.ResponseWriter) {
 	_, _ = w.Write(a.Body) // a client that is gone is no news here
 }
 
-// Body is read piece by piece; each is valid until the next is asked for, and the error
-// at the end is io.EOF. Done says that no further piece comes.
+// Body is read piece by piece; each is valid until the next is read, and the error at the end
+// is io.EOF. Done says that no further piece comes.
 type Body interface {
 	Next() ([]byte, error)
 	Done() bool
@@ -91,10 +91,9 @@ type Body interface {
 // io.EOF of a connection that another engine closed, and is no end.
 func AtEnd(err error) bool { return err == io.EOF } //nolint:errorlint // see above
 
-// Stream forwards a body to the client, whose head must have been written,
-// piece by piece as it arrives, in the calling goroutine; flush says that each must go out
-// at once. The error is a [*ClientError] when the client broke off, the body's when that
-// did.
+// Stream forwards a body to the client, whose head must have been written, piece by piece as
+// it arrives, in the calling goroutine; flush says that each must go out immediately. The
+// error is a [*ClientError] when the client broke off, the body's when that did.
 func Stream(w http.ResponseWriter, r Body, flush bool, opt StreamOptions) error {
 	out := newWriter(w, opt.WriteTimeout)
 	for {

@@ -72,7 +72,7 @@ func (e *StatusError) Error() string {
 // dataPlaneCode is what a router's data plane answers to a path of the admin API.
 const dataPlaneCode = "admin_path"
 
-// DataPlaneError says that what was asked is the data plane of a router.
+// DataPlaneError says that the address is the data plane of a router.
 type DataPlaneError struct {
 	URL string
 	// Admin is where its admin API answers; empty when it was not found.
@@ -162,7 +162,7 @@ func (c *Client) adminBeside(ctx context.Context) string {
 	return ""
 }
 
-// Options say how a router is asked.
+// Options say how a router is called.
 type Options struct {
 	// TokenFile holds the bearer token; empty for none.
 	TokenFile string
@@ -338,12 +338,12 @@ func (c *Client) RemoveWorker(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, "/admin/v1/workers/"+segment(name), nil, nil, nil)
 }
 
-// DrainWorker stops new requests to a worker; its streams go on.
+// DrainWorker stops new requests to a worker; its streams continue.
 func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) {
 	return fetch[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/drain", nil, nil)
 }
 
-// MoveStreams drains a worker and has its streams go on elsewhere, those that can.
+// MoveStreams drains a worker and has its streams continue elsewhere, those that can.
 func (c *Client) MoveStreams(ctx context.Context, name string) (*Worker, error) {
 	return fetch[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+segment(name)+"/move", nil, nil)
 }

@@ -125,7 +125,7 @@ type ControlResult struct {
 	OK     bool   `json:"ok"`
 	// Status is that of the engine's answer; 0 without one.
 	Status int `json:"status,omitempty"`
-	// Message is the beginning of the engine's answer, or why there is none.
+	// Message is the beginning of the engine's answer, or why it is missing.
 	Message    string  `json:"message,omitempty"`
 	DurationMS float64 `json:"duration_ms"`
 }

@@ -219,7 +219,7 @@ type Replay struct {
 	Speed  float64 `json:"speed"`
 	Paused bool    `json:"paused"`
 	Ended  bool    `json:"ended"`
-	// Seeking says that all up to the place that was asked for is being played.
+	// Seeking says that all up to the requested place is being played.
 	Seeking bool `json:"seeking"`
 }
 
@@ -286,7 +286,7 @@ type Kubernetes struct {
 	Pods      int               `json:"pods"`
 	Workers   int               `json:"workers"`
 	Waiting   int               `json:"waiting_pods"`
-	// LeftOut are pods of which no worker is made, the first of LeftOutCount.
+	// LeftOut are pods that are no workers, the first of LeftOutCount.
 	LeftOut      []LeftOutPod `json:"left_out,omitempty"`
 	LeftOutCount int          `json:"left_out_pods"`
 }
@@ -356,8 +356,8 @@ type Queue struct {
 	Normal  int `json:"normal"`
 	Low     int `json:"low"`
 	Tenants int `json:"tenants"`
-	// OldestMS is how long the first to come has waited, WaitMS how long one that came
-	// now would, by how fast the queue went of late; absent where that is not known.
+	// OldestMS is how long the first to come has waited, WaitMS how long one that came now
+	// would, by how fast the queue went recently; absent where that is not known.
 	OldestMS float64  `json:"oldest_ms"`
 	WaitMS   *float64 `json:"wait_ms,omitempty"`
 }
@@ -514,8 +514,7 @@ type Rank struct {
 	DecodeBlocks   int64  `json:"decode_blocks"`
 	Requests       uint64 `json:"requests_total"`
 	Failures       uint64 `json:"failures_total"`
-	// Moves are the streams that went on elsewhere; null in a recording without
-	// outcomes.
+	// Moves are the streams that continued elsewhere; null in a recording without outcomes.
 	Moves *Moves `json:"moves"`
 
 	// As the router measured it in the last seconds, null without samples: medians
@@ -542,9 +541,9 @@ type Rank struct {
 	Engine *EngineLoad `json:"engine"`
 }
 
-// Moves are streams that went on elsewhere, since the rank joined: those that it had,
-// and rests that were asked of its engine as decode legs, each attempt counted. Waiting
-// are those that wait now for a place on it; null in a recording, which does not have it.
+// Moves are streams that continued elsewhere, since the rank joined: those that it had, and
+// rests that were requested of its engine as decode legs, each attempt counted. Waiting are
+// those that wait now for a place on it; null in a recording, which does not have it.
 type Moves struct {
 	Away    uint64 `json:"away_total"`
 	Onto    uint64 `json:"onto_total"`
@@ -592,12 +591,12 @@ type Feed struct {
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
-	// CacheGroups are those of a rank whose events name several; what it is credited
-	// with is what all of them can go on from.
+	// CacheGroups are those of a rank whose events name several; what it is credited with is
+	// what all of them can continue from.
 	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
 	// TiersReported says that events have named a tier outside the device and the rank is followed
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
-	TiersReported bool        `json:"tiers_told,omitempty"`
+	TiersReported bool        `json:"tiers_reported,omitempty"`
 	Tiers         route.Tiers `json:"tiers,omitzero"`
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
 	// events add up to more than there can be.
@@ -622,8 +621,8 @@ type Feed struct {
 	ConnectErrors uint64 `json:"connect_errors_total"`
 	SourceErrors  uint64 `json:"source_errors_total"`
 	ReplayErrors  uint64 `json:"replay_errors_total"`
-	// Overrun counts batches dropped because too many waited for a replay, which
-	// is asked for them again.
+	// Overrun counts batches dropped because too many waited for a replay, which is requested
+	// again.
 	Overrun uint64 `json:"overrun_batches_total"`
 	// Foreign counts batches of a second publisher that claims the rank,
 	// RankDisagree those that claim another rank than that of the socket.
@@ -721,8 +720,8 @@ type IndexNode struct {
 	Longest      int    `json:"longest_blocks"`
 	Hits         uint64 `json:"hits_total"`
 	HitsExact    bool   `json:"hits_exact"` // otherwise there may be more
-	// RankLabels are those of the ranks that hold it: of the node that was asked
-	// for all, of its children at most 64.
+	// RankLabels are those of the ranks that hold it: of the requested node all, of its
+	// children at most 64.
 	RankLabels []string `json:"rank_labels"`
 }
 
@@ -785,9 +784,8 @@ type ConfigValue struct {
 	Origin string `json:"origin"`
 }
 
-// ConfigPatch is the body of POST /admin/v1/config: settings that may change
-// while the router runs ("routing.threshold", "routing.policy", …). All are
-// applied at once or none.
+// ConfigPatch is the body of POST /admin/v1/config: settings that may change while the router
+// runs ("routing.threshold", "routing.policy", …). All are applied together or none.
 type ConfigPatch struct {
 	Settings map[string]any `json:"settings"`
 }

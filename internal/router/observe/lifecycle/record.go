@@ -127,7 +127,7 @@ func (r *Record) Failed(phase route.Phase, w *workers.Worker, reason attempt.Rea
 }
 
 // RequestFaulty reports that several engines broke on the request, and the router counts that
-// against none of them.
+// against no engine.
 func (r *Record) RequestFaulty(text string) {
 	r.send(Event{Kind: RequestFaulty, Text: text, At: time.Now()})
 }

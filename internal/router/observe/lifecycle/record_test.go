@@ -260,7 +260,7 @@ func TestContinuedAndNot(t *testing.T) {
 		t.Errorf("the events and the first call for a rank (-want +got):\n%s", d)
 	}
 	s.RequestFaulty("the request is at fault")
-	if len(s.events) != 3 || s.events[2].Kind != "request_blamed" || s.events[2].Request != s.Live.ID() || len(s.receipt(t).Notes) != 1 {
+	if len(s.events) != 3 || s.events[2].Kind != "request_broke_engines" || s.events[2].Request != s.Live.ID() || len(s.receipt(t).Notes) != 1 {
 		t.Errorf("%+v, %q", s.events[2:], s.receipt(t).Notes)
 	}
 }

@@ -163,7 +163,7 @@ func TestCounted(t *testing.T) {
 	page := s.page()
 	for _, want := range []string{
 		`dynctl_tokenize_total{source="ids"} 1`, `dynctl_stage_seconds_count{stage="move"} 1`, `dynctl_retries_total{leg="decode",reason="reset"} 1`,
-		`dynctl_streams_without_memory_total 1`, `dynctl_requests_blamed_total 1`, `dynctl_aborts_total{reason="upstream_broke"} 1`,
+		`dynctl_streams_without_memory_total 1`, `dynctl_requests_broke_engines_total 1`, `dynctl_aborts_total{reason="upstream_broke"} 1`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the metrics lack %s", want)

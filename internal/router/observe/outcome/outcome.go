@@ -162,8 +162,8 @@ type RequestSamples struct {
 	block     int        // tokens of a block in its plan
 }
 
-// Begins reports that the plan of a request for a model is carried out, whose blocks have so many
-// tokens.
+// Begins reports that the plan of a request for a model is carried out, whose blocks have that
+// many tokens.
 func (c *Collector) Begins(q *RequestSamples, model string, blockSize int) {
 	q.c, q.block = c, blockSize
 	if l := c.Of(model); l != nil {
@@ -236,13 +236,13 @@ func (c *Collector) changed(of *cost.Learner, changes cost.Change, leg cost.LegK
 	}
 }
 
-// Runs begins to report an answer of a model on a rank that has so many tokens now.
+// Runs begins to report an answer of a model on a rank that has that many tokens now.
 func (c *Collector) Runs(q *RequestSamples, model string, rank *workers.Rank, tokens int, now time.Time) {
 	q.learner, q.running = c.Of(model), cost.Running{}
 	q.Ran(rank, tokens, now)
 }
 
-// Ran reports that the answer, which runs on a rank, has so many tokens now.
+// Ran reports that the answer, which runs on a rank, has that many tokens now.
 func (q *RequestSamples) Ran(rank *workers.Rank, tokens int, now time.Time) {
 	if q.learner == nil {
 		return

@@ -117,7 +117,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.duration = histogram("request_duration_seconds", "Time from the request's first byte to the answer's last.", latencyBuckets, "model", "path")
 	m.ttft = histogram("ttft_seconds", "Time from the request's first byte to the first token sent on to the client.", latencyBuckets, "model", "path")
 	m.itl = histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model")
-	m.stage = histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a place in progress, move that of streams that waited for their turn to go on elsewhere, held that of decode legs until the request of their prefill leg was written.", stageBuckets, "stage")
+	m.stage = histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a slot in progress, move that of streams that waited to continue elsewhere, held that of decode legs until the request of their prefill leg was written.", stageBuckets, "stage")
 	m.decisions = counter("decisions_total", "Routing decisions by path and reason.", "path", "reason")
 	m.oddParams = counter("transfer_params_odd_total", "Remote prefills whose transfer parameters were used although a part of them is not as expected.", "worker")
 	m.fallbacks = counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason")
@@ -136,10 +136,10 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.certs = counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result")
 	m.handshakes = counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log says why.", "of")
 	m.excluded = counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason")
-	m.faulty = counter("requests_blamed_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
-	m.continued = counter("streams_continued_total", "Streams whose rest another engine was asked for, by the worker that broke off and how.", "worker", "reason")
+	m.faulty = counter("requests_broke_engines_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
+	m.continued = counter("streams_continued_total", "Streams whose rest was requested of another engine, by the worker that broke off and how.", "worker", "reason")
 	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
-	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
+	m.unkept = counter("streams_without_memory_total", "Streams that continued where they were and could not have been continued elsewhere, because limits.body_memory was used up.")
 	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, connections (limits.client_connections), key (none, a wrong one, or one for something else), rate or tokens (of a key), body, body_memory, request, model, overload, legs (limits.legs), loop (it came back), or draining (this router stops).", "reason")
 	m.stages = map[string]prometheus.Observer{}
 	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move", "held"} {

@@ -86,7 +86,7 @@ func (f *Failures) Hybrid(w *workers.Worker, groups int, now time.Time) (e event
 // RequestFaulty is the event that a request failed on which several engines broke; ok is false
 // when there was one a moment ago.
 func (f *Failures) RequestFaulty(text string, now time.Time) (e eventlog.Event, ok bool) {
-	return f.event(failure{reason: "request"}, now, eventlog.Event{Kind: "request_blamed", Text: text, Fields: map[string]any{}})
+	return f.event(failure{reason: "request"}, now, eventlog.Event{Kind: "request_broke_engines", Text: text, Fields: map[string]any{}})
 }
 
 // Panicked is the event that a request ended with an internal error; ok is false when
