@@ -42,8 +42,8 @@ var (
 	ErrNoCopy = errors.New("no copy")
 )
 
-// Fetch gets the copy of a rank from another router of the fleet, in pieces, of which each is
-// requested when the one before has come. It returns ErrBusy or ErrNoCopy, wrapped, for a router
+// Fetch gets the copy of a rank from another router of the fleet, piece by piece: it requests one
+// when the one before has come. It returns ErrBusy or ErrNoCopy, wrapped, for a router
 // that answers and gives none.
 func Fetch(ctx context.Context, d Direct, self *Identity, origin string, rank Rank) ([]byte, error) {
 	to := Identity{Fleet: self.Fleet, Origin: origin}

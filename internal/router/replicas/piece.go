@@ -57,7 +57,7 @@ func (p *Piece) Append(b []byte) []byte {
 	return msgp.AppendBool(msgp.AppendString(b, keyBusy), p.Busy)
 }
 
-// Decode reads a piece from b, of which it keeps the data. The error describes what is wrong;
+// Decode reads a piece from b, whose data it keeps. The error describes what is wrong;
 // p must not be used then.
 func (p *Piece) Decode(b []byte) error {
 	*p = Piece{}

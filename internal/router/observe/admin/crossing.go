@@ -75,9 +75,9 @@ func (s *Status) Threshold() any {
 	return s.ThresholdTokens
 }
 
-// Rule is in words where prompts are prefilled: by the threshold in tokens of a measure, or where
-// it is auto by the crossing with answers on the decode rank, or for how many models there is one;
-// without any, by the threshold that decides meanwhile.
+// Rule is in words where prompts are prefilled: by the threshold in tokens of a measure. Where the
+// threshold is auto, it is the crossing with answers on the decode rank, or how many models have
+// one. Without any it is the threshold that decides meanwhile.
 func Rule(threshold int, on string, auto bool, costs []ModelCosts) string {
 	fixed := fmt.Sprintf("remote from %s %d", on, threshold)
 	if threshold <= 0 {

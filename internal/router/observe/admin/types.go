@@ -46,7 +46,7 @@ type Unlearned struct {
 	// Of is OfTimes or OfPaths, Reason one of the reasons below.
 	Of     string `json:"of"`
 	Reason string `json:"reason"`
-	// Overdue says that the settings use it, and that it should be known after so many requests.
+	// Overdue says that the settings use it, and that there were enough requests to know it.
 	Overdue bool `json:"overdue"`
 	// Text says why it is not known, Advice what to do.
 	Text   string `json:"text"`
@@ -167,7 +167,7 @@ type Replicas struct {
 	// Failed is how many messages of this router could not be sent.
 	Failed      uint64 `json:"send_failures_total"`
 	LastFailure string `json:"last_send_failure,omitempty"`
-	// IndexCopied is what the index began with; absent until another router was asked.
+	// IndexCopied is what the index began with; absent until another router was queried.
 	IndexCopied *IndexCopied `json:"index_copied,omitempty"`
 }
 

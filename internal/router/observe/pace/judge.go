@@ -312,11 +312,11 @@ func (j *Judge[K]) Speed(k K) Speed {
 	return out
 }
 
-// Times is how many times as long as its peers a rank takes that is slow, at whatever it is slowest,
-// or whose answers take so much longer although it makes no more of them: that counts on other
-// hardware, too. 1 for any other rank, as far as is known. One of which nothing is measured any more
-// is not forgotten at once, or all would go to it, idle as it is: in each forgetAfter the
-// factor becomes its square root, so that it is tried again little by little.
+// Times is how many times as long as its peers a slow rank takes, by its slowest figure. A rank on
+// other hardware also counts, if its answers take longer although it makes no more of them. It is 1
+// for any other rank, as far as is known. A rank without new measurements is forgotten gradually,
+// or all requests would go to it, as it is idle: in each forgetAfter the factor becomes its square
+// root.
 func (j *Judge[K]) Times(k K) float64 {
 	most := 1.0
 	s := j.ranks[k]

@@ -6,7 +6,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// DecodingOn is what a rank does now by a ledger whose blocks have so many tokens.
+// DecodingOn is what a rank does now by a ledger with blocks of blockSize tokens.
 func DecodingOn(l *ledger.Ledger, k *workers.Rank, blockSize int) cost.Decoding {
 	load := l.Load(k)
 	prompts, computed := l.Computed(k)
