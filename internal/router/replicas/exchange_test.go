@@ -185,7 +185,7 @@ func BenchmarkSecond(b *testing.B) {
 	var sent int
 	change := func(n int) {
 		for i := range own {
-			own[i].Load = Load{n % 50, n % 20, n % 100_000, n % 9000, n % 100_000}
+			own[i].Load = Load{n % 50, n % 20, n % 100_000, n % 9000, 0, n % 100_000}
 			n++
 		}
 	}

@@ -42,7 +42,7 @@ const (
 	keyBuild    = "b"
 	keySettings = "s"
 	keyFull     = "c" // [from, to]
-	keyRows     = "r" // [[rank, requests, answering, prefill, blocks, fresh], …]
+	keyRows     = "r" // [[rank, requests, answering, prefill, blocks, fresh, cached blocks], …]
 	keyOrders   = "d" // [[worker, at, drain], …]
 	keyStored   = "n" // [[id, tenant, worker], …]
 	keySpent    = "k" // [[key, requests, settled, tokens, settled tokens], …]
@@ -51,7 +51,7 @@ const (
 )
 
 // rowFields is a row's members that this version knows; readers skip further ones.
-const rowFields = 6
+const rowFields = 7
 
 // The same of an order, of a stored response and of an API key.
 const orderFields, storedFields, spentFields = 3, 3, 5
@@ -284,6 +284,9 @@ func (m *Message) readRows(b []byte) ([]byte, error) {
 				return nil, fmt.Errorf("rank %x: amount %d is not from 0 to %d", rank, v, MaxAmount)
 			}
 			*f = int(v)
+		}
+		if r.CachedBlocks > r.DecodeBlocks {
+			return nil, fmt.Errorf("rank %x: %d cached blocks of %d", rank, r.CachedBlocks, r.DecodeBlocks)
 		}
 		m.Rows = append(m.Rows, r)
 		return b, nil

@@ -57,7 +57,7 @@ func TestMessageRoundTrip(t *testing.T) {
 		{Identity: Identity{Fleet: "a", Origin: "router-1", Epoch: start}, Seq: 1},
 		{Identity: Identity{Origin: "router-1", Epoch: start}, Ask: "router-2"},
 		{Identity: self, Seq: math.MaxUint64, Full: true, To: math.MaxUint64},
-		{Identity: self, Seq: 7, Full: true, From: 3, To: 9, Rows: []Row{{3, Load{1, 0, 5, 70000, MaxAmount}}, {9, Load{}}}},
+		{Identity: self, Seq: 7, Full: true, From: 3, To: 9, Rows: []Row{{3, Load{1, 0, 5, 70000, 69999, MaxAmount}}, {9, Load{}}}},
 		{Identity: self, Seq: 9, Facts: Facts{Orders: []Order{{1, 2, Moved}, {math.MaxUint64, -1, Resumed}}, Stored: []Stored{{"resp_1", "team-a", 7}, {Worker: 8}}, Spent: []Spent{{math.MaxUint64, 9, 8, -7, -8}}, Ejected: []Rank{1, math.MaxUint64}, Gone: true}},
 		{Identity: self, Seq: 8, Rows: []Row{{0, Load{Requests: 1}}, {math.MaxUint64, Load{FreshTokens: 1}}}},
 	} {
@@ -83,9 +83,9 @@ func TestMessageOfLaterRouter(t *testing.T) {
 	var m Message
 	err := m.Decode(wire(map[string][]byte{
 		"new":   rows(row(1, 2), row(3)),
-		keyRows: rows(row(5, 1, 2, 3, 4, 5, 6, 7), row(6, 9, 9, 9, 9, 9)),
+		keyRows: rows(row(5, 1, 2, 3, 4, 5, 4, 7), row(6, 9, 9, 9, 9, 9, 0)),
 	}))
-	if want := []Row{{5, Load{1, 2, 3, 4, 5}}, {6, Load{9, 9, 9, 9, 9}}}; err != nil || !slices.Equal(m.Rows, want) {
+	if want := []Row{{5, Load{1, 2, 3, 4, 4, 5}}, {6, Load{9, 9, 9, 9, 0, 9}}}; err != nil || !slices.Equal(m.Rows, want) {
 		t.Errorf("got %+v, %v, want %+v", m.Rows, err, want)
 	}
 	if err := m.Decode(wire(map[string][]byte{keyVersion: msgp.AppendInt(nil, 2)})); err == nil || !strings.Contains(err.Error(), "version 2") {
@@ -97,7 +97,7 @@ func TestHostileMessages(t *testing.T) {
 	million := msgp.AppendArrayHeader(nil, 1_000_000)
 	var sorted [][]byte
 	for i := range int64(MaxRows + 1) {
-		sorted = append(sorted, row(i, 1, 1, 1, 1, 1))
+		sorted = append(sorted, row(i, 1, 1, 1, 1, 1, 1))
 	}
 	for _, c := range []struct {
 		name    string
@@ -115,12 +115,13 @@ func TestHostileMessages(t *testing.T) {
 		{"a million ejections", wire(map[string][]byte{keyEjected: million}), "1000000 ejected workers, at most 512"},
 		{"a long response id", wire(map[string][]byte{keyStored: rows(append(msgp.AppendString(msgp.AppendArrayHeader(nil, 3), strings.Repeat("x", MaxText+1)), 0xa0, 1))}), "257 bytes of text"},
 		{"a rank too many", wire(map[string][]byte{keyRows: rows(sorted...)}), "4097 ranks"},
-		{"a negative amount", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, -3, 1, 1))}), "amount -3 is not from 0"},
-		{"a huge amount", wire(map[string][]byte{keyRows: rows(row(1, 1<<31, 1, 1, 1, 1))}), "amount 2147483648"},
-		{"a negative rank", wire(map[string][]byte{keyRows: rows(row(-1, 1, 1, 1, 1, 1))}), "msgp"},
-		{"a short row", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, 1, 1))}), "has 5 members, want at least 6"},
-		{"the same rank twice", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, 1, 1, 1), row(1, 1, 1, 1, 1, 1))}), "do not grow"},
-		{"ranks out of range", wire(map[string][]byte{keyFull: row(2, 3), keyRows: rows(row(1, 1, 1, 1, 1, 1))}), "outside the range"},
+		{"a negative amount", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, -3, 1, 1, 1))}), "amount -3 is not from 0"},
+		{"a huge amount", wire(map[string][]byte{keyRows: rows(row(1, 1<<31, 1, 1, 1, 1, 1))}), "amount 2147483648"},
+		{"a negative rank", wire(map[string][]byte{keyRows: rows(row(-1, 1, 1, 1, 1, 1, 1))}), "msgp"},
+		{"a short row", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, 1, 1, 1))}), "has 6 members, want at least 7"},
+		{"more cached blocks than blocks", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, 1, 4, 1, 5))}), "5 cached blocks of 4"},
+		{"the same rank twice", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, 1, 1, 1, 1), row(1, 1, 1, 1, 1, 1, 1))}), "do not grow"},
+		{"ranks out of range", wire(map[string][]byte{keyFull: row(2, 3), keyRows: rows(row(1, 1, 1, 1, 1, 1, 1))}), "outside the range"},
 		{"a reversed range", wire(map[string][]byte{keyFull: row(3, 2)}), "first rank comes after"},
 		{"a range of three", wire(map[string][]byte{keyFull: row(1, 2, 3)}), "a range of 3"},
 		{"no origin", wire(map[string][]byte{keyOrigin: msgp.AppendString(nil, "")}), "no origin"},

@@ -111,11 +111,11 @@ func TestFullOnRequest(t *testing.T) {
 // and a rank that left the fleet is published as idle.
 func TestPublishedRows(t *testing.T) {
 	p := NewPublisher(self)
-	m := read(t, p.Publish(start, []Row{{9, Load{1, 2, 3, 4, 5}}, {7, Load{Requests: -1, DecodeBlocks: 1 << 40}}, {8, Load{}}, {9, Load{1, 1, 1, 1, MaxAmount}}}))
-	if want := []Row{{7, Load{DecodeBlocks: MaxAmount}}, {9, Load{2, 3, 4, 5, MaxAmount}}}; len(m) != 1 || !slices.Equal(m[0].Rows, want) {
+	m := read(t, p.Publish(start, []Row{{9, Load{1, 2, 3, 4, 0, 5}}, {7, Load{Requests: -1, DecodeBlocks: 1 << 40}}, {8, Load{}}, {9, Load{1, 1, 1, 1, 0, MaxAmount}}}))
+	if want := []Row{{7, Load{DecodeBlocks: MaxAmount}}, {9, Load{2, 3, 4, 5, 0, MaxAmount}}}; len(m) != 1 || !slices.Equal(m[0].Rows, want) {
 		t.Errorf("got %+v, want %v", m, want)
 	}
-	m = read(t, p.Publish(start.Add(Pace), []Row{{10, Load{Requests: 1}}, {9, Load{2, 3, 4, 5, MaxAmount}}}))
+	m = read(t, p.Publish(start.Add(Pace), []Row{{10, Load{Requests: 1}}, {9, Load{2, 3, 4, 5, 0, MaxAmount}}}))
 	if want := []Row{{7, Load{}}, {10, Load{Requests: 1}}}; len(m) != 1 || m[0].Full || !slices.Equal(m[0].Rows, want) {
 		t.Errorf("got %+v, want %v", m, want)
 	}
@@ -130,7 +130,7 @@ func TestManyRanks(t *testing.T) {
 	for i := range n {
 		r := RankOf("http://engine", i)
 		ranks = append(ranks, r)
-		own = append(own, Row{r, Load{MaxAmount, MaxAmount, MaxAmount, MaxAmount, MaxAmount}})
+		own = append(own, Row{r, Load{MaxAmount, MaxAmount, MaxAmount, MaxAmount, 0, MaxAmount}})
 	}
 	v.SetRanks(ranks)
 	now := start
@@ -172,7 +172,7 @@ func TestTraffic(t *testing.T) {
 	for step := 0; now.Sub(start) < 10*time.Second; step++ {
 		var own []Row
 		for i := range 128 {
-			own = append(own, Row{RankOf(fmt.Sprint("http://10.0.0.", i, ":8000"), 0), Load{40 + step%9, 30, 100_000 + step*7919%50_000, 20_000 + step, 250_000 + step}})
+			own = append(own, Row{RankOf(fmt.Sprint("http://10.0.0.", i, ":8000"), 0), Load{40 + step%9, 30, 100_000 + step*7919%50_000, 20_000 + step, 0, 250_000 + step}})
 		}
 		for _, m := range p.Publish(now, own) {
 			bytes += len(m)

@@ -77,15 +77,16 @@ type Load struct {
 	Requests, Answering int
 	// PrefillTokens is the uncached prompt tokens without a first token yet.
 	PrefillTokens int
-	// DecodeBlocks is the KV blocks that the requests hold.
-	DecodeBlocks int
+	// DecodeBlocks is the KV blocks that the requests hold, CachedBlocks how many of them the
+	// rank had before, so that several requests may hold the same.
+	DecodeBlocks, CachedBlocks int
 	// FreshTokens is the uncached prompt tokens that the rank was given recently, as they
 	// fade at the router that publishes them.
 	FreshTokens int
 }
 
-func (l *Load) figures() [5]*int {
-	return [...]*int{&l.Requests, &l.Answering, &l.PrefillTokens, &l.DecodeBlocks, &l.FreshTokens}
+func (l *Load) figures() [6]*int {
+	return [...]*int{&l.Requests, &l.Answering, &l.PrefillTokens, &l.DecodeBlocks, &l.FreshTokens, &l.CachedBlocks}
 }
 
 func (l *Load) add(other *Load) {
@@ -93,6 +94,7 @@ func (l *Load) add(other *Load) {
 	l.Answering += other.Answering
 	l.PrefillTokens += other.PrefillTokens
 	l.DecodeBlocks += other.DecodeBlocks
+	l.CachedBlocks += other.CachedBlocks
 	l.FreshTokens += other.FreshTokens
 }
 
@@ -101,6 +103,7 @@ func (l *Load) limit() {
 	for _, f := range l.figures() {
 		*f = min(max(*f, 0), MaxAmount)
 	}
+	l.CachedBlocks = min(l.CachedBlocks, l.DecodeBlocks)
 }
 
 // Row is the load of one router on one rank.

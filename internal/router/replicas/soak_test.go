@@ -349,7 +349,8 @@ func (m *member) change() {
 	if m.up && !m.stopped && !s.quiet {
 		r := s.ranks[s.rand.IntN(len(s.ranks))]
 		if delete(m.own, r); !s.oneIn(3) {
-			m.own[r] = Load{1 + s.rand.IntN(50), s.rand.IntN(20), s.rand.IntN(1 << 20), s.rand.IntN(1 << 16), s.rand.IntN(1 << 20)}
+			blocks := s.rand.IntN(1 << 16)
+			m.own[r] = Load{1 + s.rand.IntN(50), s.rand.IntN(20), s.rand.IntN(1 << 20), blocks, s.rand.IntN(blocks + 1), s.rand.IntN(1 << 20)}
 		}
 		m.remember()
 		if s.oneIn(4) {

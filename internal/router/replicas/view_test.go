@@ -192,7 +192,7 @@ func TestManyOrigins(t *testing.T) {
 func TestLargestSum(t *testing.T) {
 	v := newTestView(7)
 	for n := range MaxOrigins {
-		m := state(1, true, Row{7, Load{MaxAmount, MaxAmount, MaxAmount, MaxAmount, MaxAmount}})
+		m := state(1, true, Row{7, Load{MaxAmount, MaxAmount, MaxAmount, MaxAmount, 0, MaxAmount}})
 		m.Origin = fmt.Sprint(n)
 		v.Apply(ms(0), m)
 	}

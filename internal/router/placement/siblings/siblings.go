@@ -158,7 +158,7 @@ func (s *Siblings) own(into []replicas.Row) []replicas.Row {
 	for i, k := range s.ranks {
 		if l := s.o.Ledger.Load(k); l != (ledger.Load{LastTurn: l.LastTurn}) {
 			into = append(into, replicas.Row{Rank: s.keys[i], Load: replicas.Load{
-				Requests: l.Requests, Answering: l.Answering, PrefillTokens: l.PrefillTokens, DecodeBlocks: l.DecodeBlocks,
+				Requests: l.Requests, Answering: l.Answering, PrefillTokens: l.PrefillTokens, DecodeBlocks: l.DecodeBlocks, CachedBlocks: l.CachedBlocks,
 				FreshTokens: l.Fresh - l.FreshLong, // what only some ranks can take is no reason to avoid them
 			}})
 		}
@@ -290,6 +290,7 @@ func (s *Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 	c.Answering += l.Answering
 	c.PrefillTokens += l.PrefillTokens
 	c.DecodeBlocks += l.DecodeBlocks
+	c.CachedBlocks += l.CachedBlocks
 	c.FreshTokens += l.FreshTokens
 	c.Siblings = decision.Siblings{
 		SiblingRequests: int32(l.Requests), SiblingPrefillTokens: int32(l.PrefillTokens), SiblingDecodeBlocks: int32(l.DecodeBlocks), SiblingFreshTokens: int32(l.FreshTokens),
@@ -297,16 +298,24 @@ func (s *Seen) Add(c *decision.Candidate, k *workers.Rank, limit int) {
 	}
 }
 
-// Decoding adds what the siblings' answers do on a rank whose blocks have so many tokens, as Add
-// adds it to a candidate. What prompts they compute there is not published.
+// Decoding adds what the siblings' answers do on a rank, with blocks of blockSize tokens, as Add
+// adds it to a candidate.
 func (s *Siblings) Decoding(on *cost.Decoding, k *workers.Rank, blockSize int, now time.Time) {
 	seen := s.Look(now)
-	if seen == nil || int(k.Slot) >= len(seen.loads.bySlot) {
+	if seen == nil {
+		return
+	}
+	on.Others = int32(seen.loads.live)
+	if int(k.Slot) >= len(seen.loads.bySlot) {
 		return
 	}
 	if l := &seen.loads.bySlot[k.Slot]; l.rank == k && !l.Since.IsZero() {
+		answering := func(blocks int) int32 {
+			return int32(blocks * blockSize * min(l.Answering, l.Requests) / max(l.Requests, 1))
+		}
 		on.Running += int32(l.Answering)
-		on.Held += int32(l.DecodeBlocks * blockSize * min(l.Answering, l.Requests) / max(l.Requests, 1))
+		on.Held += answering(l.DecodeBlocks - l.CachedBlocks)
+		on.HeldCached += answering(l.CachedBlocks)
 	}
 }
 

@@ -191,7 +191,7 @@ func TestDecisionsSeeSiblings(t *testing.T) {
 	c := b.sees(rank.Label)
 	own := a.ledger.Load(rank)
 	want := decision.Siblings{SiblingRequests: 1, SiblingPrefillTokens: 2000, SiblingDecodeBlocks: int32(own.DecodeBlocks), SiblingFreshTokens: int32(own.Fresh), SiblingAgeMS: c.SiblingAgeMS}
-	if c.Siblings != want || c.ActiveRequests != 1 || c.PrefillTokens != 2000 || c.DecodeBlocks != own.DecodeBlocks || c.FreshTokens != own.Fresh {
+	if c.Siblings != want || c.ActiveRequests != 1 || c.PrefillTokens != 2000 || c.DecodeBlocks != own.DecodeBlocks || c.CachedBlocks != own.CachedBlocks || c.FreshTokens != own.Fresh {
 		t.Errorf("%+v, want %+v in it", c, want)
 	}
 	if age := time.Duration(c.SiblingAgeMS) * time.Millisecond; age < time.Millisecond || age > replicas.Heartbeat+4*time.Millisecond {
