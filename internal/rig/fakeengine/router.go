@@ -29,6 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outputs"
 	"github.com/dynctl/dynctl/internal/router/placement/routing"
@@ -214,7 +215,7 @@ func (r *Router) build() {
 		}
 	})
 	r.Outliers = health.NewOutliers(r.Registry, health.OutlierOptions{}, r.event)
-	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot, Ledger: r.Ledger})
+	costs := outcome.New(outcome.Options{Objective: r.Settings.Routing.Aim(), Event: r.event, Fleet: r.Registry.Snapshot, Ledger: r.Ledger, Decisions: func() *decide.Options { return &r.Settings.Decisions }})
 	lengths := outputs.New()
 	r.decider = routing.New(routing.Sources{
 		Index: index, Predicted: predicted, Feeds: fleet.Feeds(), Fleet: fleet, Ledger: r.Ledger, Learners: costs.Learners, Answers: lengths, Prompts: tokens, Readmit: r.Outliers.Last,

@@ -116,7 +116,7 @@ func (s *stage) openRouter() {
 	r.outliers = health.NewOutliers(s.registry, s.limits, s.healthEvent)
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: 16, Epoch: 1, OnFinish: func(c *receipt.Receipt) { s.running.q.audit(c) }})
 	event := func(eventlog.Event) {}
-	costs := outcome.New(outcome.Options{Event: event, Fleet: s.registry.Snapshot, Ledger: s.ledger})
+	costs := outcome.New(outcome.Options{Event: event, Fleet: s.registry.Snapshot, Ledger: s.ledger, Decisions: func() *decide.Options { return &s.settings.Decisions }})
 	lengths := outputs.New()
 	r.stream = (&lifecycle.Consumers{
 		Slow: watch.NewSlow(watch.SlowOptions{}), Untrusted: func(uint32) bool { return false }, Ranks: counts{s}, Traffic: &r.traffic, Metrics: metrics(),

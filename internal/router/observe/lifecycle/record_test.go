@@ -71,8 +71,8 @@ func newStand(t *testing.T, p decide.Plan, added ...Subscriber) *stand {
 	s.metrics = telemetry.New("", "", func(string) bool { return true })
 	log := func(e eventlog.Event) { s.events = append(s.events, e) }
 	s.costs = outcome.New(outcome.Options{
-		Ledger: ledger.New(),
-		Fleet:  workers.NewRegistry(log).Snapshot, Event: log,
+		Ledger: ledger.New(), Decisions: func() *decide.Options { return &decide.Options{} },
+		Fleet: workers.NewRegistry(log).Snapshot, Event: log,
 	})
 	seen := Subscriber{}
 	for k := range numberOfKinds {
