@@ -375,12 +375,27 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 	}
 }
 
-// poke sends a request through the router that must pass one engine.
+// poke sends a request through the router that must pass one engine. A prefill engine gets it
+// only with a decode engine: an aggregated one would answer alone.
 func (c *chaos) poke(ctx context.Context, g *group, e *sim.Engine, tokens int, wait time.Duration) error {
 	if g.prefill {
-		return c.s.pinned(ctx, g.model, "", e.Name(), tokens, wait)
+		return c.s.pinned(ctx, g.model, c.decode(g.model), e.Name(), tokens, wait)
 	}
 	return c.s.pinned(ctx, g.model, e.Name(), "", tokens, wait)
+}
+
+// decode is a decode engine of a model to which nothing is done, or any if there is none.
+func (c *chaos) decode(model string) (name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range c.groups {
+		for _, e := range g.engines {
+			if g.model == model && e.Group().Role == workers.Decode && (name == "" || c.active[name] != nil) {
+				name = e.Name()
+			}
+		}
+	}
+	return name
 }
 
 // reload changes the configuration in force, or tries to with one that must be

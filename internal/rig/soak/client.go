@@ -450,6 +450,7 @@ func (s *soak) fresh(ctx context.Context, to, model, decode, prefill string, tok
 	case ok:
 		q.Header.Set("X-Dynctl-Path", path)
 	case prefill != "":
+		q.Header.Set("X-Dynctl-Path", "remote")
 		q.Header.Set("X-Dynctl-Prefill-Worker", prefill)
 	}
 	if decode != "" {
