@@ -63,7 +63,7 @@ func Fetch(ctx context.Context, d Direct, self *Identity, origin string, rank Ra
 			return nil, fmt.Errorf("router %s: %w", origin, ErrBusy)
 		case got.Why != "":
 			return nil, fmt.Errorf("router %s: %w: %s", origin, ErrNoCopy, got.Why)
-		case got.Rank != rank || got.Offset != ask.Offset || len(got.Data) == 0 || total >= 0 && (got.Total != total || got.Copy != ask.Copy):
+		case got.Rank != rank || got.Offset != ask.Offset || got.Total == 0 || len(got.Data) != min(MaxPiece, got.Total-got.Offset) || total >= 0 && (got.Total != total || got.Copy != ask.Copy):
 			return nil, fmt.Errorf("router %s: its answer is not the piece that was requested", origin)
 		}
 		total, ask.Copy = got.Total, got.Copy
@@ -146,8 +146,11 @@ func (g *Giver) give(p *Piece) {
 	case g.to != "" && g.to != p.Origin && g.sent < len(g.copy) && now.Sub(g.last) < busyUntil:
 		p.Busy = true
 		return
+	case p.Copy == 0 && g.copy != nil && g.to == p.Origin && g.rank == p.Rank && g.sent <= MaxPiece && now.Sub(g.last) < busyUntil:
+		p.Offset = 0 // the answer with the first piece was lost, or came too late
 	case p.Copy == 0:
 		made, err := g.copyOf(p.Rank)
+		now = g.clock() // that may take seconds
 		if err == nil && (len(made) == 0 || len(made) > MaxCopy) {
 			err = fmt.Errorf("a copy of %d bytes cannot be sent", len(made))
 		}

@@ -137,6 +137,8 @@ func TestFetchRefused(t *testing.T) {
 		"another rank":    {change: piece(func(p *Piece) { p.Rank++ }), want: "not the piece"},
 		"another piece":   {change: piece(func(p *Piece) { p.Offset++; p.Data = p.Data[1:] }), want: "not the piece"},
 		"an empty piece":  {change: piece(func(p *Piece) { p.Data = nil }), want: "not the piece"},
+		"a short piece":   {change: piece(func(p *Piece) { p.Data = p.Data[:1] }), want: "not the piece"},
+		"no length":       {change: piece(func(p *Piece) { p.Total = 0 }), want: "not the piece"},
 		"an unknown rank": {rank: 11, want: "no copy: rank 11 is not known"},
 		"no end":          {change: piece(func(p *Piece) { p.Total = MaxCopy; answers++; p.Copy = uint64(answers) }), want: "no longer kept"},
 		"dies in the middle": {change: func() func([]byte) []byte {
@@ -188,6 +190,9 @@ func TestGiver(t *testing.T) {
 		first := ask("x", "a", Piece{Rank: 1})
 		if len(first.Data) != MaxPiece || first.Total != 2*MaxPiece || first.Why != "" {
 			t.Fatalf("%d bytes of %d: %s", len(first.Data), first.Total, first.Why)
+		}
+		if again := ask("x", "a", Piece{Rank: 1}); again.Copy != first.Copy || !bytes.Equal(again.Data, first.Data) {
+			t.Error("a copy whose first piece was lost is made again")
 		}
 		if got := ask("y", "a", Piece{Rank: 2}); !got.Busy {
 			t.Error("two routers get copies at a time")

@@ -106,7 +106,7 @@ func TestHostileMessages(t *testing.T) {
 	}{
 		{"empty", nil, "msgp"},
 		{"1 GB", make([]byte, 1<<30), "1073741824 bytes, at most 262144"},
-		{"a million ranks", wire(map[string][]byte{keyRows: million}), "1000000 ranks, at most 4096"},
+		{"a million ranks", wire(map[string][]byte{keyRows: million}), "1000000 ranks, at most 3584"},
 		{"a million orders", wire(map[string][]byte{keyOrders: million}), "1000000 orders, at most 512"},
 		{"an unknown order", wire(map[string][]byte{keyOrders: rows(row(1, 1, 3))}), "order 3 is none"},
 		{"a million responses", wire(map[string][]byte{keyStored: million}), "1000000 stored responses, at most 128"},
@@ -114,7 +114,7 @@ func TestHostileMessages(t *testing.T) {
 		{"a key that counts back", wire(map[string][]byte{keySpent: rows(row(1, 2, 3, 4, 5))}), "fewer requests than before"},
 		{"a million ejections", wire(map[string][]byte{keyEjected: million}), "1000000 ejected workers, at most 512"},
 		{"a long response id", wire(map[string][]byte{keyStored: rows(append(msgp.AppendString(msgp.AppendArrayHeader(nil, 3), strings.Repeat("x", MaxText+1)), 0xa0, 1))}), "257 bytes of text"},
-		{"a rank too many", wire(map[string][]byte{keyRows: rows(sorted...)}), "4097 ranks"},
+		{"a rank too many", wire(map[string][]byte{keyRows: rows(sorted...)}), "3585 ranks"},
 		{"a negative amount", wire(map[string][]byte{keyRows: rows(row(1, 1, 1, -3, 1, 1, 1))}), "amount -3 is not from 0"},
 		{"a huge amount", wire(map[string][]byte{keyRows: rows(row(1, 1<<31, 1, 1, 1, 1, 1))}), "amount 2147483648"},
 		{"a negative rank", wire(map[string][]byte{keyRows: rows(row(-1, 1, 1, 1, 1, 1, 1))}), "msgp"},

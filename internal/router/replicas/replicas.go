@@ -46,8 +46,9 @@ const (
 	MaxOrigins = 32
 	// MaxMessage is the size of a message in bytes.
 	MaxMessage = 256 << 10
-	// MaxRows is the number of ranks in a message. A publisher splits larger states.
-	MaxRows = 4096
+	// MaxRows is the number of ranks in a message. A publisher splits larger states. With the longest
+	// amounts and all facts they fit in MaxMessage.
+	MaxRows = 3584
 	// MaxText is the length in bytes of each text in a message.
 	MaxText = 256
 	// MaxOrders is the number of orders or ejected workers in a message.

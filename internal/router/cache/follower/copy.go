@@ -83,6 +83,9 @@ func (f *Follower) waits(k *workers.Rank, from workers.EventSource, fed bool) bo
 	if f.Sibling == nil || from.Replay == "" || fed || f.restored[k.Slot].label == k.Label || f.began.IsZero() || time.Since(f.began) > copyUntil {
 		return false
 	}
+	if _, known := f.Index.RankStats(kvindex.Rank(k.Slot)); !known {
+		return false // the index refused it
+	}
 	f.copying[k] = true
 	wait.Poke(f.toCopy)
 	return true

@@ -98,6 +98,12 @@ func Read(size int, p []byte) (*Groups, error) {
 		}
 		g.add(k)
 	}
+	for i := range g.groups {
+		// finest divides the blocks of all groups; lookups divide by it.
+		if b := g.groups[i].blocks; b > 0 && (g.finest == 0 || b%g.finest != 0) {
+			return bad("the finest block")
+		}
+	}
 	n := uv(maxBlocks)
 	if cut || n > uint64(len(p)/keptBlock) {
 		return bad("the number of blocks")

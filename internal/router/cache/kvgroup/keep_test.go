@@ -44,12 +44,16 @@ func TestKeep(t *testing.T) {
 	if _, err := Read(8, raw); err == nil {
 		t.Error("read for another block")
 	}
+	if _, err := Read(4, []byte{4, 0, 0, 0, 1, 1, byte(kvevent.Mamba), 0, 4, 0}); err == nil {
+		t.Error("a group without a finest block is read: lookups divide by it")
+	}
 }
 
 // FuzzRead: whatever is read is written as it was meant, and can be asked.
 func FuzzRead(f *testing.F) {
 	f.Add(kept().Append(nil))
 	f.Add(New(4).Append(nil))
+	f.Add([]byte{4, 0, 0, 0, 1, 1, byte(kvevent.Mamba), 0, 4, 0}) // no finest block
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		g, err := Read(4, raw)
 		if err != nil {

@@ -26,14 +26,17 @@ var crossingLoads = [...]int{0, 8, 32}
 // sure is how many standard errors an interval reaches to either side.
 const sure = 1.96
 
-// Crossings are where the revision in force changes the path, by load. A ms of delay of others
+// Crossings are where the revision in force changes the path, by load. They must not be changed. A ms of delay of others
 // counts others, as in [Request]. None while the revision does not compare paths.
 func (l *Learner) Crossings(others float64) []Crossing {
 	l.mu.Lock()
-	m, fits, steps := l.model.Load(), l.fits, l.steps // nobody waits for what follows
+	m, fits, steps, last := l.model.Load(), l.fits, l.steps, l.crossed // nobody waits for what follows
 	l.mu.Unlock()
 	if !m.Compares() {
 		return nil
+	}
+	if last.revision == m.Revision && last.others == others {
+		return last.list
 	}
 	x := crossings{model: *m, others: others}
 	for i := range fits {
@@ -55,7 +58,17 @@ func (l *Learner) Crossings(others float64) []Crossing {
 		c.Low, c.High = min(c.Low, c.Tokens), max(c.High, c.Tokens) // costs that are nearly equal are local
 		all[i] = c
 	}
+	l.mu.Lock()
+	l.crossed = crossed{m.Revision, others, all}
+	l.mu.Unlock()
 	return all
+}
+
+// crossed are the crossings of a revision, for whoever wants them next: they take milliseconds.
+type crossed struct {
+	revision uint64
+	others   float64
+	list     []Crossing
 }
 
 // crossings compares the paths of prompts of different lengths.

@@ -22,9 +22,9 @@ type Decoding struct {
 	// Prompts and Computed are how many prompts it has computed so far, and uncached tokens of
 	// them.
 	Prompts, Computed uint32 // they may begin again from 0
-	// Others is how many other routers give the rank prompts, which are not in Prompts and Computed.
-	// Each is taken to give as many: behind a balancer they do.
-	Others int32
+	// Others is how many times as many prompts other routers give the fleet as this one. They are
+	// not in Prompts and Computed, and each rank is taken to get its share of them.
+	Others float32
 	// Times is as in Work.
 	Times float32
 }
@@ -86,10 +86,10 @@ const maxComputed = 1 << 24
 // step counts a stretch of n tokens of an answer that took ms each, between two looks at its
 // rank. The caller holds mu.
 func (l *Learner) step(from, to *Decoding, n, ms float64) {
-	if from.Running <= 0 || to.Running <= 0 || n < stretch || to.Computed-from.Computed > maxComputed || to.Others != from.Others {
+	if from.Running <= 0 || to.Running <= 0 || n < stretch || to.Computed-from.Computed > maxComputed {
 		return
 	}
-	routers := float64(1 + to.Others)
+	routers := 1 + float64(from.Others+to.Others)/2
 	x := [terms]float64{
 		stepOne: 1, stepRunning: float64(from.Running+to.Running) / 2, stepHeld: float64(from.Held+to.Held) / 2000, stepCached: float64(from.HeldCached+to.HeldCached) / 2000,
 		stepTokens: float64(to.Computed-from.Computed) * routers / 1000 / n, stepPrompt: float64(to.Prompts-from.Prompts) * routers / n,

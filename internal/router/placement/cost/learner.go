@@ -74,7 +74,8 @@ type Learner struct {
 	sampled   [legKinds]uint64 // requests at the newest outcome of a leg
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
-	doubt int
+	doubt   int
+	crossed crossed // the crossings last computed
 }
 
 // NewLearner makes a learner that knows nothing.

@@ -20,6 +20,9 @@ const (
 	findWithin = 8 * replicas.Heartbeat
 	// busyPause is the time until a router that gives a copy to another one is asked again.
 	busyPause = 20 * time.Millisecond
+	// fetchWithin is how long one router may take to give the copy of a rank: two more can
+	// be asked before the feeds begin without.
+	fetchWithin = 10 * time.Second
 )
 
 // copies is how routers that start get copies of ranks.
@@ -113,30 +116,36 @@ func (s *Siblings) Copy(ctx context.Context, w *workers.Worker, k *workers.Rank)
 	slices.SortStableFunc(origins, func(a, b replicas.Origin) int { return a.Epoch.Compare(b.Epoch) })
 	rank := replicas.RankOf(w.URL.String(), k.DP)
 	err = errAlone
-	for i := 0; i < len(origins); {
+	for i := range origins {
 		o := &origins[i]
 		if failed := s.failed[o.Origin]; failed != nil {
 			err = failed
 		}
 		if !o.Live || s.failed[o.Origin] != nil {
-			i++
 			continue
 		}
-		copied, err = replicas.Fetch(ctx, *d, &self, o.Origin, rank)
+		copied, err = s.fetch(ctx, *d, &self, o.Origin, rank)
 		switch {
 		case err == nil:
 			return copied, o.Origin, nil
 		case ctx.Err() != nil:
 			return nil, "", err
-		case errors.Is(err, replicas.ErrBusy):
-			if wait.For(ctx, busyPause) {
-				continue
-			}
-			return nil, "", err
 		case !errors.Is(err, replicas.ErrNoCopy):
 			s.failed[o.Origin] = err
 		}
-		i++
 	}
 	return nil, "", err
+}
+
+// fetch gets a rank's copy from one router. It waits while that router gives a copy to another
+// one, and gives up in time to get the copy elsewhere.
+func (s *Siblings) fetch(ctx context.Context, d replicas.Direct, self *replicas.Identity, origin string, rank replicas.Rank) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchWithin)
+	defer cancel()
+	for {
+		copied, err := replicas.Fetch(ctx, d, self, origin, rank)
+		if !errors.Is(err, replicas.ErrBusy) || !wait.For(ctx, busyPause) {
+			return copied, err
+		}
+	}
 }

@@ -80,6 +80,10 @@ const blind = 2 * replicas.Pace
 // rateOver is over how long the rate of the router's own decisions is taken.
 const rateOver = time.Second
 
+// maxOthers bounds how many times as many prompts the siblings are taken to give as this router,
+// which may have given next to none.
+const maxOthers = 16
+
 // loads is what was known of the siblings at one time. It is not changed.
 type loads struct {
 	revision uint64 // of the view
@@ -91,6 +95,9 @@ type loads struct {
 	heard    time.Time // of the live router that has been silent longest
 	// rate is this router's own decisions a second, tokens their uncached tokens on average.
 	rate, tokens float64
+	// others is how many times as many uncached tokens the siblings gave the fleet of late as this
+	// router.
+	others float32
 }
 
 type load struct {
@@ -250,9 +257,15 @@ func (s *Siblings) refresh(v *replicas.View, now time.Time) *loads {
 	s.sums = slices.Grow(s.sums[:0], len(s.keys))[:len(s.keys)]
 	l.live, l.heard, l.until = v.Sums(now, s.keys, s.sums)
 	l.rate, l.tokens = s.rate()
-	slots := 0
-	for _, k := range s.ranks {
+	slots, own, others := 0, 0, 0
+	for i, k := range s.ranks {
 		slots = max(slots, int(k.Slot)+1)
+		mine := s.o.Ledger.Load(k)
+		own += mine.Fresh - mine.FreshLong
+		others += s.sums[i].FreshTokens
+	}
+	if own > 0 {
+		l.others = float32(min(float64(others)/float64(own), maxOthers))
 	}
 	l.bySlot = make([]load, slots)
 	for i, k := range s.ranks {
@@ -305,17 +318,16 @@ func (s *Siblings) Decoding(on *cost.Decoding, k *workers.Rank, blockSize int, n
 	if seen == nil {
 		return
 	}
-	on.Others = int32(seen.loads.live)
+	on.Others = seen.loads.others
 	if int(k.Slot) >= len(seen.loads.bySlot) {
 		return
 	}
 	if l := &seen.loads.bySlot[k.Slot]; l.rank == k && !l.Since.IsZero() {
-		answering := func(blocks int) int32 {
-			return int32(blocks * blockSize * min(l.Answering, l.Requests) / max(l.Requests, 1))
-		}
-		on.Running += int32(l.Answering)
-		on.Held += answering(l.DecodeBlocks - l.CachedBlocks)
-		on.HeldCached += answering(l.CachedBlocks)
+		share := float64(blockSize) * float64(min(l.Answering, l.Requests)) / float64(max(l.Requests, 1))
+		add := func(to *int32, more float64) { *to = int32(min(float64(*to)+more, math.MaxInt32)) }
+		add(&on.Running, float64(l.Answering))
+		add(&on.Held, float64(l.DecodeBlocks-l.CachedBlocks)*share)
+		add(&on.HeldCached, float64(l.CachedBlocks)*share)
 	}
 }
 
