@@ -50,7 +50,7 @@ var workloads = []workload{
 
 // Workloads that no weight was chosen by, and from where on their seeds are counted.
 const (
-	// coders are fewer agents with a longer head, mixture is chats and documents at
+	// coders are more agents with a longer head, mixture is chats and documents at
 	// once.
 	coders, mixture = "coders", "mixture"
 	unseen          = 100
@@ -135,7 +135,7 @@ func (w *workload) requests(n, seed, seeds int, recorded []arrivals.Request) ([]
 	switch w.name {
 	case conversation:
 	case coders:
-		o.Shape, o.Head, o.Sessions = "agents", 8192, 48
+		o.Shape, o.Head, o.Sessions = "agents", 8192, 192
 		return arrivals.Generate(o)
 	case mixture:
 		return mixed(o)
