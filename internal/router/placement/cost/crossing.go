@@ -64,7 +64,7 @@ func (l *Learner) Crossings(others float64) []Crossing {
 	return all
 }
 
-// crossed are the crossings of a revision, for whoever wants them next: they take milliseconds.
+// crossed are the crossings of a revision, kept because they take milliseconds to compute.
 type crossed struct {
 	revision uint64
 	others   float64
