@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,9 +310,10 @@ func TestCopyOfARank(t *testing.T) {
 	whole := bytes.Repeat([]byte("0123456789abcdef"), 1<<18)
 	old, asker := replicas.Identity{Fleet: "one fleet.*", Origin: "old > new", Epoch: time.Now()}, replicas.Identity{Fleet: "one fleet.*", Origin: "new", Epoch: time.Now()}
 	g := replicas.NewGiver(old, time.Now, func(replicas.Rank) ([]byte, error) { return whole, nil })
-	pieces, ends := 0, false
+	var pieces atomic.Int64
+	var ends atomic.Bool
 	if err := a.Answer(old.Address(), func(request []byte) []byte {
-		if pieces++; ends && pieces > 3 {
+		if n := pieces.Add(1); ends.Load() && n > 3 {
 			return nil
 		}
 		return g.Answer(request)
@@ -325,13 +327,12 @@ func TestCopyOfARank(t *testing.T) {
 			t.Fatalf("%d bytes came of %d, or others", len(got), len(whole))
 		}
 		if err == nil {
-			t.Logf("%d bytes in %d pieces after %v", len(got), pieces, time.Since(began))
+			t.Logf("%d bytes in %d pieces after %v", len(got), pieces.Load(), time.Since(began))
 		}
 		return err == nil
 	})
-	a.answering.Lock()
-	pieces, ends = 0, true
-	a.answering.Unlock()
+	pieces.Store(0)
+	ends.Store(true)
 	if _, err := replicas.Fetch(t.Context(), b, &asker, old.Origin, rank); err == nil || !strings.Contains(err.Error(), "no answer in 3 tries") {
 		t.Errorf("a router that ends in the middle: %v", err)
 	}
