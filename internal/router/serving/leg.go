@@ -102,7 +102,7 @@ func readUpTo(r Response, limit int) (body []byte, more bool, err error) {
 func (g *Legs) fail(c *Call, phase route.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
 	out := reason.Means().Outcome
 	g.report(c, phase, out)
-	if out.Failure() || reason == attempt.Silent {
+	if out.Failure() || reason == attempt.Silent || reason == attempt.TooLong {
 		c.Record.Failed(phase, w, reason, err)
 	}
 	return attempt.NewError(phase, w, reason, sent, err)

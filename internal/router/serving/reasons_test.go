@@ -262,6 +262,9 @@ func (c *reason) check(t *testing.T, r *fakeengine.Router, worker, other string,
 	if c.status == 504 && (len(r.Requests("")) > 2 || got.Err == nil || !strings.Contains(got.Err.Message, "timeouts.response")) {
 		t.Errorf("%d requests: %s", len(r.Requests("")), got)
 	}
+	if events := r.Events("worker_failing"); c.status == 504 && (len(events) != 1 || !strings.HasPrefix(events[0], worker+" failed")) {
+		t.Errorf("the events are %q, want one of %s", events, worker)
+	}
 	if n := r.Retries(); n != c.budget {
 		t.Errorf("%d retries are taken out of the budget, want %d", n, c.budget)
 	}
