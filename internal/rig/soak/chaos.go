@@ -170,6 +170,13 @@ func (c *chaos) restarting(from, to time.Time) bool {
 	return slices.ContainsFunc(c.away, func(f *Fault) bool { return f.during(from, to) })
 }
 
+// adding reports whether a worker was being added at any time in between.
+func (c *chaos) adding(from, to time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.faults, func(f *Fault) bool { return f.Kind == doAdd && f.during(from, to) })
+}
+
 func (c *chaos) begin(kind, worker, detail string) *Fault {
 	f := &Fault{From: time.Now(), Kind: kind, Worker: worker, Detail: detail}
 	c.mu.Lock()

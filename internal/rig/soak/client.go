@@ -351,7 +351,9 @@ func (s *soak) rude(ctx context.Context, n uint64) {
 	}
 	defer resp.Body.Close()
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-	if resp.StatusCode/100 != 4 && !s.chaos.restarting(from, time.Now()) {
+	// For a moment a worker that was added has not reported its models.
+	early := resp.StatusCode == http.StatusServiceUnavailable && bytes.Contains(b, []byte("have not reported theirs yet")) && s.chaos.adding(from, time.Now())
+	if resp.StatusCode/100 != 4 && !early && !s.chaos.restarting(from, time.Now()) {
 		s.violation("garbage", nil, fmt.Sprintf("%s %s %.60q: %d %.300s", method, path, body, resp.StatusCode, b))
 	}
 }
