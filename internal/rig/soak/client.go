@@ -283,7 +283,7 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 	return true
 }
 
-// full reports whether a prefill rank had no room for the prompt of a receipt's attempt:
+// full reports whether a prefill rank may have had no room for the prompt of a receipt's attempt:
 // KV whose decode was hit by a fault waits there until its lease ends, and the prompt
 // behind it, longer than the router waits. So does one behind prompts that wait where none
 // is computed.
@@ -298,7 +298,6 @@ func full(receipt rawjson.Value, attempt, rank string) bool {
 			if c.Get("rank").String() != rank || size == 0 {
 				continue
 			}
-			cached, _ := c.Get("overlap_blocks").Int()
 			blocks, _ := c.Get("kv_blocks").Int()
 			if n, ok := c.Get("running_requests").Int(); ok && n == 0 {
 				if n, _ := c.Get("waiting_requests").Int(); n > 0 {
@@ -306,7 +305,8 @@ func full(receipt rawjson.Value, attempt, rank string) bool {
 				}
 			}
 			used, err := strconv.ParseFloat(c.Get("kv_usage_ratio").String(), 64)
-			return err == nil && used*float64(blocks)+float64(tokens/size-cached) > float64(blocks)
+			// What is cached for it is in the usage only where others use it, too.
+			return err == nil && used*float64(blocks)+float64(tokens/size) > float64(blocks)
 		}
 	}
 	return false
