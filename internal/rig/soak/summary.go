@@ -305,7 +305,7 @@ func (s *soak) findFaults(sum *Summary) {
 func unexplained(events []logged, faults []*Fault) (out []logged) {
 	for _, e := range events {
 		switch e.Kind {
-		case "silent_recompute", "prefill_without_params", "prefill_bad_params", "prefill_odd_params", "panic":
+		case "silent_recompute", "prefill_without_params", "prefill_bad_params", "prefill_unexpected_params", "panic":
 			out = append(out, e)
 		case "load_unknown":
 			if !slices.ContainsFunc(faults, func(f *Fault) bool {

@@ -79,7 +79,7 @@ var kubernetesMetrics = []metric[*admin.Kubernetes]{
 
 var replicasMetrics = []metric[*admin.Replicas]{
 	{desc("replicas_live", "Other routers that share their load with this one."), gauge, func(r *admin.Replicas) float64 { return float64(r.Live) }},
-	{desc("replicas_disbelieved_ranks", "Ranks that only other routers call busy while their engines report no request: that work does not count."), gauge, func(r *admin.Replicas) float64 { return float64(len(r.Disbelieved)) }},
+	{desc("replicas_ignored_ranks", "Ranks whose load from other routers is ignored, because their engines report no request."), gauge, func(r *admin.Replicas) float64 { return float64(len(r.Ignored)) }},
 	{desc("replicas_send_failures_total", "Messages to other routers that the transport did not take."), counter, func(r *admin.Replicas) float64 { return float64(r.Failed) }},
 }
 
@@ -109,7 +109,7 @@ var copiedMetrics = map[string][]metric[*admin.IndexCopied]{
 
 var copied = desc("replicas_index_ranks_total", "Ranks with which the index began, by whether another router had them.", "result")
 
-var stray = desc("replicas_stray_messages_total", "Messages of other routers that brought no load.", "reason")
+var stray = desc("replicas_ignored_messages_total", "Messages of other routers that were ignored, by reason.", "reason")
 
 var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
 	{desc("feed_listener_bound", "Whether publishers can dial into the listener.", "endpoint"), gauge, func(l *kvfeed.ListenerStatus) float64 { return flag(l.Bound != "") }},
@@ -127,14 +127,14 @@ var rankMetrics = []metric[*admin.Rank]{
 	{desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.ActiveRequests) }},
 	{desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.PrefillTokens) }},
 	{desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.DecodeBlocks) }},
-	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a place on the rank (continue.at_once).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(*k.Moves.Waiting) }},
+	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a place on the rank (continue.per_rank).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(*k.Moves.Waiting) }},
 	{desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.IndexBlocks) }},
 	{desc("rank_ttft_seconds", "Median time to the first token of the rank's legs in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.TTFT) }},
 	{desc("rank_itl_seconds", "Median time between tokens of the rank in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.ITL) }},
 	{desc("rank_output_tokens_per_second", "Tokens that came from the rank in the last seconds, as the router counted them.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(k.OutputRate, k.OutputRate != nil) }},
 	{desc("rank_slow", "Whether the rank is slow against its peers; none while too little is known of it or of them.", rankLabels...), gauge, func(k *admin.Rank) float64 {
 		slow := flag(k.Slow != nil)
-		return known(&slow, k.SpeedJudged)
+		return known(&slow, k.SpeedKnown)
 	}},
 	{desc("rank_capacity_blocks", "Blocks that the rank has room for, in router blocks.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(&k.CapacityBlock, k.CapacityBlock > 0) }},
 }
@@ -160,7 +160,7 @@ var feedMetrics = []metric[*admin.Feed]{
 	{desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is requested again.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Overrun) }},
 	{desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Foreign) }},
 	{desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.RankDisagree) }},
-	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events add up to more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
+	{desc("feed_copies_implausible", "Whether the router stopped counting copies of the rank's blocks, because its events add up to more copies than its cache can hold.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesImplausible) }},
 	{desc("feed_hash_differs", "Whether the rank's engine names its blocks otherwise than kv_hash and kv_hash_seed of the worker state.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.HashDiffers) }},
 	{desc("feed_unindexed_blocks_total", "Blocks of the rank that the index cannot hold: they came without token ids, with more or fewer than fit, or when too many blocks of several parts were held.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Unindexed) }},
 }
@@ -170,14 +170,14 @@ var (
 	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by result: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a slot in progress, by priority; none while no request waits.", "model", "priority")
-	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while too little is known of the times, or they are in doubt, it compares blocks.", "model")
-	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
+	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while the times are unknown, or keep changing, it compares blocks.", "model")
+	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while the costs are unknown, or keep changing, the threshold does.", "model")
 	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known of a path.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
 	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and publishes no KV events), small_cache (against its peers).", "worker", "cause")
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
-	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
+	tokenizer    = desc("worker_tokenizer_circuit_open", "Whether the router sends only trials to the worker's /tokenize, because it failed several times in a row.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
 	tierBlocks   = desc("feed_tier_blocks", "Blocks that the router counts for the rank in a tier outside its device: cpu, disk, remote. Where its events have named any, and the model is not hybrid.", "worker", "dp_rank", "tier")
 	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose events name several.", "worker", "dp_rank", "group", "kind")

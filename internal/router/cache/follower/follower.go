@@ -275,9 +275,9 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 		f.ignoreCopies[k] = traits.IgnoreCopies
 	}
 	from := f.resume(w, k, block)
-	disbelieved := f.ignoreCopies[k] && !traits.IgnoreCopies
+	implausible := f.ignoreCopies[k] && !traits.IgnoreCopies
 	traits.IgnoreCopies = f.ignoreCopies[k]
-	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesDisbelieved: disbelieved}
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesImplausible: implausible}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
@@ -330,7 +330,7 @@ func (f *Follower) audit() {
 			f.Index.ClearRank(kvindex.Rank(k.Slot))
 			f.feed(w, k)
 			f.publish()
-			f.Event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
+			f.Event(eventlog.Event{Kind: "copies_implausible", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
 				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not publish the removal of single copies; its entries are rebuilt without counting them", k.Label, s.Blocks, s.Copies, room)})
 		}
 	}

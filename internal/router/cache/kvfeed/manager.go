@@ -159,9 +159,9 @@ type Key struct {
 	BlockSize int
 	// Traits are known of the engine, and no part of the rank's name either.
 	Traits kvgroup.Traits
-	// CopiesDisbelieved says that Traits.IgnoreCopies was found out and not stated; it
+	// CopiesImplausible says that Traits.IgnoreCopies was found out and not stated; it
 	// is for Status.
-	CopiesDisbelieved bool
+	CopiesImplausible bool
 }
 
 func (k Key) String() string { return route.RankLabel(k.Worker, k.DP) }
@@ -251,7 +251,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	r := newRank(m, id, key, src, states[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
-		r.disbelieved = edge(r.stream.CopiesDisbelieved())
+		r.implausible = edge(r.stream.CopiesImplausible())
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}

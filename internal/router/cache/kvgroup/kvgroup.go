@@ -64,7 +64,7 @@ type Groups struct {
 	order       []int // places of groups, by the groups' numbers
 	finest      int   // smallest block reported that is whole router blocks, in those; 0 = none
 	crowd       bool  // a group had no room
-	disbelieved bool  // copies are not counted any more, see CopiesDisbelieved
+	implausible bool  // copies are not counted any more, see CopiesImplausible
 	blocks      []block
 	free        []uint32
 	// unresolved counts the blocks of which it is not known what they stand for.
@@ -212,13 +212,13 @@ func (g *Groups) Store(e *Store) (crowded int) {
 
 // count adds a copy, and reports whether it was the last one to be counted.
 func (g *Groups) count(c *uint8, e *Store) bool {
-	if *c != 0 && (e.IgnoreCopies || g.IgnoreCopies || g.disbelieved) {
+	if *c != 0 && (e.IgnoreCopies || g.IgnoreCopies || g.implausible) {
 		return false
 	}
 	if *c++; *c < maxCopies {
 		return false
 	}
-	g.disbelieveCopies()
+	g.ignoreCopies()
 	return true
 }
 
@@ -252,14 +252,14 @@ func (g *Groups) storeNamed(i int, e *Store) (crowded int) {
 	return crowded
 }
 
-// CopiesDisbelieved reports whether copies are no longer counted because a block had more of them
+// CopiesImplausible reports whether copies are no longer counted because a block had more of them
 // than there can be. It is for the goroutine that writes.
-func (g *Groups) CopiesDisbelieved() bool { return g.disbelieved }
+func (g *Groups) CopiesImplausible() bool { return g.implausible }
 
-// disbelieveCopies ends the count of copies. What groups other than full ones have stored
+// ignoreCopies ends the count of copies. What groups other than full ones have stored
 // may have been the beginnings of hits, which they do not hold.
-func (g *Groups) disbelieveCopies() {
-	g.disbelieved = true
+func (g *Groups) ignoreCopies() {
+	g.implausible = true
 	for i := range g.blocks {
 		for j := range g.groups {
 			full := uint8(0)
@@ -279,7 +279,7 @@ func (g *Groups) disbelieveCopies() {
 // window, which only holds those that the hit needs of it.
 func (g *Groups) sure(i int, e *Store) int {
 	k := &g.groups[i]
-	if !g.IgnoreCopies && !g.disbelieved || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
+	if !g.IgnoreCopies && !g.implausible || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
 		return 0
 	}
 	n := len(e.Names)

@@ -367,10 +367,10 @@ func (s *Stream) CacheGroups() []kvgroup.Group {
 // fit to be shown, in the order in which they came. The slice must not be changed.
 func (s *Stream) UnknownKinds() []string { return s.app.unknown }
 
-// CopiesDisbelieved reports whether the copies of the rank's blocks are no longer counted
+// CopiesImplausible reports whether the copies of the rank's blocks are no longer counted
 // because a block had more of them than there can be.
-func (s *Stream) CopiesDisbelieved() bool {
-	return s.app.groups != nil && s.app.groups.CopiesDisbelieved()
+func (s *Stream) CopiesImplausible() bool {
+	return s.app.groups != nil && s.app.groups.CopiesImplausible()
 }
 
 // HashDiffers reports whether the engine names its blocks otherwise than was stated.

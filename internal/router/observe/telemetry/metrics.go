@@ -119,7 +119,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.itl = histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model")
 	m.stage = histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a slot in progress, move that of streams that waited to continue elsewhere, held that of decode legs until the request of their prefill leg was written.", stageBuckets, "stage")
 	m.decisions = counter("decisions_total", "Routing decisions by path and reason.", "path", "reason")
-	m.oddParams = counter("transfer_params_odd_total", "Remote prefills whose transfer parameters were used although a part of them is not as expected.", "worker")
+	m.oddParams = counter("transfer_params_unexpected_total", "Remote prefills whose transfer parameters were used although a part of them was unexpected.", "worker")
 	m.fallbacks = counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason")
 	m.legs = counter("legs_total", "HTTP calls to workers by outcome: ok, canceled (the client left or did not read), or how they failed.", "leg", "worker", "outcome")
 	m.legTime = histogram("leg_duration_seconds", "Time of one HTTP call to a worker.", latencyBuckets, "leg", "worker")

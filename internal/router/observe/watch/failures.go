@@ -69,7 +69,7 @@ func (f *Failures) note(k failure, now time.Time) (report bool, more int) {
 // expected; ok is false when this worker had one a moment ago.
 func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e eventlog.Event, ok bool) {
 	return f.event(failure{w.Name, "prefill", "odd_params"}, now, eventlog.Event{
-		Kind: "prefill_odd_params", Worker: w.Name, Fields: map[string]any{},
+		Kind: "prefill_unexpected_params", Worker: w.Name, Fields: map[string]any{},
 		Text: fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what),
 	})
 }

@@ -383,7 +383,7 @@ func (p *Plan) weigh(in *Input, d int) {
 		}
 	}
 	if p.teaches(in) {
-		p.Path, p.Reason = other(p.Path), route.ReasonTeaches
+		p.Path, p.Reason = other(p.Path), route.ReasonExploration
 	}
 	if gate := in.Rule.DecodeGate; p.Path == route.Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
 		p.Path, p.Reason = route.Remote, route.ReasonDecodeBusy
