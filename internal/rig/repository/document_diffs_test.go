@@ -213,6 +213,9 @@ func plainLines(lines []string) (out []string) {
 func copyTo(t *testing.T, folder string) {
 	t.Helper()
 	eachFile(t, "", func(path string) {
+		if path == ".git" { // of a worktree: a file that names its repository
+			return
+		}
 		from, to := filepath.Join(repository, path), filepath.Join(folder, path)
 		info, err := os.Lstat(from)
 		if err == nil && info.Mode()&fs.ModeType == 0 {

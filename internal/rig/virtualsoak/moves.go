@@ -50,7 +50,7 @@ func (s *stage) crowd() {
 }
 
 // strikeMost kills an engine as soon as it has some streams in the middle, if that is
-// before a time, or drains it and has the streams go on elsewhere.
+// before a time, or drains it and has the streams continue elsewhere.
 func (s *stage) strikeMost(drains bool, until time.Duration) {
 	var most *node
 	streams := map[*node]int{}

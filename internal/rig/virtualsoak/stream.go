@@ -26,7 +26,7 @@ type stream struct {
 	voice  *reference.Voice // of the newest leg
 }
 
-// script is one stream of a kind whose first engine breaks off after so many tokens.
+// script is one stream of a kind whose first engine breaks off after that many tokens.
 type script struct {
 	kind       api.Kind
 	ids, stops bool

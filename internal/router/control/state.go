@@ -41,7 +41,7 @@ type Stages interface {
 	BlockOf(*workers.Worker) int
 	// Counts are the requests that were sent to a rank, and those that failed.
 	Counts(*workers.Rank) (requests, failures uint64)
-	// Moves are the streams that went on elsewhere, from a rank and on it.
+	// Moves are the streams that continued elsewhere, from a rank and on it.
 	Moves(*workers.Rank) admin.Moves
 	// Speed is how fast a rank answers.
 	Speed(*workers.Rank) pace.Speed

@@ -381,7 +381,7 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 	}
 }
 
-// eject takes the worker out unless nobody else could do its work. The failures
+// eject takes the worker out unless no other worker could do its work. The failures
 // that do it are those of the admissions of a number.
 func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	w := r.worker

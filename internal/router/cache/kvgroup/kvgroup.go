@@ -13,17 +13,16 @@
 //   - mamba holds the one block that ends there,
 //   - chunked attention holds the blocks from the start of the length's chunk.
 //
-// Lengths are multiples of the least common multiple of the groups' blocks. If a
-// mamba group's blocks are larger than the smallest one reported, and nothing but
-// full groups and groups of that smallest block stand beside it, they are
-// multiples of that smallest block, and full groups reach to the end of the
-// longest stored part of the block that follows.
+// Lengths are multiples of the least common multiple of the groups' blocks. If a mamba group's
+// blocks are larger than the smallest one reported, and all other groups are full or of that
+// smallest block, they are multiples of that smallest block, and full groups reach to the end of
+// the longest stored part of the block that follows.
 //
-// The engine's name of a block stands for its whole prefix and is the same in all
-// groups, so blocks are kept by name, with a count of copies for each group. What
-// prefix a name stands for is learned from events whose names and tokens match one
-// to one. A block of which that is not known yet counts for no prompt, unless the engine's
-// names of the prompt's own blocks can be computed, and one of them is the block's.
+// The engine's name of a block stands for its whole prefix and is the same in all groups, so
+// blocks are kept by name, with a count of copies for each group. What prefix a name stands for
+// is learned from events whose names and tokens match one to one. A block whose prefix is not
+// known yet counts for no prompt, unless the engine's names of the prompt's own blocks can be
+// computed, and one of them is the block's.
 package kvgroup
 
 import (
@@ -452,7 +451,7 @@ func (g *Groups) freeUnheld(at uint32) {
 	g.free = append(g.free, at)
 }
 
-// Mismatch returns why nothing can be said of what the rank can go on from, or "".
+// Mismatch returns why nothing can be said of what the rank can continue from, or "".
 func (g *Groups) Mismatch() string {
 	if g.crowd {
 		return fmt.Sprintf("the engine has more than %d cache groups", maxGroups)

@@ -556,8 +556,8 @@ func (s *Stream) Resumable() bool {
 	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
 
-// Unaligned are ids of the answer, and the text that was sent of them, of which it
-// is not known where it ends. No text: nothing is open.
+// Unaligned are ids of the answer, and the text that was sent of them, whose end among them is
+// not known. No text: nothing is open.
 func (s *Stream) Unaligned() (ids []uint32, text string) {
 	if s.refused != "" || len(s.tail) == 0 {
 		return nil, ""

@@ -96,10 +96,10 @@ var (
 	stageBuckets   = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, .1, 1}
 )
 
-// New makes the metrics with a registry of their own. The build info is that
-// of this binary. here reports whether a worker is in the fleet: what is counted of
-// one that has left has no series. It must know of a worker's end before
-// ForgetWorker is called; nil stands for a fleet that nobody leaves.
+// New makes the metrics with a registry of their own. The build info is that of this binary.
+// here reports whether a worker is in the fleet: what is counted of one that has left has no
+// series. It must know of a worker's end before ForgetWorker is called; nil stands for a fleet
+// that no worker leaves.
 func New(version, revision string, here func(worker string) bool) *Metrics {
 	reg := prometheus.NewRegistry()
 	m := &Metrics{registry: reg}
@@ -201,13 +201,14 @@ func (m *Metrics) Decision(path, reason string) { m.decisions.of(path, reason).I
 // RequestFaulty counts a failed request on which several engines broke.
 func (m *Metrics) RequestFaulty() { m.faulty.of().Inc() }
 
-// Continued counts a stream that goes on elsewhere, because a worker broke off.
+// Continued counts a stream that continues elsewhere, because a worker broke off.
 func (m *Metrics) Continued(worker, reason string) { m.continued.of(worker, reason).Inc() }
 
 // NotContinued counts a stream that broke off and was not continued.
 func (m *Metrics) NotContinued(why string) { m.refused.of(why).Inc() }
 
-// StreamWithoutMemory counts a stream of which too little is kept to continue it.
+// StreamWithoutMemory counts a stream that could not be continued, because too little of it is
+// kept.
 func (m *Metrics) StreamWithoutMemory() { m.unkept.of().Inc() }
 
 // Fallback counts a wanted remote prefill that became a local one.
