@@ -1,6 +1,6 @@
 # What the README names; CI runs .ci/run.
 .DEFAULT_GOAL := build
-.PHONY: help engines image test race lint workflows vuln snapshot release e2e kube bench soak soak-virtual build
+.PHONY: help engines image test walks race lint workflows vuln snapshot release e2e kube bench soak soak-virtual build
 
 help: ## this list
 	@awk -F': ## ' '/^[a-z0-9-]+: ## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -14,6 +14,10 @@ image: ## the container image, in bin/image
 
 test: ## the tests
 	go test ./...
+
+# Additions and a release, as docs/additions.md and docs/releases.md show them, in a copy.
+walks: ## the examples of docs/additions.md, built and tested
+	DYNCTL_WALKS=1 go test -count=1 -timeout 60m -run TestDocumentWalks -v ./internal/rig/repository
 
 race: ## the tests under the race detector
 	CGO_ENABLED=1 go test -race -short ./...

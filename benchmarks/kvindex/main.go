@@ -1,5 +1,6 @@
-// Command kvindex drives the KV index with a KVOPS1 op stream, in the modes and with the JSON
-// lines of the shared index harness, so that it can be put beside other routers' indexes in one run.
+// Command kvindex drives the KV index with a KVOPS1 op stream. It has the modes and writes the
+// JSON lines of the shared index harness, so that one run compares it with other routers'
+// indexes.
 //
 //	kvindex INDEX MODE FILE [THREADS] [RATE]
 //

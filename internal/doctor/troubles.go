@@ -27,7 +27,7 @@ func (e *exam) troubles(ws []admin.Worker) {
 			if k.Requests > 0 {
 				served++
 			}
-			if k.SpeedJudged {
+			if k.SpeedKnown {
 				judged++
 			}
 			if s := k.Slow; s != nil {

@@ -14,9 +14,9 @@ import (
 // TestTroubles: what the router sees of workers under traffic is named by its cause,
 // with what to do; healthy ones are called so only after traffic.
 func TestTroubles(t *testing.T) {
-	served := admin.Rank{Label: "d0/dp0", Requests: 10, SpeedJudged: true}
+	served := admin.Rank{Label: "d0/dp0", Requests: 10, SpeedKnown: true}
 	unknown := served
-	unknown.SpeedJudged = false
+	unknown.SpeedKnown = false
 	slow := served
 	slow.Slow = &admin.Slow{Figure: "ITL", Times: 9, Since: time.Unix(0, 0)}
 	trouble := func(cause, rank string) admin.Worker {

@@ -1,7 +1,7 @@
-// Package replay does recorded runs again: it plays KV events through the
-// router's own feed and index, makes recorded decisions once more and explains
-// where they come out differently, and runs recorded requests through the
-// router's stages and simulated engines under a virtual clock.
+// Package replay does recorded runs again: it plays KV events through the router's own feed and
+// index, makes recorded decisions once more and explains where they come out differently. It
+// also runs recorded requests through the router's stages and simulated engines under a virtual
+// clock.
 package replay
 
 import (

@@ -240,8 +240,8 @@ func TestRecordingInTheMiddle(t *testing.T) {
 	if v.Divergent() != 0 || v.Equal != v.Decisions {
 		t.Errorf("%d of %d decisions are equal, %d divergent", v.Equal, v.Decisions, v.Divergent())
 	}
-	if v.InputsDiffer != 0 || v.Unknown == 0 || v.OnTrust == 0 {
-		t.Errorf("inputs: %d differ, %d are unknown, %d taken on trust; first %+v", v.InputsDiffer, v.Unknown, v.OnTrust, v.FirstInput)
+	if v.InputsDiffer != 0 || v.Unknown == 0 || v.Unproven == 0 {
+		t.Errorf("inputs: %d differ, %d are unknown, %d taken on trust; first %+v", v.InputsDiffer, v.Unknown, v.Unproven, v.FirstInput)
 	}
 	// What was taken as it was recorded is no reason for another choice.
 	for i := range cut.recs {

@@ -201,7 +201,7 @@ func (s *Stage) workers() []admin.Worker {
 			if st := pr.stream; st != nil {
 				r.Feed.CacheGroups, r.Feed.UnknownKinds = adminserver.CacheGroups(st.CacheGroups()), slices.Clone(st.UnknownKinds())
 				r.Feed.HashDiffers = st.HashDiffers()
-				r.Feed.TiersReported, r.Feed.Tiers, r.Feed.CopiesDisbelieved = st.TiersReported(), st.Tiers(), st.CopiesDisbelieved()
+				r.Feed.TiersReported, r.Feed.Tiers, r.Feed.CopiesImplausible = st.TiersReported(), st.Tiers(), st.CopiesImplausible()
 			}
 			if k.batches > 0 {
 				r.Feed.LastSeq, r.Feed.LastAt = new(k.lastSeq), s.start.Add(k.lastAt)

@@ -48,7 +48,7 @@ func (r *Report) Rows() [][]string {
 	if v := r.Verify; v != nil {
 		rows = append(rows,
 			[]string{"decisions proven equal", fmt.Sprintf("%s of %s (%s)%s", table.Count(v.Proven), table.Count(v.Decisions), table.Percent(v.Match()), upToTheCut[r.Cut])},
-			[]string{"equal, taken on trust", table.Count(v.OnTrust)},
+			[]string{"equal, taken on trust", table.Count(v.Unproven)},
 			[]string{"unverifiable", table.Count(v.Unverifiable)},
 			[]string{"divergent", table.Count(v.Divergent())},
 			[]string{"other rank, equal cost", table.Count(v.TieBreaks)},
@@ -115,11 +115,11 @@ func (v *VerifyReport) Text(out io.Writer) error {
 		return nil
 	}
 	verdict := ""
-	trusted := v.OnTrust > 0 && v.Divergent() == 0 && v.Unverifiable == 0
+	trusted := v.Unproven > 0 && v.Divergent() == 0 && v.Unverifiable == 0
 	if trusted {
 		verdict = "no decision differs: "
 	}
-	printable.Fprintf(out, "\nRESULT  %s%s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", verdict, table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
+	printable.Fprintf(out, "\nRESULT  %s%s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", verdict, table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.Unproven), table.Count(v.Unverifiable), table.Count(v.Divergent()))
 	state := func(n uint64, some string) string {
 		if n == 0 {
 			return "ok"
@@ -132,7 +132,7 @@ func (v *VerifyReport) Text(out io.Writer) error {
 	rows := [][]string{
 		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), ""},
 		{"    proven", "-", table.Count(v.Proven), table.Percent(v.Match())},
-		{"    taken on trust", "-", table.Count(v.OnTrust), state(v.OnTrust, "trusted: with recorded figures")},
+		{"    taken on trust", "-", table.Count(v.Unproven), state(v.Unproven, "trusted: with recorded figures")},
 		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), state(v.TieBreaks, "tie-break")},
 		{"    the router had other rules", "-", table.Count(v.OtherRules), state(v.OtherRules, "another version")},
 		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real, "REAL")},

@@ -18,11 +18,11 @@ import (
 // VerifyReport says how many recorded decisions come out the same.
 type VerifyReport struct {
 	Decisions uint64 `json:"decisions"`
-	// Equal came out the same: Proven from the caches of the replay, OnTrust
+	// Equal came out the same: Proven from the caches of the replay, Unproven
 	// with recorded figures in the place of what the recording does not have.
-	Equal   uint64 `json:"equal"`
-	Proven  uint64 `json:"proven"`
-	OnTrust uint64 `json:"on_trust"`
+	Equal    uint64 `json:"equal"`
+	Proven   uint64 `json:"proven"`
+	Unproven uint64 `json:"unproven"`
 	// InputsDiffer counts decisions that saw other caches than the replay has,
 	// whether or not they came out the same.
 	InputsDiffer uint64 `json:"inputs_differ"`
@@ -578,7 +578,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 	if same {
 		rep.Equal++
 		if len(f.taken) > 0 {
-			rep.OnTrust++
+			rep.Unproven++
 		} else {
 			rep.Proven++
 		}

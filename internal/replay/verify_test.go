@@ -253,8 +253,8 @@ func TestVerifyWithinBatch(t *testing.T) {
 			if v.Decisions != 1 || v.InputsDiffer != c.differ || v.Unknown != c.unknown {
 				t.Errorf("%d decisions, want 1; %d inputs differ, want %d; %d unknown, want %d: %+v", v.Decisions, v.InputsDiffer, c.differ, v.Unknown, c.unknown, v.FirstInput)
 			}
-			if c.unknown > 0 && v.OnTrust != 1 {
-				t.Errorf("%d taken on trust, want 1", v.OnTrust)
+			if c.unknown > 0 && v.Unproven != 1 {
+				t.Errorf("%d taken on trust, want 1", v.Unproven)
 			}
 			if c.unknown > 0 && !strings.Contains(v.FirstTaken.Because[0], "after the end of this file") {
 				t.Errorf("taken because %q", v.FirstTaken.Because)
@@ -291,12 +291,12 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 		want   VerifyReport
 		text   string
 	}{
-		{"as found", nil, nil, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
+		{"as found", nil, nil, VerifyReport{Equal: 1, Unproven: 1, ByNames: 1}, named},
 		{"with the tokens", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens }, VerifyReport{Equal: 1, Proven: 1}, ""},
 		{"fewer than the tokens say", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 8 }, VerifyReport{TieBreaks: 1, InputsDiffer: 1}, "recorded overlap 8 blocks, replayed 10"},
 		{"more than the tokens say", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 11 }, VerifyReport{Equal: 1, Proven: 1, InputsDiffer: 1}, "recorded overlap 11 blocks, replayed 10"},
-		{"tokens under other hashes", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens[1:] }, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
-		{"another rank's overlap", nil, func(_ *trace.Decision, c figures) { c[2].OverlapBlocks = 3 }, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1, InputsDiffer: 1}, "w-2/dp0: recorded overlap 3 blocks, replayed 0"},
+		{"tokens under other hashes", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens[1:] }, VerifyReport{Equal: 1, Unproven: 1, ByNames: 1}, named},
+		{"another rank's overlap", nil, func(_ *trace.Decision, c figures) { c[2].OverlapBlocks = 3 }, VerifyReport{Equal: 1, Unproven: 1, ByNames: 1, InputsDiffer: 1}, "w-2/dp0: recorded overlap 3 blocks, replayed 0"},
 		{"blocks of another tier", nil, func(_ *trace.Decision, c figures) { c[0].CPU = 1 }, VerifyReport{Real: 1, InputsDiffer: 1}, "w-0/dp0: recorded overlap 10 (then 1 cpu"},
 		{"more than the prompt has", nil, func(_ *trace.Decision, c figures) { c[0].OverlapBlocks = 12 }, VerifyReport{Real: 1, InputsDiffer: 1}, "recorded overlap 12 blocks, replayed 8"},
 		{"a rank that is not trusted", []trace.Record{{Kind: trace.KindFeed, Rank: rankName(0)}}, nil, VerifyReport{Real: 1, InputsDiffer: 1}, "recorded overlap 10 blocks, replayed 0"},
@@ -514,7 +514,7 @@ func TestUnknownWhenItWasDecided(t *testing.T) {
 		}
 		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{ForgotPublisher: true, Reason: "it started over"}})
 		v := play(t, late.file(), Options{Verify: true}).Verify
-		if v.OnTrust == 0 || v.InputsDiffer != 0 || v.OnTrust+v.Proven != v.Decisions {
+		if v.Unproven == 0 || v.InputsDiffer != 0 || v.Unproven+v.Proven != v.Decisions {
 			t.Errorf("without what %s held before: %+v, %+v", rank, v, v.FirstInput)
 		}
 		return
@@ -603,7 +603,7 @@ func FuzzVerify(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if v := rep.Verify; v.Equal+v.Divergent()+v.Unverifiable != v.Decisions || v.Proven+v.OnTrust != v.Equal {
+		if v := rep.Verify; v.Equal+v.Divergent()+v.Unverifiable != v.Decisions || v.Proven+v.Unproven != v.Equal {
 			t.Errorf("%+v", v)
 		}
 		if r, err = first(); err == nil {

@@ -221,7 +221,7 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 	t.Parallel()
 	const n = 200
 	r, _ := tappedRig(t, "4a:speed=4,answers=letters,max_seqs=1024", exact, func(c *settings.Config) {
-		c.Continue.AtOnce = 2
+		c.Continue.PerRank = 2
 		c.Routing.AllowHeaders = true
 	})
 	body := func(i int) object {

@@ -140,7 +140,7 @@ func TestReplicasShareLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"dynctl_replicas_live 1", `dynctl_replica_up{replica="router-0"} 1`, `dynctl_replicas_stray_messages_total{reason="other_fleet"} 0`} {
+	for _, want := range []string{"dynctl_replicas_live 1", `dynctl_replica_up{replica="router-0"} 1`, `dynctl_replicas_ignored_messages_total{reason="other_fleet"} 0`} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("metrics lack %s", want)
 		}

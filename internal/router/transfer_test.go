@@ -479,8 +479,8 @@ func TestTransferCheck(t *testing.T) {
 					to.Routing.TransferCheck = c.config
 				}
 			})
-			series := fmt.Sprintf(`dynctl_transfer_params_odd_total{worker=%q}`, c.worker)
-			before, counted := len(r.events("prefill_odd_params")), max(0, r.metric(series))
+			series := fmt.Sprintf(`dynctl_transfer_params_unexpected_total{worker=%q}`, c.worker)
+			before, counted := len(r.events("prefill_unexpected_params")), max(0, r.metric(series))
 			for i := range 3 {
 				for _, w := range []string{"prefill-0", "prefill-1", "prefill-2", "decode-0"} {
 					r.Router.Heal(w)
@@ -493,7 +493,7 @@ func TestTransferCheck(t *testing.T) {
 					t.Errorf("%s (%s), want %s; notes %q", rec.Path, rec.ReasonText, path, rec.Notes)
 				}
 			}
-			events, n := r.events("prefill_odd_params")[before:], max(0, r.metric(series))-counted
+			events, n := r.events("prefill_unexpected_params")[before:], max(0, r.metric(series))-counted
 			wantEvents, wantCounted := 0, 0.
 			if c.used {
 				wantEvents, wantCounted = 1, 3

@@ -335,8 +335,8 @@ type Continue struct {
 	Mode string
 	// Moves is how often the rest of one stream may come from another engine.
 	Moves int
-	// AtOnce is how many such rests a rank begins with at a time; more wait.
-	AtOnce int
+	// PerRank is how many such rests a rank begins with at a time; more wait.
+	PerRank int
 }
 
 // Health times the probes.

@@ -284,7 +284,7 @@ var rows = []*Row{
 		Help: "off|exact; exact has another engine continue a stream whose engine dies in the middle"},
 	{Key: "continue.moves", Flag: "continue-moves", At: func(c *Config) any { return &c.Continue.Moves }, Default: 4, Check: between(1, 64, "times"),
 		Help: "how often one stream may continue elsewhere"},
-	{Key: "continue.at_once", Flag: "continue-at-once", At: func(c *Config) any { return &c.Continue.AtOnce }, Default: 8, Check: between(1, 1024, "streams"),
+	{Key: "continue.per_rank", Flag: "continue-per-rank", At: func(c *Config) any { return &c.Continue.PerRank }, Default: 8, Check: between(1, 1024, "streams"),
 		Help: "greatest number of streams that a rank begins to continue at a time; more wait, with comments in their streams"},
 	{Key: "health.interval", Flag: "health-interval", At: func(c *Config) any { return &c.Health.Interval }, Default: time.Second, Check: positive, Fixed: true,
 		Help: "between two probes of a worker"},

@@ -125,7 +125,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			switch i % 3 {
 			case 0:
 				f.CacheGroups = []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 128, Block: 16}, {Group: 2, Kind: "mamba", Block: 64}}
-				f.CopiesDisbelieved = i == 3
+				f.CopiesImplausible = i == 3
 			case 1:
 				f.TiersReported, f.Tiers = true, route.Tiers{CPU: 4711, Disk: 12}
 			}

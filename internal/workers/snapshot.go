@@ -272,7 +272,7 @@ func (c Change) Event(at time.Time) eventlog.Event {
 			if w.Conflict != "" {
 				e.Severity, e.Kind, e.Text = eventlog.Error, "worker_conflict", w.Conflict
 			} else {
-				e.Kind, e.Text = "worker_conflict_solved", fmt.Sprintf("worker %s agrees with what was stated again", w.Name)
+				e.Kind, e.Text = "worker_conflict_resolved", fmt.Sprintf("worker %s agrees with what was stated again", w.Name)
 			}
 		}
 	}

@@ -288,7 +288,7 @@ func (c *conn) line(at *time.Duration, now func() time.Duration) ([]byte, error)
 	}
 }
 
-// part reads so many bytes of a body, or below 0 all up to the connection's end.
+// part reads that many bytes of a body, or below 0 all up to the connection's end.
 func (c *conn) part(h head, left int64, at *time.Duration, now func() time.Duration) (err error) {
 	for left != 0 {
 		if c.r == c.w {

@@ -74,7 +74,7 @@ const maxSpread = 8
 // in the variance of one point: five repeats alone know little about it.
 const priorDF = 4
 
-// guard widens the level that the bootstrap is asked for: the isotonic fit has
+// guard widens the level that is requested of the bootstrap: the isotonic fit has
 // flat parts that a bootstrap does not see, and the points near the crossing
 // were chosen after a look at the data. With it, simulated runs contain the
 // truth at least as often as the level says (docs/bench.md has the table).

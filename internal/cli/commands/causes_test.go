@@ -47,7 +47,7 @@ func TestCausesOnSockets(t *testing.T) {
 				return err
 			}
 			for _, w := range l.Workers {
-				if k := &w.Ranks[0]; !k.SpeedJudged || k.Requests < 100 {
+				if k := &w.Ranks[0]; !k.SpeedKnown || k.Requests < 100 {
 					return fmt.Errorf("%s has had %d requests", k.Label, k.Requests)
 				}
 			}

@@ -148,7 +148,7 @@ func TestRecordAndVerify(t *testing.T) {
 	}
 	v := rep.Verify
 	want := *v
-	want.Proven, want.OnTrust, want.InputsDiffer = v.Decisions, 0, 0
+	want.Proven, want.Unproven, want.InputsDiffer = v.Decisions, 0, 0
 	if d := cmp.Diff(want, *v, cmp.Exporter(func(reflect.Type) bool { return true })); d != "" || v.Decisions < 700 {
 		first, _ := json.MarshalIndent([]*replay.Divergence{v.First, v.FirstInput}, "", " ")
 		t.Errorf("%d decisions, first %s (-want +got):\n%s", v.Decisions, first, d)
@@ -181,11 +181,11 @@ func TestRecordAndVerify(t *testing.T) {
 		t.Errorf("without the first batch: exit %d, %s", code, errs)
 	}
 	v = after.Verify
-	if v.OnTrust == 0 || v.Unverifiable != 0 || v.Proven+v.OnTrust != v.Equal || v.Equal+v.Divergent() != v.Decisions {
+	if v.Unproven == 0 || v.Unverifiable != 0 || v.Proven+v.Unproven != v.Equal || v.Equal+v.Divergent() != v.Decisions {
 		first, _ := json.MarshalIndent([]any{missing.Rank, missing.Batch.Seq, v.First, v.FirstInput}, "", " ")
-		t.Errorf("without the first batch, of %d decisions: %d proven, %d on trust, %d equal, %d divergent, %d unverifiable\n%s", v.Decisions, v.Proven, v.OnTrust, v.Equal, v.Divergent(), v.Unverifiable, first)
+		t.Errorf("without the first batch, of %d decisions: %d proven, %d on trust, %d equal, %d divergent, %d unverifiable\n%s", v.Decisions, v.Proven, v.Unproven, v.Equal, v.Divergent(), v.Unverifiable, first)
 	}
-	if code, out, _ = typed("replay", late, "--verify", "--min-match", "0%"); code != cli.ExitOK || !strings.Contains(out, fmt.Sprintf("decisions proven (%s / %s), %s taken on trust, 0 unverifiable, %s divergent", table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Divergent()))) {
+	if code, out, _ = typed("replay", late, "--verify", "--min-match", "0%"); code != cli.ExitOK || !strings.Contains(out, fmt.Sprintf("decisions proven (%s / %s), %s taken on trust, 0 unverifiable, %s divergent", table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.Unproven), table.Count(v.Divergent()))) {
 		t.Errorf("exit %d with\n%.600s", code, out)
 	}
 

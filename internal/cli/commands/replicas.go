@@ -79,7 +79,7 @@ func listReplicas(out, notes io.Writer, format string, s *admin.Status) error {
 	}{
 		{r.OtherFleet, "messages of another fleet"}, {r.SameName, "messages of another router with this one's name: set replicas.name"}, {r.TooMany, "messages of routers beyond the limit"},
 		{r.Refused, "messages refused, last: " + r.LastRefused}, {r.Failed, "messages not sent, last: " + r.LastFailure},
-		{uint64(len(r.Disbelieved)), fmt.Sprintf("ranks that only others call busy: %v", r.Disbelieved)},
+		{uint64(len(r.Ignored)), fmt.Sprintf("ranks that only others call busy: %v", r.Ignored)},
 	} {
 		if n.n > 0 {
 			printable.Fprintf(notes, "%d %s\n", n.n, n.text)

@@ -119,7 +119,7 @@ func slow(k *admin.Rank) string {
 	switch {
 	case k.Slow != nil:
 		return fmt.Sprintf("%s %.1f times its peers'", k.Slow.Figure, k.Slow.Times)
-	case k.SpeedJudged:
+	case k.SpeedKnown:
 		return "no"
 	}
 	return "-"

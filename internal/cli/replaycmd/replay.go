@@ -318,7 +318,7 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 		return cli.WithCode(cli.ExitUsage, fmt.Errorf("--at %d: the trace ends with line %d", f.at, rep.Lines))
 	}
 	if v := rep.Verify; v != nil && v.Match() < minMatch {
-		return cli.WithCode(cli.ExitMissed, fmt.Errorf("%.2f%% of %d decisions are proven to come out the same (%d more are taken on trust), fewer than --min-match %s", 100*v.Match(), v.Decisions, v.OnTrust, f.minMatch))
+		return cli.WithCode(cli.ExitMissed, fmt.Errorf("%.2f%% of %d decisions are proven to come out the same (%d more are taken on trust), fewer than --min-match %s", 100*v.Match(), v.Decisions, v.Unproven, f.minMatch))
 	}
 	if v := rep.Verify; v != nil && f.minMatch == "" && v.Divergent()+v.Unverifiable > 0 {
 		return cli.WithCode(cli.ExitMissed, fmt.Errorf("of %d decisions, %d come out differently and %d cannot be made again, see above; --min-match sets how many must be proven", v.Decisions, v.Divergent(), v.Unverifiable))

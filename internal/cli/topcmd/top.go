@@ -96,7 +96,7 @@ a missing terminal, or an address that is no admin API; 4 when no router answers
 	return cmd
 }
 
-// plainTimeout is for what is written without a screen: nobody waits for it to
+// plainTimeout is for what is written without a screen: no user waits for it to
 // react, and a router of a thousand ranks under load takes its time to answer.
 const plainTimeout = 15 * time.Second
 

@@ -207,7 +207,7 @@ func (s *suite) prompt(n int, tag string) []int {
 	return out
 }
 
-// complete runs a greedy completion of so many tokens and returns its text.
+// complete runs a greedy completion of that many tokens and returns its text.
 func (s *suite) complete(t *testing.T, url string, prompt []int, tokens int, extra object) (string, usage) {
 	t.Helper()
 	body := object{"model": s.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true}

@@ -110,7 +110,7 @@ func quote(s string) string {
 	return string(b)
 }
 
-// events streams so many tokens of the text behind some, as vLLM does: each event has one
+// events streams that many tokens of the text behind some, as vLLM does: each event has one
 // token, text comes with the last byte of a character, and as many characters as a stop
 // string may still need are held back.
 func (m *Model) events(q *Request, v rawjson.Value, ids []uint32, after, limit int, stops []string) (events []string, text, finish string, n int) {

@@ -176,7 +176,7 @@ func TestUnexplained(t *testing.T) {
 		{"silent_recompute", "a", time.Second, true},
 		{"prefill_without_params", "b", 0, true},
 		{"prefill_bad_params", "b", 0, true},
-		{"prefill_odd_params", "b", 0, true},
+		{"prefill_unexpected_params", "b", 0, true},
 		{"panic", "", 0, true},
 		{"load_unknown", "a", time.Second, false},
 		{"load_unknown", "a", time.Minute + seenWithin, false},

@@ -70,12 +70,11 @@ type Check struct {
 	Usage Usage     `json:"usage"`
 	// Index is the number of (block, rank) memberships, equal to the caches.
 	Index int64 `json:"index_memberships"`
-	// Over is how many blocks the index held that their engines did not, before
-	// anything could heal that: events lost at the very end, or still on their
-	// way. Sync is how long after that look the index was first found without
-	// such a block, the requests that show every feed its losses included; where there
-	// was none, how long after those requests. Refilled is how often the caches had to
-	// be filled again until the index knew all of their blocks.
+	// Over is how many blocks the index held that their engines did not, before anything could
+	// heal that: events lost at the very end, or still on their way. Sync is how long after that
+	// look the index was first found without such a block, the requests that show every feed its
+	// losses included; without such a time, how long after those requests. Refilled is how often
+	// the caches had to be filled again until the index knew all of their blocks.
 	Over     int     `json:"blocks_too_many_at_first"`
 	Sync     Seconds `json:"sync_seconds"`
 	Refilled int     `json:"caches_refilled"`
@@ -305,7 +304,7 @@ func (s *soak) findFaults(sum *Summary) {
 func unexplained(events []logged, faults []*Fault) (out []logged) {
 	for _, e := range events {
 		switch e.Kind {
-		case "silent_recompute", "prefill_without_params", "prefill_bad_params", "prefill_odd_params", "panic":
+		case "silent_recompute", "prefill_without_params", "prefill_bad_params", "prefill_unexpected_params", "panic":
 			out = append(out, e)
 		case "load_unknown":
 			if !slices.ContainsFunc(faults, func(f *Fault) bool {

@@ -112,8 +112,8 @@ func TestKilledAtEveryToken(t *testing.T) {
 		{"completion with stop strings", api.Completion, false, true, nil},
 		{"chat", api.Chat, false, false, []resume.Refusal{resume.Silent}},
 		{"chat with stop strings", api.Chat, false, true, []resume.Refusal{resume.Silent}},
-		{"SGLang's own", api.SGLangGenerate, false, false, []resume.Refusal{resume.SentIDs, resume.Seam}},
-		{"SGLang's own with stop strings", api.SGLangGenerate, false, true, []resume.Refusal{resume.SentIDs, resume.Seam}},
+		{"SGLang's own", api.SGLangGenerate, false, false, []resume.Refusal{resume.SentIDs, resume.Unmatched}},
+		{"SGLang's own with stop strings", api.SGLangGenerate, false, true, []resume.Refusal{resume.SentIDs, resume.Unmatched}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

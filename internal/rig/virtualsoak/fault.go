@@ -182,7 +182,7 @@ func (s *stage) changeFleet() {
 	}
 }
 
-// drain has a worker take no requests for a while; moving says that its streams go on
+// drain has a worker take no requests for a while; moving says that its streams continue
 // elsewhere, those that can.
 func (s *stage) drain(n *node, moving bool) {
 	s.out.Faults++

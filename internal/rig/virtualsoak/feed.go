@@ -196,7 +196,7 @@ func (n *node) boot() {
 	}
 }
 
-// stir makes the engine publish something, by a prompt that nobody else has.
+// stir makes the engine publish something, by a prompt that no other has.
 func (n *node) stir(salt uint32) {
 	tokens := make([]uint32, 3*n.s.group.BlockSize)
 	for i := range tokens {
@@ -300,7 +300,7 @@ type kept struct {
 	Complete bool              `json:"complete"`
 }
 
-// keep is what a snapshot has of the feed, false when there is nothing to go on
+// keep is what a snapshot has of the feed, false when there is nothing to continue
 // from.
 func (f *feed) keep() (k kept, ok bool) {
 	k.Position, ok = f.stream.Position()
@@ -321,7 +321,7 @@ func (f *feed) again(k, promised *kept) *feed {
 }
 
 // recall looks at a feed that has caught up after a restart of the router: what
-// was known at the snapshot must be known still if the replay goes on from there.
+// was known at the snapshot must be known still if the replay continues from there.
 func (f *feed) recall(replayed []batch) {
 	p := f.promised
 	f.promised = nil

@@ -27,7 +27,7 @@ type wish struct {
 
 // pace has so many rests begin on a rank at once.
 func (s *stage) pace(atOnce int) {
-	s.settings.Continue.AtOnce = atOnce
+	s.settings.Continue.PerRank = atOnce
 	s.moves = moves{s: s, on: map[uint32]int{}}
 }
 
@@ -50,7 +50,7 @@ func (s *stage) crowd() {
 }
 
 // strikeMost kills an engine as soon as it has some streams in the middle, if that is
-// before a time, or drains it and has the streams go on elsewhere.
+// before a time, or drains it and has the streams continue elsewhere.
 func (s *stage) strikeMost(drains bool, until time.Duration) {
 	var most *node
 	streams := map[*node]int{}
@@ -172,8 +172,8 @@ func (m *moves) admit(slots []uint32, before int) {
 		}
 	}
 	for _, slot := range slots {
-		if m.on[slot]++; m.on[slot] > s.settings.Continue.AtOnce {
-			s.violate("%d rests of streams at once on the rank of slot %d, the limit is %d", m.on[slot], slot, s.settings.Continue.AtOnce)
+		if m.on[slot]++; m.on[slot] > s.settings.Continue.PerRank {
+			s.violate("%d rests of streams at once on the rank of slot %d, the limit is %d", m.on[slot], slot, s.settings.Continue.PerRank)
 		}
 	}
 }
@@ -203,7 +203,7 @@ func (s *stage) moved() {
 	}
 	before := map[uint32]bool{}
 	for _, w := range m.line {
-		if !slices.ContainsFunc(w.Slots, func(slot uint32) bool { return before[slot] || m.on[slot] >= s.settings.Continue.AtOnce }) {
+		if !slices.ContainsFunc(w.Slots, func(slot uint32) bool { return before[slot] || m.on[slot] >= s.settings.Continue.PerRank }) {
 			s.violate("%s waits for a place on %v although there is one", w.t.q.id, w.Slots)
 			return
 		}

@@ -62,7 +62,7 @@ const (
 	// is there now.
 	displace
 	// leaveEjected does not bring an ejected worker back for a request that has
-	// nobody else.
+	// no other.
 	leaveEjected
 	// numbersOnly goes on with a publisher whose numbers fit, without a look at
 	// whether the last batch is still the same.

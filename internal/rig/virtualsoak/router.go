@@ -166,7 +166,7 @@ func (s *stage) last(w *workers.Worker) {
 	}
 }
 
-// feeds are what the router is told of caches, by the soak's own feeds.
+// feeds are what the router knows of caches, by the soak's own feeds.
 type feeds struct{ s *stage }
 
 func (f feeds) of(slot uint32) *node {

@@ -26,7 +26,7 @@ type stream struct {
 	voice  *reference.Voice // of the newest leg
 }
 
-// script is one stream of a kind whose first engine breaks off after so many tokens.
+// script is one stream of a kind whose first engine breaks off after that many tokens.
 type script struct {
 	kind       api.Kind
 	ids, stops bool
@@ -212,7 +212,7 @@ func (q *request) mayNot() resume.Refusal {
 	case t.why != "":
 		return t.why
 	case t.kind == api.SGLangGenerate && (t.voice.Events == 1 || t.voice.Ahead > 3 && t.voice.Shown > 0):
-		return resume.Seam // from one event nobody knows what the next would have, and three tokens are looked at
+		return resume.Unmatched // from one event nobody knows what the next would have, and three tokens are looked at
 	case t.kind == api.Chat && !q.spoken():
 		return resume.Silent
 	case t.ids && t.voice.Rest != "", t.kind == api.SGLangGenerate && t.voice.Ahead > 0:

@@ -36,9 +36,9 @@ var rankLabels = []string{"worker", "dp_rank"}
 
 var routerMetrics = []metric[*State]{
 	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Limiter.Inflight()) }},
-	{desc("queued_requests", "Requests that wait for a place in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
+	{desc("queued_requests", "Requests that wait for a slot in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
 	{desc("body_memory_bytes", "Memory that the bodies of requests take, and what is kept of streams that may be continued."), gauge, func(s *State) float64 { return float64(s.Bodies.Used()) }},
-	{desc("body_memory_limit_bytes", "Memory that those may take."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},
+	{desc("body_memory_limit_bytes", "Limit of the memory of request bodies and kept streams (limits.body_memory)."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},
 	{desc("legs_in_progress", "Requests to workers in progress: the legs of clients' requests."), gauge, func(s *State) float64 { return float64(s.Legs.Used()) }},
 	{desc("legs_limit", "Requests to workers that may be in progress."), gauge, func(s *State) float64 { return float64(s.Legs.Limit()) }},
 	{desc("approx_blocks", "(block, rank) pairs of approximate routing."), gauge, func(s *State) float64 { return float64(s.Predicted.Blocks()) }},
@@ -59,7 +59,7 @@ var indexMetrics = []metric[kvindex.Stats]{
 	{desc("index_memberships", "(block, rank) pairs in the index."), gauge, func(x kvindex.Stats) float64 { return float64(x.Memberships) }},
 	{desc("index_blocks", "Distinct blocks in the index."), gauge, func(x kvindex.Stats) float64 { return float64(x.Blocks) }},
 	{desc("index_bytes", "Memory of the index."), gauge, func(x kvindex.Stats) float64 { return float64(x.Bytes) }},
-	{desc("index_lookups_total", "Overlap questions put to the index."), counter, func(x kvindex.Stats) float64 { return float64(x.Lookups) }},
+	{desc("index_lookups_total", "Lookups of cached prefixes in the index."), counter, func(x kvindex.Stats) float64 { return float64(x.Lookups) }},
 }
 
 var recorderMetrics = []metric[*admin.Recorder]{
@@ -71,7 +71,7 @@ var recorderMetrics = []metric[*admin.Recorder]{
 
 var kubernetesMetrics = []metric[*admin.Kubernetes]{
 	{desc("kubernetes_connected", "Whether the API server answers all watches; while it does not, the workers stay as they were."), gauge, func(k *admin.Kubernetes) float64 { return flag(k.Connected) }},
-	{desc("kubernetes_watch_failures_total", "Questions to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
+	{desc("kubernetes_watch_failures_total", "Requests to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
 	{desc("kubernetes_pods", "Pods, or Services, that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
 	{desc("kubernetes_waiting_pods", "Pods without an address yet, or Services without a pod."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
 	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and that are no workers; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
@@ -79,7 +79,7 @@ var kubernetesMetrics = []metric[*admin.Kubernetes]{
 
 var replicasMetrics = []metric[*admin.Replicas]{
 	{desc("replicas_live", "Other routers that share their load with this one."), gauge, func(r *admin.Replicas) float64 { return float64(r.Live) }},
-	{desc("replicas_disbelieved_ranks", "Ranks that only other routers call busy while their engines report no request: that work does not count."), gauge, func(r *admin.Replicas) float64 { return float64(len(r.Disbelieved)) }},
+	{desc("replicas_ignored_ranks", "Ranks whose load from other routers is ignored, because their engines report no request."), gauge, func(r *admin.Replicas) float64 { return float64(len(r.Ignored)) }},
 	{desc("replicas_send_failures_total", "Messages to other routers that the transport did not take."), counter, func(r *admin.Replicas) float64 { return float64(r.Failed) }},
 }
 
@@ -107,12 +107,12 @@ var copiedMetrics = map[string][]metric[*admin.IndexCopied]{
 	"refused": {{copied, counter, func(c *admin.IndexCopied) float64 { return float64(c.Refused) }}},
 }
 
-var copied = desc("replicas_index_ranks_total", "Ranks with which the index began, by whether another router had them.", "result")
+var copied = desc("replicas_index_ranks_total", "Ranks of the index at the start, by whether their blocks were copied from another router.", "result")
 
-var stray = desc("replicas_stray_messages_total", "Messages of other routers that brought no load.", "reason")
+var stray = desc("replicas_ignored_messages_total", "Messages of other routers that were ignored, by reason.", "reason")
 
 var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
-	{desc("feed_listener_bound", "Whether publishers can dial into the listener.", "endpoint"), gauge, func(l *kvfeed.ListenerStatus) float64 { return flag(l.Bound != "") }},
+	{desc("feed_listener_bound", "Whether publishers can connect to the listener.", "endpoint"), gauge, func(l *kvfeed.ListenerStatus) float64 { return flag(l.Bound != "") }},
 	{desc("feed_listener_unrouted_messages_total", "Messages at the listener that belong to no rank, or to several, and were dropped.", "endpoint"), counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Unrouted) }},
 }
 
@@ -126,58 +126,58 @@ var publisherMetrics = map[string][]metric[*kvfeed.ListenerStatus]{
 var rankMetrics = []metric[*admin.Rank]{
 	{desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.ActiveRequests) }},
 	{desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.PrefillTokens) }},
-	{desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.DecodeBlocks) }},
-	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a place on the rank (continue.at_once).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(*k.Moves.Waiting) }},
-	{desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.IndexBlocks) }},
+	{desc("rank_decode_blocks", "KV blocks that the rank's requests hold, as the router counts them.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.DecodeBlocks) }},
+	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a slot on the rank (continue.per_rank).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(*k.Moves.Waiting) }},
+	{desc("rank_index_blocks", "Blocks of the rank in the index.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.IndexBlocks) }},
 	{desc("rank_ttft_seconds", "Median time to the first token of the rank's legs in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.TTFT) }},
 	{desc("rank_itl_seconds", "Median time between tokens of the rank in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.ITL) }},
 	{desc("rank_output_tokens_per_second", "Tokens that came from the rank in the last seconds, as the router counted them.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(k.OutputRate, k.OutputRate != nil) }},
 	{desc("rank_slow", "Whether the rank is slow against its peers; none while too little is known of it or of them.", rankLabels...), gauge, func(k *admin.Rank) float64 {
 		slow := flag(k.Slow != nil)
-		return known(&slow, k.SpeedJudged)
+		return known(&slow, k.SpeedKnown)
 	}},
 	{desc("rank_capacity_blocks", "Blocks that the rank has room for, in router blocks.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(&k.CapacityBlock, k.CapacityBlock > 0) }},
 }
 
 var engineMetrics = []metric[*admin.EngineLoad]{
-	{desc("engine_running_requests", "Running requests as the engine says.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.Running, e.Running != nil) }},
-	{desc("engine_waiting_requests", "Waiting requests as the engine says.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.Waiting, e.Waiting != nil) }},
-	{desc("engine_kv_usage_ratio", "Used share of the KV cache as the engine says.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.KVUsage, e.KVUsage != nil) }},
+	{desc("engine_running_requests", "Running requests, as the engine reports them.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.Running, e.Running != nil) }},
+	{desc("engine_waiting_requests", "Waiting requests, as the engine reports them.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.Waiting, e.Waiting != nil) }},
+	{desc("engine_kv_usage_ratio", "Used share of the KV cache, as the engine reports it.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.KVUsage, e.KVUsage != nil) }},
 }
 
 var feedMetrics = []metric[*admin.Feed]{
 	{desc("feed_lag_seconds", "Receipt minus publication of the newest batch that was not replayed; none where the publisher has no clock.", rankLabels...), gauge, func(f *admin.Feed) float64 { return known(f.Lag, f.Lag != nil) }},
 	{desc("feed_gaps_total", "Gaps in the rank's batch numbers.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Gaps) }},
-	{desc("feed_dropped_total", "Times that the rank's entries in the index were dropped because a connection, a batch or its sense was lost.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Dropped) }},
+	{desc("feed_dropped_total", "Times that the rank's entries in the index were dropped because a connection or a batch was lost, or a batch made no sense.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Dropped) }},
 	{desc("feed_lost_batches_total", "Batches that no replay brought back.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Lost) }},
 	{desc("feed_orphan_blocks_total", "Blocks whose parent the rank does not hold.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Orphans) }},
 	{desc("feed_restarts_total", "Restarts of the rank's publisher.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Restarts) }},
 	{desc("feed_refused_blocks_total", "Blocks of the rank that found no room in the index.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Refused) }},
 	{desc("feed_decode_errors_total", "Batches and messages of the rank's publisher that cannot be read.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Errors) }},
 	{desc("feed_connect_errors_total", "Connections to the rank's publisher that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.ConnectErrors) }},
-	{desc("feed_source_errors_total", "Questions to the worker where the rank publishes that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.SourceErrors) }},
+	{desc("feed_source_errors_total", "Failed requests to the worker for the address where the rank publishes.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.SourceErrors) }},
 	{desc("feed_replay_errors_total", "Replays of the rank's publisher that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.ReplayErrors) }},
 	{desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is requested again.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Overrun) }},
 	{desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Foreign) }},
 	{desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.RankDisagree) }},
-	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events add up to more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
-	{desc("feed_hash_differs", "Whether the rank's engine names its blocks otherwise than kv_hash and kv_hash_seed of the worker state.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.HashDiffers) }},
+	{desc("feed_copies_implausible", "Whether the router stopped counting copies of the rank's blocks, because its events add up to more copies than its cache can hold.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesImplausible) }},
+	{desc("feed_hash_differs", "Whether the rank's engine names its blocks differently from the worker's kv_hash and kv_hash_seed.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.HashDiffers) }},
 	{desc("feed_unindexed_blocks_total", "Blocks of the rank that the index cannot hold: they came without token ids, with more or fewer than fit, or when too many blocks of several parts were held.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Unindexed) }},
 }
 
 // Metrics of which a subject has several, or that the router knows of it.
 var (
-	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by result: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
+	publishers   = desc("feed_listener_publishers_total", "Publishers that connected to the listener, by result: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank or a worker of the model, or with no model for a slot in progress, by priority; none while no request waits.", "model", "priority")
-	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while too little is known of the times, or they are in doubt, it compares blocks.", "model")
-	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
+	timesKnown   = desc("routing_times_known", "With policy kv, whether it compares ranks by time for requests of the model; while the times are unknown, or keep changing, it compares blocks.", "model")
+	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while the costs are unknown, or keep changing, the threshold does.", "model")
 	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known of a path.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
-	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and publishes no KV events), small_cache (against its peers).", "worker", "cause")
+	trouble      = desc("worker_trouble", "Whether a worker that answers has this trouble: failing (a part of its requests), mute (computes, and publishes no KV events), small_cache (against its peers).", "worker", "cause")
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
-	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
+	tokenizer    = desc("worker_tokenizer_circuit_open", "Whether the router sends only trials to the worker's /tokenize, because it failed several times in a row.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
 	tierBlocks   = desc("feed_tier_blocks", "Blocks that the router counts for the rank in a tier outside its device: cpu, disk, remote. Where its events have named any, and the model is not hybrid.", "worker", "dp_rank", "tier")
 	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose events name several.", "worker", "dp_rank", "group", "kind")

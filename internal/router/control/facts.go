@@ -65,7 +65,7 @@ func (f *Facts) Replicas() *admin.Replicas {
 	}
 	st := f.Siblings.Status()
 	r := &admin.Replicas{
-		Name: st.Self.Origin, Fleet: st.Self.Fleet, Live: st.Live(), Joined: st.Joined, Routers: []admin.Replica{}, Disbelieved: st.Disbelieved,
+		Name: st.Self.Origin, Fleet: st.Self.Fleet, Live: st.Live(), Joined: st.Joined, Routers: []admin.Replica{}, Ignored: st.Ignored,
 		OtherFleet: st.Foreign, SameName: st.SameOrigin, Refused: st.Refused, Repeated: st.Repeated, Earlier: st.Earlier, TooMany: st.Crowded, Failed: st.Failed,
 		LastRefused: st.LastRefused, LastFailure: st.Failure,
 	}

@@ -41,7 +41,7 @@ type Stages interface {
 	BlockOf(*workers.Worker) int
 	// Counts are the requests that were sent to a rank, and those that failed.
 	Counts(*workers.Rank) (requests, failures uint64)
-	// Moves are the streams that went on elsewhere, from a rank and on it.
+	// Moves are the streams that continued elsewhere, from a rank and on it.
 	Moves(*workers.Rank) admin.Moves
 	// Speed is how fast a rank answers.
 	Speed(*workers.Rank) pace.Speed
@@ -294,7 +294,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 				Requests: requests, Failures: failures, Moves: &moves, IndexBlocks: s.resident(k), Feed: admin.Feed{State: "none"}, Engine: engineLoad(k.Load()),
 			}
 			speed := s.Speed(k)
-			rank.SpeedJudged = speed.Judged
+			rank.SpeedKnown = speed.Judged
 			rank.TTFT, rank.ITL, rank.OutputRate = milli(speed.TTFT), milli(speed.ITL), figure(speed.TokensPerSecond)
 			if f := speed.Slow; f != nil {
 				rank.Slow = &admin.Slow{Figure: f.Figure.String(), Times: f.Times, Since: f.Since, Always: f.Always}
@@ -325,7 +325,7 @@ func from(w *workers.Worker) map[string]string {
 // feed is the account of a rank's feed as the admin API shows it.
 func feed(f *kvfeed.Status) admin.Feed {
 	a := admin.Feed{
-		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersReported: f.TiersReported, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved, HashDiffers: f.HashDiffers,
+		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersReported: f.TiersReported, Tiers: f.Tiers, CopiesImplausible: f.CopiesImplausible, HashDiffers: f.HashDiffers,
 		LastAt: f.LastEvent, Lag: figure(f.LagSeconds),
 		Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed, Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts,
 		Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped,

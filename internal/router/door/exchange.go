@@ -314,7 +314,7 @@ func (x *exchange) finish(err error) (e *api.Error) {
 	return e
 }
 
-// spend has the key pay for so many tokens of the request, and no more.
+// spend has the key pay for that many tokens of the request, and no more.
 func (x *exchange) spend(tokens int) {
 	if x.key != nil {
 		x.key.Spend(tokens-x.spent, time.Now())
@@ -322,7 +322,7 @@ func (x *exchange) spend(tokens int) {
 	}
 }
 
-// ended reports what came of the request.
+// ended reports the outcome of the request.
 func (x *exchange) ended(e *api.Error, err error) {
 	d := x.d
 	status := x.out.status

@@ -13,9 +13,9 @@ const (
 	ReasonDecodeOnly   Reason = "decode_cannot_prefill"
 	// ReasonRemoteCheaper and ReasonLocalCheaper are those of a threshold that is auto.
 	ReasonRemoteCheaper Reason = "remote_costs_less"
-	// ReasonTeaches is that of either path, where the threshold is auto and little is known of
+	// ReasonExploration is that of either path, where the threshold is auto and little is known of
 	// that path.
-	ReasonTeaches Reason = "teaches"
+	ReasonExploration Reason = "exploration"
 )
 
 // Those of a local path by choice:

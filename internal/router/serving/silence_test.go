@@ -36,7 +36,7 @@ func TestOnlySilentWorkers(t *testing.T) {
 					if got := r.Send(t.Context(), ask(stream, "")); !whole(got, stream) || !strings.Contains(notes(got), "answers no probe") {
 						t.Errorf("%s: %q", got, got.Receipt.Notes)
 					}
-					if n := len(r.Events("silent_tried")); n != 1 {
+					if n := len(r.Events("silent_worker_used")); n != 1 {
 						t.Errorf("%d events", n)
 					}
 				})

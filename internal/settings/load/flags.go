@@ -38,7 +38,7 @@ func AddFlags(f *pflag.FlagSet) {
 }
 
 // flagValue is the value of a setting's flag. A wrong text is no error of the
-// command line yet, so that all wrong settings are reported at once.
+// command line yet, so that all wrong settings are reported together.
 type flagValue struct {
 	row   *settings.Row
 	value any

@@ -21,7 +21,7 @@ const (
 	CodeDraining     = "draining"
 	CodeNoWorker     = "no_worker"
 	CodeWorkerDown   = "worker_down"
-	CodeWorkerHeld   = "worker_held"
+	CodeNotReady     = "worker_not_ready"
 	CodeFeed         = "events_untrusted"
 	CodeGap          = "event_gap"
 	CodeSaturated    = "rank_saturated"
@@ -252,15 +252,15 @@ func attendWorkers(c *collector, r *Router) {
 		case w.Health == "ejected":
 			c.add(Error, CodeWorkerDown, w.Name, "taken out because too many of its requests failed: %s; %s no requests until its penalty ends", because, ranks)
 		case w.Health == "asleep":
-			c.add(Warn, CodeWorkerHeld, w.Name, "asleep: %s; %s no requests", because, ranks)
+			c.add(Warn, CodeNotReady, w.Name, "asleep: %s; %s no requests", because, ranks)
 		case w.Draining:
 			c.add(Info, CodeDraining, w.Name, "drains: %s no new requests, running ones finish", ranks)
 		case w.Conflict != "":
-			c.add(Warn, CodeWorkerHeld, w.Name, "held back: %s", w.Conflict)
+			c.add(Warn, CodeNotReady, w.Name, "held back: %s", w.Conflict)
 		case w.Health == "unknown":
-			c.add(Info, CodeWorkerHeld, w.Name, "not ready yet: %s", because)
+			c.add(Info, CodeNotReady, w.Name, "not ready yet: %s", because)
 		case !w.Usable:
-			c.add(Warn, CodeWorkerHeld, w.Name, "held back: %s", because)
+			c.add(Warn, CodeNotReady, w.Name, "held back: %s", because)
 		}
 		for _, t := range w.Troubles {
 			c.add(Warn, t.Cause, cmp.Or(t.Rank, w.Name), "%s", t.Text)

@@ -71,14 +71,14 @@ func TestAttention(t *testing.T) {
 		{"ejected", func(a *admin.Snapshot) {
 			a.Workers[0].Health, a.Workers[0].Ranks[0].Health, a.Workers[0].Usable = "ejected", "ejected", false
 		}, []string{"error worker_down d0"}, "too many of its requests failed"},
-		{"asleep", func(a *admin.Snapshot) { a.Workers[0].Health, a.Workers[0].Ranks[0].Health = "asleep", "asleep" }, []string{"warn worker_held d0"}, "asleep"},
+		{"asleep", func(a *admin.Snapshot) { a.Workers[0].Health, a.Workers[0].Ranks[0].Health = "asleep", "asleep" }, []string{"warn worker_not_ready d0"}, "asleep"},
 		{"draining worker", func(a *admin.Snapshot) { a.Workers[0].Draining, a.Workers[0].Usable = true, false }, []string{"info draining d0"}, "no new requests"},
 		{"conflict", func(a *admin.Snapshot) {
 			a.Workers[0].Conflict, a.Workers[0].Usable, a.Workers[0].Ranks[0].Usable = "block size differs", false, false
-		}, []string{"warn worker_held d0"}, "block size differs"},
+		}, []string{"warn worker_not_ready d0"}, "block size differs"},
 		{"new worker", func(a *admin.Snapshot) {
 			a.Workers[0].Health, a.Workers[0].Ranks[0].Health, a.Workers[0].Usable = "unknown", "unknown", false
-		}, []string{"info worker_held d0"}, "not ready yet"},
+		}, []string{"info worker_not_ready d0"}, "not ready yet"},
 		{"stale", func(a *admin.Snapshot) {
 			a.Workers[1].Ranks[0].Feed = admin.Feed{State: "stale", Reason: "no connection"}
 		}, []string{"warn events_untrusted d1/dp0"}, "cut off (no connection)"},

@@ -26,7 +26,7 @@ func Fold(ranks []*Rank) Rank {
 			v.Slow = k.Slow
 		}
 		v.Usable = v.Usable && k.Usable
-		v.SpeedJudged = v.SpeedJudged && k.SpeedJudged
+		v.SpeedKnown = v.SpeedKnown && k.SpeedKnown
 		found += hits(k)
 		for _, sum := range [][2]*Num{
 			{&v.EngineUsed, &k.EngineUsed},
@@ -81,7 +81,7 @@ func foldFeed(v, k *admin.Feed) {
 	}
 	v.Trusted = v.Trusted && k.Trusted
 	v.TiersReported = v.TiersReported || k.TiersReported
-	v.CopiesDisbelieved = v.CopiesDisbelieved || k.CopiesDisbelieved
+	v.CopiesImplausible = v.CopiesImplausible || k.CopiesImplausible
 	v.HashDiffers = v.HashDiffers || k.HashDiffers
 	v.Tiers.CPU, v.Tiers.Disk, v.Tiers.Remote = v.Tiers.CPU+k.Tiers.CPU, v.Tiers.Disk+k.Tiers.Disk, v.Tiers.Remote+k.Tiers.Remote
 	v.Lag = greater(v.Lag, k.Lag)

@@ -68,7 +68,7 @@ func TestFold(t *testing.T) {
 		t.Errorf("hits beside an idle rank: %v", v.HitShare)
 	}
 	b.HitShare, b.Moves = .75, nil
-	if a.SpeedJudged = true; Fold([]*Rank{a, b}).SpeedJudged || Fold([]*Rank{b, a}).SpeedJudged || !Fold([]*Rank{a, a}).SpeedJudged {
+	if a.SpeedKnown = true; Fold([]*Rank{a, b}).SpeedKnown || Fold([]*Rank{b, a}).SpeedKnown || !Fold([]*Rank{a, a}).SpeedKnown {
 		t.Error("the worker's speed is judged where that of each rank is")
 	}
 	b.Engine, b.TTFT, b.PromptRate, b.CapacityBlock, b.IndexRoom, b.Feed.State, b.Feed.Trusted, b.Usable = nil, nil, Unknown, 0, 0, "gap", false, false

@@ -379,8 +379,8 @@ func (k *Rank) Caches() string {
 	if f.TiersReported {
 		parts = append(parts, fmt.Sprintf("outside the device: %d blocks cpu, %d disk, %d remote", f.Tiers.CPU, f.Tiers.Disk, f.Tiers.Remote))
 	}
-	if f.CopiesDisbelieved {
-		parts = append(parts, "copies disbelieved")
+	if f.CopiesImplausible {
+		parts = append(parts, "copies implausible")
 	}
 	if f.HashDiffers {
 		parts = append(parts, "hash differs")

@@ -149,7 +149,7 @@ func tierColumn(title, help string, of func(t *route.Tiers) uint32) column {
 	})}
 }
 
-// moveColumn is the column of streams that went on elsewhere.
+// moveColumn is the column of streams that continued elsewhere.
 func moveColumn(title, help string, of func(m *feed.Moves) feed.Num) column {
 	return column{
 		title: title, help: help, w: len(title), wide: true, has: func(k *feed.Rank) bool { m := k.Streams(); return !m.None() },

@@ -105,7 +105,7 @@ func (w *workers) Draw(c *Ctx, p *widget.Painter) {
 }
 
 // describe draws the worker's facts in two lines, and if there are any, in one line each
-// what caches the rank has beside that of its device, and its streams that went on elsewhere.
+// what caches the rank has beside that of its device, and its streams that continued elsewhere.
 func (w *workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	for i := range c.R.WorkerList {
 		o := &c.R.WorkerList[i]

@@ -24,7 +24,7 @@ import (
 
 const maxModels = 10_000
 
-// answer is all that a worker reported when it was asked what it is.
+// answer is all that a worker reported when it was queried what it is.
 type answer struct {
 	learned workers.Learned
 	loads   []*workers.Load // by rank; nil when not reported

@@ -349,7 +349,7 @@ func (h *watch) learn(ctx context.Context, w *workers.Worker, fresh bool) {
 	h.mu.Unlock()
 	if news && notes != "" {
 		h.m.sink.Emit(eventlog.Event{
-			Severity: eventlog.Warn, Kind: "worker_odd", Worker: w.Name,
+			Severity: eventlog.Warn, Kind: "worker_inconsistent", Worker: w.Name,
 			Text: fmt.Sprintf("worker %s: %s", w.Name, notes), Fields: map[string]any{"notes": ans.notes},
 		})
 	}

@@ -190,7 +190,7 @@ func (o *Outliers) tries(w *workers.Worker) {
 	}
 	r.silent = c.Since
 	o.sink.Emit(eventlog.Event{
-		At: o.opts.Now(), Severity: eventlog.Warn, Kind: "silent_tried", Worker: w.Name,
+		At: o.opts.Now(), Severity: eventlog.Warn, Kind: "silent_worker_used", Worker: w.Name,
 		Text:   fmt.Sprintf("requests try worker %s although it answers no probe: no other worker is left for its role and models", w.Name),
 		Fields: map[string]any{"reason": c.Reason},
 	})
@@ -381,7 +381,7 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 	}
 }
 
-// eject takes the worker out unless nobody else could do its work. The failures
+// eject takes the worker out unless no other worker could do its work. The failures
 // that do it are those of the admissions of a number.
 func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	w := r.worker
@@ -389,7 +389,7 @@ func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 		if !r.noted {
 			r.noted = true
 			o.sink.Emit(eventlog.Event{
-				At: now, Severity: eventlog.Warn, Kind: "outlier_spared", Worker: w.Name,
+				At: now, Severity: eventlog.Warn, Kind: "outlier_not_ejected", Worker: w.Name,
 				Text:   fmt.Sprintf("worker %s is not ejected although it had %s: it is the last usable one for its role and models", w.Name, reason),
 				Fields: map[string]any{"reason": reason, "role": string(w.Role)},
 			})

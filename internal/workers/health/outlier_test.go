@@ -453,7 +453,7 @@ func TestTheLastUsableWorkerStays(t *testing.T) {
 					t.Fatalf("stays: %v", got)
 				}
 				lines := events.take()
-				if tt.stays && (len(lines) != 1 || !strings.HasPrefix(lines[0], "outlier_spared: worker a is not ejected although it had 5 failures in a row")) {
+				if tt.stays && (len(lines) != 1 || !strings.HasPrefix(lines[0], "outlier_not_ejected: worker a is not ejected although it had 5 failures in a row")) {
 					t.Errorf("events %q", lines)
 				}
 			})

@@ -130,7 +130,7 @@ func TestSilentTriedOnce(t *testing.T) {
 				}
 				o.Report(a, Success)
 			}
-			if lines := events.take(); len(lines) != 1 || !strings.HasPrefix(lines[0], "silent_tried: ") {
+			if lines := events.take(); len(lines) != 1 || !strings.HasPrefix(lines[0], "silent_worker_used: ") {
 				t.Errorf("events %q", lines)
 			}
 		}

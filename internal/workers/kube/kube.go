@@ -482,10 +482,10 @@ func (s *Source) note(all []found, specs []workers.Spec, refused map[int]error, 
 		case w.NotReady != "":
 			held[w.Name] = w.NotReady
 			if s.held[w.Name] == "" {
-				s.sink.Emit(eventlog.Event{Kind: "worker_held", Worker: w.Name, Text: fmt.Sprintf("worker %s gets no requests: %s", w.Name, w.NotReady)})
+				s.sink.Emit(eventlog.Event{Kind: "worker_not_ready", Worker: w.Name, Text: fmt.Sprintf("worker %s gets no requests: %s", w.Name, w.NotReady)})
 			}
 		case s.held[w.Name] != "":
-			s.sink.Emit(eventlog.Event{Kind: "worker_released", Worker: w.Name, Text: fmt.Sprintf("worker %s may get requests: its pod is Ready", w.Name)})
+			s.sink.Emit(eventlog.Event{Kind: "worker_ready", Worker: w.Name, Text: fmt.Sprintf("worker %s may get requests: its pod is Ready", w.Name)})
 		}
 	}
 	st := &s.status

@@ -117,7 +117,7 @@ func TestLifeOfAPod(t *testing.T) {
 	first := s.reg.Snapshot().Workers[0]
 	feed(1)
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
-	s.event(t, "worker_released")
+	s.event(t, "worker_ready")
 	feed(1) // all containers are ready, and a readiness gate is not
 	s.wait(t, `engine-0 decode vllm 127.0.2.1:8000: its pod is not Ready (ReadinessGatesNotReady: the status of pod readiness gate "example.com/gate" is not "True", but False)`)
 	feed(1)

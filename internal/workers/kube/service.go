@@ -31,7 +31,7 @@ var (
 )
 
 // readService makes a worker of a Service, which is asked by its name: behind a mesh, or
-// where certificates have names, pods cannot be asked by their addresses. Its slices say
+// where certificates have names, pods cannot be queried by their addresses. Its slices say
 // which pod is behind it. It must be one, since nobody knows which of several a request
 // reaches, nor which caches that one has.
 func (r *rules) readService(svc *corev1.Service, parts []*discoveryv1.EndpointSlice, by chosen) reading {

@@ -15,7 +15,7 @@ import (
 // are down or refuse connections, which cannot be reached on their own ports.
 //
 //	GET    /sim/v1/engines                  what runs, where, and with which faults
-//	POST   /sim/v1/engines/{name}/kill      end the process at once
+//	POST   /sim/v1/engines/{name}/kill      end the process immediately
 //	POST   /sim/v1/engines/{name}/restart   end it if it runs, and start it again
 //	POST   /sim/v1/engines/{name}/faults    replace the faults (JSON of fault.Set)
 //	DELETE /sim/v1/engines/{name}/faults    end all faults

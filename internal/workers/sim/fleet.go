@@ -44,9 +44,9 @@ type Group struct {
 	Aliases, LoRAs []string
 	// DP is the number of data-parallel ranks of one engine.
 	DP int
-	// LB says which ranks are behind a port: all of the deployment, for which each engine
-	// then is one, or with hybrid and external the DP ranks of each of the group's Count
-	// engines, which make one deployment together.
+	// LB says which ranks are behind a port: all of the deployment, in which each engine then is
+	// one, or with hybrid and external the DP ranks of each of the group's Count engines, which
+	// make one deployment together.
 	LB workers.LB
 	// BlockSize is in tokens; Blocks counts one rank's blocks, vLLM's null
 	// block included.
@@ -72,7 +72,7 @@ type Group struct {
 	FixedNames bool
 	// OSL is the mean length of an answer that nothing else ends.
 	OSL int
-	// Letters makes answers of characters that take several tokens, besides words.
+	// Letters makes answers of characters that take several tokens, and of words.
 	Letters bool
 
 	// Events says whether and how KV events are published.
@@ -99,11 +99,11 @@ type Group struct {
 	Store string
 	// TLS serves HTTP over TLS; Running.ClientTLS trusts it.
 	TLS bool
-	// AutoRestart brings an engine that exited by itself up again after a time;
+	// AutoRestart brings an engine that exited up again after a time;
 	// 0 leaves it down.
 	AutoRestart time.Duration
 	// BasePort makes ports predictable: the first engine listens on it, the
-	// next on the following one. 0 goes on counting after the group before, or
+	// next on the following one. 0 continues counting after the group before, or
 	// lets the system choose when no group before names a port.
 	BasePort int
 
@@ -159,7 +159,7 @@ const maxEngines = 1024
 //	option  = key "=" value
 //
 // as in "2p2d", "3a", "2p4d:dp=2,engine=sglang,block=16" and
-// "2p:profile=fast.yaml+4d:kv_blocks=512". Everything wrong is reported at once.
+// "2p:profile=fast.yaml+4d:kv_blocks=512". Everything wrong is reported together.
 func ParseFleet(text string) (Fleet, error) {
 	var f Fleet
 	var errs []error

@@ -120,7 +120,7 @@ func (r *Running) Engines() []*Engine { return r.engines }
 // Engine is engine number i.
 func (r *Running) Engine(i int) *Engine { return r.engines[i] }
 
-// Named is the engine with a name, nil if there is none.
+// Named is the engine with a name, nil without one.
 func (r *Running) Named(name string) *Engine {
 	if i := slices.IndexFunc(r.engines, func(e *Engine) bool { return e.name == name }); i >= 0 {
 		return r.engines[i]
@@ -276,14 +276,14 @@ func portOf(addr string) int {
 }
 
 // Running reports whether the engine is up, and what is wrong with it otherwise: why
-// it is down, or why it goes on refusing connections.
+// it is down, or why it keeps refusing connections.
 func (e *Engine) Running() (bool, string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.proc != nil, e.reason
 }
 
-// Exits is how often the engine has died by itself.
+// Exits is how often the engine has died.
 func (e *Engine) Exits() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -300,7 +300,7 @@ func (e *Engine) Incarnation() uint64 {
 // ErrDown is what is asked of an engine that does not run.
 var ErrDown = errors.New("simulated engine is down")
 
-// Kill ends the process at once: sockets close, requests die, caches are gone.
+// Kill ends the process immediately: sockets close, requests die, caches are gone.
 // It returns when all of it is over.
 func (e *Engine) Kill() { e.end("killed") }
 

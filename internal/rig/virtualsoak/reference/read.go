@@ -24,7 +24,7 @@ type Heard struct {
 	Usage map[string]int
 }
 
-// Read reads the whole events of a stream of a kind, of a prompt with so many tokens. ids
+// Read reads the whole events of a stream of a kind, of a prompt with that many tokens. ids
 // says that the client has asked for the tokens of a completion or a chat. The error is
 // what no engine would have said.
 func Read(stream string, kind api.Kind, prompt int, ids bool) (h Heard, err error) {

@@ -10,9 +10,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
-// PrefillAnswer is the body with which vLLM answers the remote prefill of a prompt with
-// so many tokens: name is the answer's, request the engine's own, life the engine's id.
-// An engine that pushes lets nobody read its blocks, and one of Mooncake's names nothing.
+// PrefillAnswer is the body with which vLLM answers the remote prefill of a prompt with that
+// many tokens: name is the answer's, request the engine's own, life the engine's id. An engine
+// that pushes lets no peer read its blocks, and one of Mooncake's names nothing.
 func PrefillAnswer(name, request, life string, prompt int, c workers.Connector, o engine.Output) []byte {
 	params := map[string]any{
 		"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": life,

@@ -37,7 +37,7 @@ type Voice struct {
 }
 
 // NewVoice is an engine that answers a prompt at an endpoint of a kind from the first token
-// on. It sends ids if it is asked to.
+// on. It sends ids if they are requested.
 func NewVoice(words *vocab.Vocab, kind api.Kind, prompt []uint32, ids bool, stops []string) *Voice {
 	v := &Voice{vocab: words, kind: kind, ids: ids, prompt: prompt, stops: stops}
 	for _, w := range stops {

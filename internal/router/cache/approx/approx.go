@@ -1,6 +1,6 @@
 // Package approx predicts prefix overlap from routing, where engines publish
 // no KV events or where there are no token ids: what was sent to a rank is
-// assumed to be in its cache for a while. Whoever uses its answers labels
+// assumed to be in its cache for a while. Callers label
 // them as approximate; they never enter the exact index.
 package approx
 

@@ -41,7 +41,7 @@ func (f *Follower) Copy(k *workers.Rank, limit int) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// limited is a buffer that takes so many bytes.
+// limited is a buffer that takes that many bytes.
 type limited struct {
 	bytes.Buffer
 	limit int

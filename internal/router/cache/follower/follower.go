@@ -275,9 +275,9 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 		f.ignoreCopies[k] = traits.IgnoreCopies
 	}
 	from := f.resume(w, k, block)
-	disbelieved := f.ignoreCopies[k] && !traits.IgnoreCopies
+	implausible := f.ignoreCopies[k] && !traits.IgnoreCopies
 	traits.IgnoreCopies = f.ignoreCopies[k]
-	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesDisbelieved: disbelieved}
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesImplausible: implausible}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
@@ -290,7 +290,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Unlock()
 }
 
-// stated is what is known of a worker's engine besides its events.
+// stated is what is known of a worker's engine in addition to its events.
 func stated(w *workers.Worker) kvgroup.Traits {
 	return kvgroup.Traits{IgnoreCopies: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
 }
@@ -330,7 +330,7 @@ func (f *Follower) audit() {
 			f.Index.ClearRank(kvindex.Rank(k.Slot))
 			f.feed(w, k)
 			f.publish()
-			f.Event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
+			f.Event(eventlog.Event{Kind: "copies_implausible", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
 				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not publish the removal of single copies; its entries are rebuilt without counting them", k.Label, s.Blocks, s.Copies, room)})
 		}
 	}
@@ -361,7 +361,7 @@ func (f *Follower) publish() {
 }
 
 // process returns when the engine's process behind a rank was started, NaN when
-// it does not say, and when it was asked.
+// it does not say, and when it was queried.
 func (f *Follower) process(worker string, dp int) (started float64, queried time.Time) {
 	if w, ok := f.Registry.Snapshot().Worker(worker); ok && dp < len(w.Ranks) {
 		if l := w.Ranks[dp].Load(); l != nil {
@@ -398,7 +398,7 @@ func (f *Follower) sources(ctx context.Context, worker string) ([]workers.EventS
 	return w.Events, nil
 }
 
-// rankCount counts what was sent to a rank, and streams that went on elsewhere.
+// rankCount counts what was sent to a rank, and streams that continued elsewhere.
 type rankCount struct{ requests, failures, away, onto uint64 }
 
 // Began counts a request that was sent to a rank.
@@ -407,10 +407,10 @@ func (f *Follower) Began(k *workers.Rank) { f.add(k, rankCount{requests: 1}) }
 // Failed counts a request that failed there by the engine's doing.
 func (f *Follower) Failed(k *workers.Rank) { f.add(k, rankCount{failures: 1}) }
 
-// Left counts a stream of a rank that goes on elsewhere.
+// Left counts a stream of a rank that continues elsewhere.
 func (f *Follower) Left(k *workers.Rank) { f.add(k, rankCount{away: 1}) }
 
-// Took counts the rest of a stream that a rank is asked for.
+// Took counts the rest of a stream that is requested of a rank.
 func (f *Follower) Took(k *workers.Rank) { f.add(k, rankCount{onto: 1}) }
 
 func (f *Follower) add(k *workers.Rank, n rankCount) {
@@ -427,8 +427,8 @@ func (f *Follower) add(k *workers.Rank, n rankCount) {
 	c.onto += n.onto
 }
 
-// Moved are the streams of a rank that went on elsewhere since it joined, and the rests
-// that it was asked for.
+// Moved are the streams of a rank that continued elsewhere since it joined, and the rests
+// that were requested of it.
 func (f *Follower) Moved(k *workers.Rank) (away, onto uint64) {
 	c := f.counted(k)
 	return c.away, c.onto

@@ -359,7 +359,7 @@ func TestRoomOfAPool(t *testing.T) {
 			t.Errorf("%d blocks and %d copies, a pool of %d: copies are believed: %v", s.Blocks, s.Copies, tt.pool, !tt.believed)
 		}
 		l.ranksMu.Unlock()
-		if s := l.feeds.Status(); len(s) != 1 || s[0].CopiesDisbelieved == tt.believed {
+		if s := l.feeds.Status(); len(s) != 1 || s[0].CopiesImplausible == tt.believed {
 			t.Errorf("a pool of %d: copies are believed: %v, and the status says otherwise: %+v", tt.pool, tt.believed, s)
 		}
 	}

@@ -39,7 +39,7 @@ type snapshotHead struct {
 	At     time.Time `json:"at"`
 }
 
-// snapshotRank is what the feed of a rank needs to go on from its blocks.
+// snapshotRank is what the feed of a rank needs to continue from its blocks.
 type snapshotRank struct {
 	Block        int  `json:"block_size_tokens"`
 	IgnoreCopies bool `json:"once,omitempty"`
@@ -52,7 +52,7 @@ type snapshotRank struct {
 }
 
 // fits returns why the rank's blocks are not those of a worker's rank that is followed in
-// blocks of so many tokens; nil if they may be.
+// blocks of that many tokens; nil if they may be.
 func (s *snapshotRank) fits(w *workers.Worker, block int) error {
 	traits := stated(w)
 	switch {
@@ -86,7 +86,7 @@ func (k *restoredRank) read() error {
 // note copies a rank into a snapshot, with where its feed stands at that very
 // moment. Were the blocks newer than the position, the batches between the two
 // would be applied to them again, and a block that is stored again counts as a
-// further copy. A rank whose feed has nothing to go on from is left out.
+// further copy. A rank whose feed has nothing to continue from is left out.
 func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []byte) {
 	f.ranksMu.Lock()
 	defer f.ranksMu.Unlock()

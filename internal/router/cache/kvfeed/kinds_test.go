@@ -51,7 +51,7 @@ func TestUnknownCacheKindIsReported(t *testing.T) {
 
 // The end of counting copies is a state of the rank and one event; it lasts for the
 // publisher's life, and outlives a restart of the router.
-func TestDisbelievedCopiesAreReported(t *testing.T) {
+func TestImplausibleCopiesAreReported(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 22, 1)
 	f := p.followed(true, nil)
@@ -65,22 +65,22 @@ func TestDisbelievedCopiesAreReported(t *testing.T) {
 		return f.caughtUp(p)
 	}
 	for n := 1; n <= 70; n++ {
-		if s := send(); s.CopiesDisbelieved != (n >= 64) {
+		if s := send(); s.CopiesImplausible != (n >= 64) {
 			t.Fatalf("after %d copies: %+v", n, s)
 		}
 	}
-	if n := f.emitted("copies_disbelieved"); n != 1 {
+	if n := f.emitted("copies_implausible"); n != 1 {
 		t.Errorf("%d events", n)
 	}
 	f.Freeze(0, func(at kvstream.Position, ok bool) {
 		again := kvstream.New(kvmodel.NewIndex(t), 0, kvmodel.Block)
-		if again.Resume(at); !ok || !again.CopiesDisbelieved() {
+		if again.Resume(at); !ok || !again.CopiesImplausible() {
 			t.Errorf("after a restart of the router copies are counted: %t, %+v", ok, at)
 		}
 	})
 	p.hangUp(func() { p.set(p.e.Restart) })
 	p.subscribed()
-	if s := send(); s.CopiesDisbelieved {
+	if s := send(); s.CopiesImplausible {
 		t.Errorf("after a restart of the engine: %+v", s)
 	}
 }

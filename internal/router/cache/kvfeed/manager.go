@@ -59,13 +59,13 @@ type Options struct {
 	Index *kvindex.Index
 	// BlockSize of the router in tokens, for ranks whose Key does not say another.
 	BlockSize int
-	// Sources returns where a worker's ranks publish now. It is asked before
+	// Sources returns where a worker's ranks publish now. It is called before
 	// every reconnect, because ports may change with a restart, and for ranks
 	// added without an endpoint. It must honour its context.
 	Sources func(ctx context.Context, worker string) ([]workers.EventSource, error)
 	// Process returns when the process that answers for a rank's worker was
 	// started, in Unix seconds by the engine's clock (NaN when it does not say),
-	// and when it was asked. Without it no rank keeps its entries over a lost
+	// and when it was queried. Without it no rank keeps its entries over a lost
 	// connection, unless a replay shows that nothing was missed.
 	Process func(worker string, dp int) (started float64, asked time.Time)
 	// Life, where it is not nil, returns where a worker's signs of life are noted: each live
@@ -93,13 +93,12 @@ type Options struct {
 	ReplayIdle, ReplayTotal time.Duration
 	// ReplayBatches bounds the answers to one request (1 Mi), as replayBytes does.
 	ReplayBatches int
-	// ReplayBurst and ReplayEvery bound the replays of one rank: so many in a
-	// row, then one more in each interval (8, 1 s). Beyond that a gap empties the
-	// rank.
+	// ReplayBurst and ReplayEvery bound the replays of one rank: ReplayBurst in a row, then one
+	// more in each interval (8, 1 s). Beyond that a gap empties the rank.
 	ReplayBurst int
 	ReplayEvery time.Duration
 	// VerifyAfter and VerifyEvery are the silences after which the replay socket
-	// is asked whether a batch was missed, first and later on (1 s, 30 s).
+	// is queried whether a batch was missed, first and later on (1 s, 30 s).
 	VerifyAfter, VerifyEvery time.Duration
 	// HoldBytes bounds the live batches of one rank that wait for a replay to
 	// end, HoldTotal those of all (32 MiB, 256 MiB).
@@ -159,9 +158,9 @@ type Key struct {
 	BlockSize int
 	// Traits are known of the engine, and no part of the rank's name either.
 	Traits kvgroup.Traits
-	// CopiesDisbelieved says that Traits.IgnoreCopies was found out and not stated; it
+	// CopiesImplausible says that Traits.IgnoreCopies was found out and not stated; it
 	// is for Status.
-	CopiesDisbelieved bool
+	CopiesImplausible bool
 }
 
 func (k Key) String() string { return route.RankLabel(k.Worker, k.DP) }
@@ -251,7 +250,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	r := newRank(m, id, key, src, states[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
-		r.disbelieved = edge(r.stream.CopiesDisbelieved())
+		r.implausible = edge(r.stream.CopiesImplausible())
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}
@@ -355,7 +354,7 @@ func (m *Manager) Trusted(id kvindex.Rank) bool {
 // Usable returns how many of overlap leading router blocks of a prompt, as the index
 // counts them, rank id's engine will reuse: none when the rank is not trusted, whole
 // engine blocks only (see [kvstream.Shape.Usable]), and no more than all its cache
-// groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold blocks
+// groups can continue from (see [kvgroup.Groups.Usable]). Where its other tiers hold blocks
 // behind these, beyond gets them (see [kvtier.Tiers.Extend]).
 func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *route.Tiers) int {
 	at := m.readerState(id)
@@ -422,8 +421,8 @@ func (m *Manager) Status() []Status {
 
 // Freeze calls f with where rank id stands, while its entries stand still: what
 // f reads of them in the index is the rank as of that very batch, so that a feed
-// can go on from both after a restart of the router. ok is false when there is
-// nothing to go on from. f must be quick and must not call the Manager.
+// can continue from both after a restart of the router. ok is false when there is
+// nothing to continue from. f must be quick and must not call the Manager.
 //
 // The connection does not matter. Entries that are not trusted for lack of one are
 // still those of the last batch, and the publisher has to prove that it knows that

@@ -14,7 +14,7 @@ import (
 
 // Mute reports that the engine of rank id has answered prompts, as why says, and has
 // published nothing of them since heard, the rank's Status.Heard. Its entries are not used
-// until a batch comes, live or by a replay, which is asked for one. They are kept if that
+// until a batch comes, live or by a replay, which the router requests. They are kept if that
 // batch follows the last one and was published before Mute was called: it was late, and
 // its number says that none is missing. Otherwise the engine has not published what it did
 // meanwhile, and they are dropped. A rank that has been heard from since stays as it is.

@@ -47,7 +47,7 @@ type rank struct {
 	rivalPeer string
 	process   float64 // start of the engine's process as known when the last batch was applied, see provable
 
-	disbelieved  edge // the stream counts no copies any more
+	implausible  edge // the stream counts no copies any more
 	hashDiffers  edge // the engine's names are not what was stated
 	nextFull     time.Time
 	held         []heldBatch
@@ -392,8 +392,8 @@ func (r *rank) applied(seq uint64, payload []byte, at time.Time, replayed bool) 
 	} else if r.want == wantFit && s.Mismatch() == "" {
 		r.set(Live, wantNext, reasonFits)
 	}
-	if r.disbelieved.rises(s.CopiesDisbelieved()) {
-		r.emit(eventlog.Warn, "copies_disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+	if r.implausible.rises(s.CopiesImplausible()) {
+		r.emit(eventlog.Warn, "copies_implausible", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
 	}
 	if r.hashDiffers.rises(s.HashDiffers()) {
 		r.emit(eventlog.Warn, "hash_differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events state counts, until one fits", r.label)

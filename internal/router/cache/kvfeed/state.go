@@ -75,7 +75,7 @@ const (
 	// wantProof: the proof that nothing was missed, see prove; once a batch has come, until
 	// standing.until. The state is Verifying. Live batches wait.
 	wantProof
-	// wantNext: the next batch; at standing.until the replay is asked whether it has one.
+	// wantNext: the next batch; at standing.until the replay is queried whether it has one.
 	// The state is Live or Mute, and Unknown while such a replay shows a gap.
 	wantNext
 	// wantFit: blocks that the index can hold. The state is Unknown.

@@ -41,9 +41,9 @@ type Status struct {
 	TiersReported bool        `json:"tiers_reported,omitempty"`
 	Tiers         route.Tiers `json:"tiers,omitzero"`
 
-	// CopiesDisbelieved says that copies of the rank's blocks are not counted because
+	// CopiesImplausible says that copies of the rank's blocks are not counted because
 	// its events stored more of them than there can be.
-	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+	CopiesImplausible bool `json:"copies_implausible,omitempty"`
 
 	// HashDiffers says that the engine names its blocks otherwise than was stated.
 	HashDiffers bool `json:"hash_differs,omitempty"`
@@ -200,7 +200,7 @@ func (r *rank) status() Status {
 		UnknownKinds: slices.Clone(r.stream.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, Heard: r.heard, LagSeconds: r.lag,
 		TiersReported: r.stream.TiersReported(), Tiers: r.stream.Tiers(),
-		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
+		CopiesImplausible: r.key.CopiesImplausible || r.stream.CopiesImplausible(),
 		HashDiffers:       r.stream.HashDiffers(),
 		Shape:             r.stream.Shape(), Counters: r.stream.Counters(), FeedCounters: r.n,
 	}

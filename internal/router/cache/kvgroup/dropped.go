@@ -10,7 +10,7 @@ type Traits struct {
 	// does it when it drafts with EAGLE, MTP or the like.
 	Drops bool `json:"last_block_dropped,omitempty"`
 	// Chunk is the size of a chunk of chunked attention in tokens, 0 when not known:
-	// then all blocks of such a group are asked for.
+	// then all blocks of such a group are requested.
 	Chunk int `json:"chunk_tokens,omitempty"`
 	// HashAlgorithm and HashSeed are how the engine names blocks, as for
 	// [blockhash.NewEngineNames]; the first is empty when that is not known.

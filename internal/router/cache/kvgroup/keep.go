@@ -23,7 +23,7 @@ func (g *Groups) Append(dst []byte) []byte {
 	uv := func(n uint64) { dst = binary.AppendUvarint(dst, n) }
 	uv(uint64(g.size))
 	single := uint64(0)
-	if g.disbelieved {
+	if g.implausible {
 		single = 1
 	}
 	uv(single)
@@ -84,7 +84,7 @@ func Read(size int, p []byte) (*Groups, error) {
 	if uv(number) != uint64(size) {
 		return bad("of another router block")
 	}
-	g.disbelieved = uv(1) == 1
+	g.implausible = uv(1) == 1
 	g.First = int32(uv(number)) - 1
 	g.finest = int(uv(number))
 	groups := uv(maxGroups)

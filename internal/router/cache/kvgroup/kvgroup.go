@@ -13,17 +13,16 @@
 //   - mamba holds the one block that ends there,
 //   - chunked attention holds the blocks from the start of the length's chunk.
 //
-// Lengths are multiples of the least common multiple of the groups' blocks. If a
-// mamba group's blocks are larger than the smallest one reported, and nothing but
-// full groups and groups of that smallest block stand beside it, they are
-// multiples of that smallest block, and full groups reach to the end of the
-// longest stored part of the block that follows.
+// Lengths are multiples of the least common multiple of the groups' blocks. If a mamba group's
+// blocks are larger than the smallest one reported, and all other groups are full or of that
+// smallest block, they are multiples of that smallest block, and full groups reach to the end of
+// the longest stored part of the block that follows.
 //
-// The engine's name of a block stands for its whole prefix and is the same in all
-// groups, so blocks are kept by name, with a count of copies for each group. What
-// prefix a name stands for is learned from events whose names and tokens match one
-// to one. A block of which that is not known yet counts for no prompt, unless the engine's
-// names of the prompt's own blocks can be computed, and one of them is the block's.
+// The engine's name of a block stands for its whole prefix and is the same in all groups, so
+// blocks are kept by name, with a count of copies for each group. What prefix a name stands for
+// is learned from events whose names and tokens match one to one. A block whose prefix is not
+// known yet counts for no prompt, unless the engine's names of the prompt's own blocks can be
+// computed, and one of them is the block's.
 package kvgroup
 
 import (
@@ -64,7 +63,7 @@ type Groups struct {
 	order       []int // places of groups, by the groups' numbers
 	finest      int   // smallest block reported that is whole router blocks, in those; 0 = none
 	crowd       bool  // a group had no room
-	disbelieved bool  // copies are not counted any more, see CopiesDisbelieved
+	implausible bool  // copies are not counted any more, see CopiesImplausible
 	blocks      []block
 	free        []uint32
 	// unresolved counts the blocks of which it is not known what they stand for.
@@ -212,13 +211,13 @@ func (g *Groups) Store(e *Store) (crowded int) {
 
 // count adds a copy, and reports whether it was the last one to be counted.
 func (g *Groups) count(c *uint8, e *Store) bool {
-	if *c != 0 && (e.IgnoreCopies || g.IgnoreCopies || g.disbelieved) {
+	if *c != 0 && (e.IgnoreCopies || g.IgnoreCopies || g.implausible) {
 		return false
 	}
 	if *c++; *c < maxCopies {
 		return false
 	}
-	g.disbelieveCopies()
+	g.ignoreCopies()
 	return true
 }
 
@@ -252,14 +251,14 @@ func (g *Groups) storeNamed(i int, e *Store) (crowded int) {
 	return crowded
 }
 
-// CopiesDisbelieved reports whether copies are no longer counted because a block had more of them
+// CopiesImplausible reports whether copies are no longer counted because a block had more of them
 // than there can be. It is for the goroutine that writes.
-func (g *Groups) CopiesDisbelieved() bool { return g.disbelieved }
+func (g *Groups) CopiesImplausible() bool { return g.implausible }
 
-// disbelieveCopies ends the count of copies. What groups other than full ones have stored
+// ignoreCopies ends the count of copies. What groups other than full ones have stored
 // may have been the beginnings of hits, which they do not hold.
-func (g *Groups) disbelieveCopies() {
-	g.disbelieved = true
+func (g *Groups) ignoreCopies() {
+	g.implausible = true
 	for i := range g.blocks {
 		for j := range g.groups {
 			full := uint8(0)
@@ -279,7 +278,7 @@ func (g *Groups) disbelieveCopies() {
 // window, which only holds those that the hit needs of it.
 func (g *Groups) sure(i int, e *Store) int {
 	k := &g.groups[i]
-	if !g.IgnoreCopies && !g.disbelieved || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
+	if !g.IgnoreCopies && !g.implausible || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
 		return 0
 	}
 	n := len(e.Names)
@@ -452,7 +451,7 @@ func (g *Groups) freeUnheld(at uint32) {
 	g.free = append(g.free, at)
 }
 
-// Mismatch returns why nothing can be said of what the rank can go on from, or "".
+// Mismatch returns why nothing can be said of what the rank can continue from, or "".
 func (g *Groups) Mismatch() string {
 	if g.crowd {
 		return fmt.Sprintf("the engine has more than %d cache groups", maxGroups)

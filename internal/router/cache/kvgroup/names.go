@@ -50,8 +50,8 @@ func (g *Groups) Named() bool { return g.names != nil && g.names.fits }
 
 // NamesSuffice reports whether blocks are found by their names alone: where names are computed
 // as was seen, or nothing was seen yet and all groups are chunked. Whole chunks before a
-// block are in no event then, so that a name can seldom be tested, and the engine goes
-// on from the end of a chunk whatever it holds. It is for the goroutine that writes.
+// block are in no event then, so that a name can seldom be tested, and the engine continues
+// from the end of a chunk whatever it holds. It is for the goroutine that writes.
 func (g *Groups) NamesSuffice() bool {
 	if g.Named() || g.names == nil || g.HashDiffers() || g.Chunk == 0 {
 		return g.Named()

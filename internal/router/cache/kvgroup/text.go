@@ -2,9 +2,9 @@ package kvgroup
 
 import "github.com/dynctl/dynctl/internal/blockhash"
 
-// Text is what a prompt's blocks are made of. Groups that hold blocks of which no event
-// said what they stand for compute the engine's names of the prompt's blocks from it, and
-// find the blocks by these. It is for one goroutine at a time.
+// Text is what a prompt's blocks are made of. Groups that hold blocks whose prefix no event has
+// named compute the engine's names of the prompt's blocks from it, and find the blocks by these.
+// It is for one goroutine at a time.
 type Text struct {
 	tokens []uint32
 	salt   string
@@ -12,8 +12,8 @@ type Text struct {
 	used   int // of ways, for these tokens
 }
 
-// ByNames reports whether there are blocks of which no event said what they stand for and
-// that a [Text] may find. It is for the goroutine that writes.
+// ByNames reports whether there are blocks whose prefix no event has named, and that a [Text]
+// may find. It is for the goroutine that writes.
 func (g *Groups) ByNames() bool { return g.unresolved > 0 && g.names != nil && !g.HashDiffers() }
 
 // made are the names of a text's first blocks, in one way to name them.

@@ -2,7 +2,7 @@ package kvgroup
 
 import "github.com/dynctl/dynctl/internal/kvevent"
 
-// Prompt is what a rank's groups are asked about.
+// Prompt is what a rank's groups are queried about.
 type Prompt struct {
 	// Seq are the sequence hashes of the prompt's full router blocks.
 	Seq []uint64

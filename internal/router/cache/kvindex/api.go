@@ -62,7 +62,7 @@ type Result struct {
 	Orphaned  int // blocks whose chain hangs off a parent that the rank does not hold; not stored
 	Refused   int // blocks not stored because a limit is reached, the rank is unknown, or the lengths of names and locals differ
 	Copied    int // blocks stored again that count as a further copy, see [Batch.StoreCopies]
-	Kept      int // removed names of which another copy is left
+	Kept      int // removed names that have another copy left
 	Cleared   int // memberships dropped by a Clear
 	// Lost reports that the index now knows less than the rank holds (orphaned, renamed or refused blocks).
 	Lost bool
@@ -254,7 +254,7 @@ type BrowseOptions struct {
 	Sort     SortBy // default ByBlocks
 	Limit    int    // children returned, default 100, at most 1,000
 	MinDepth int    // leave out children that end above this depth
-	Rank     *Rank  // leave out children of which this rank holds nothing
+	Rank     *Rank  // leave out children that this rank holds nothing of
 }
 
 // Child is one run of blocks: from where it leaves others to where others leave it.

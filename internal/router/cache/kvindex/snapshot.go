@@ -214,11 +214,11 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 	d.frames = out
 }
 
-// Restore fills an index that has no ranks from a snapshot: its ranks come back in their slots under
-// their names, and noted is called for each with its note, which it must not keep. The caller has to
-// find out what the engines did since the snapshot was written. When the snapshot is cut, damaged or
-// of another version, or does not fit the limits, the index is left empty and the error wraps
-// [ErrSnapshot]; an error of noted has the same effect and is returned.
+// Restore fills an index that has no ranks from a snapshot: its ranks come back in their slots
+// under their names, and noted is called for each with its note, which it must not keep. The
+// caller has to find out what the engines did since the snapshot was written. When the snapshot
+// is cut, damaged or of another version, or does not fit the limits, the index is left empty and
+// the error wraps [ErrSnapshot]. An error of noted has the same effect and is returned.
 func (x *Index) Restore(r io.Reader, noted func(r Rank, name string, note []byte) error) error {
 	if x.live.Load() > 0 {
 		return fmt.Errorf("restore: %w", ErrNotEmpty)

@@ -167,8 +167,8 @@ func (c *chains) of(id, n uint32) []uint64 {
 	return c.seq[id]
 }
 
-// RankChecksum returns the sum of a mix of the sequence hashes of all blocks that rank r holds, 0 when
-// there is none. It depends on neither names nor the order of events.
+// RankChecksum returns the sum of a mix of the sequence hashes of all blocks that rank r holds, 0
+// without one. It depends on neither names nor the order of events.
 func (x *Index) RankChecksum(r Rank) uint64 {
 	sum := uint64(0)
 	// An unknown rank holds nothing.

@@ -42,7 +42,7 @@ import (
 //     accounted for in Groups, too, which says how far they can go on together.
 //     While only groups of other kinds have stored, Mismatch says so.
 //   - A cache kind that is not known here makes every answer doubtful: an engine
-//     reuses only what all its groups can go on from. The rank is emptied and
+//     reuses only what all its groups can continue from. The rank is emptied and
 //     Mismatch names the kind until the publisher starts over.
 //   - Pairs of tokens (EAGLE) give blocks by their first tokens. Such a block
 //     depends on one token more than it holds, see [Shape.Usable].
@@ -116,8 +116,8 @@ func NewApplier(blockSize int) *Applier {
 	return a
 }
 
-// Reset forgets what was learned from the events of a publisher that began
-// anew. Counters stay.
+// Reset forgets what was learned from the events of a publisher that started
+// again. Counters stay.
 func (a *Applier) Reset() {
 	a.engine, a.parts, a.ahead, a.group, a.bigram = 0, 0, 0, -1, false
 	a.unknown, a.aside, a.groups = nil, kvevent.CacheAbsent, nil

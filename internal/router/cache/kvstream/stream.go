@@ -1,8 +1,7 @@
-// Package kvstream is what the KV events of one rank do to the index: Sequence judges
-// batch numbers, Applier turns events into index operations, Stream joins the two with
-// the decoder, the index and the accounts of cache groups and tiers. None of them has a
-// socket or a clock, so that live feeds (package kvfeed), the replay of a recording and
-// simulations run the same code.
+// Package kvstream is what the KV events of one rank do to the index: Sequence judges batch
+// numbers, Applier turns events into index operations, Stream joins the two with the decoder,
+// the index and the accounts of cache groups and tiers. They have no socket and no clock, so
+// that live feeds (package kvfeed), the replay of a recording and simulations run the same code.
 package kvstream
 
 import (
@@ -53,9 +52,9 @@ type Counters struct {
 	Unreadable uint64 `json:"unreadable_batches"`
 	Skipped    uint64 `json:"skipped_events"`
 	Unknown    uint64 `json:"unknown_events"`
-	// Orphans are blocks whose parent the rank does not hold, Refused those
-	// beyond the limits of the index, Renamed those that lost their name to
-	// another block. None of them is held.
+	// Orphans are blocks whose parent the rank does not hold, Refused those beyond the limits of
+	// the index, Renamed those that lost their name to another block. The index holds no such
+	// block.
 	Orphans uint64 `json:"orphan_blocks"`
 	Refused uint64 `json:"refused_blocks"`
 	Renamed uint64 `json:"renamed_blocks"`
@@ -70,7 +69,7 @@ func New(index *kvindex.Index, rank kvindex.Rank, blockSize int) *Stream {
 	return &Stream{index: index, rank: rank, app: NewApplier(blockSize)}
 }
 
-// Know sets what is known of the engine besides its events; call it before the
+// Know sets what is known of the engine in addition to its events; call it before the
 // first batch.
 func (s *Stream) Know(t kvgroup.Traits) { s.app.Traits = t }
 
@@ -154,7 +153,7 @@ func (s *Stream) distrust(reason string) {
 	s.fault = reason
 }
 
-// Drop empties the rank, whose entries can no longer be known to be true, and goes on
+// Drop empties the rank, whose entries can no longer be known to be true, and continues
 // with the next batch.
 func (s *Stream) Drop() {
 	s.index.ClearRank(s.rank)
@@ -238,7 +237,7 @@ func (s *Stream) Playback(seq uint64, payload []byte, seen func()) {
 // for 2 million blocks.
 const maxKept = kvindex.MaxNote / 3 * 2
 
-// Position is where a Stream stands and what it has learned: enough to go on
+// Position is where a Stream stands and what it has learned: enough to continue
 // with entries of the index that were kept in a file.
 type Position struct {
 	Seq   uint64 `json:"seq"`
@@ -337,15 +336,15 @@ func (s *Stream) Claimed() int32 { return s.claimed }
 // has none.
 func (s *Stream) Published() float64 { return s.at }
 
-// LacksParent reports whether a block came whose parent was never stored, although every
-// batch was applied and the index refused none: engine and Stream name blocks in two ways,
-// or a batch was lost without a trace. Pairs of tokens do it by themselves.
+// LacksParent reports whether a block came whose parent was never stored, although every batch
+// was applied and the index refused none: engine and Stream name blocks in two ways, or a batch
+// was lost without a trace. Pairs of tokens are enough for it.
 func (s *Stream) LacksParent() bool {
 	return s.counters.Orphans > 0 && s.complete && s.counters.Refused == 0 && !s.app.bigram
 }
 
-// GroupsAndTiers returns those of the rank's several cache groups and of its tiers, nil where
-// there is none. They are for [Usable], in any goroutine.
+// GroupsAndTiers returns those of the rank's several cache groups and of its tiers, nil
+// without one. They are for [Usable], in any goroutine.
 func (s *Stream) GroupsAndTiers() (*kvgroup.Groups, *kvtier.Tiers) { return s.app.groups, s.tiers }
 
 // Complete reports whether the rank's entries come from every batch that its
@@ -367,10 +366,10 @@ func (s *Stream) CacheGroups() []kvgroup.Group {
 // fit to be shown, in the order in which they came. The slice must not be changed.
 func (s *Stream) UnknownKinds() []string { return s.app.unknown }
 
-// CopiesDisbelieved reports whether the copies of the rank's blocks are no longer counted
+// CopiesImplausible reports whether the copies of the rank's blocks are no longer counted
 // because a block had more of them than there can be.
-func (s *Stream) CopiesDisbelieved() bool {
-	return s.app.groups != nil && s.app.groups.CopiesDisbelieved()
+func (s *Stream) CopiesImplausible() bool {
+	return s.app.groups != nil && s.app.groups.CopiesImplausible()
 }
 
 // HashDiffers reports whether the engine names its blocks otherwise than was stated.

@@ -15,15 +15,15 @@ func (s *Stream) Tiers() (d route.Tiers) {
 	return d
 }
 
-// TiersReported reports whether an event has reported a tier outside the device, maybe
-// before a restart of the router, and its blocks are followed: only then does a count of 0
-// mean that there are none.
+// TiersReported reports whether an event has reported a tier outside the device, maybe before a
+// restart of the router, and its blocks are followed: only then does a count of 0 mean that it
+// holds no block there.
 func (s *Stream) TiersReported() bool {
 	return (s.app.Counters.Tiered > 0 || s.tiers != nil) && s.countsTiers()
 }
 
 // countsTiers reports whether tiers count for the rank: of a hybrid model it is not known
-// which groups go on from another tier.
+// which groups continue from another tier.
 func (s *Stream) countsTiers() bool { return s.app.groups == nil && len(s.app.unknown) == 0 }
 
 // noteTiers accounts for what a batch says about tiers other than the device. The index

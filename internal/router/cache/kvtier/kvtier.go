@@ -1,8 +1,8 @@
 // Package kvtier keeps account of the blocks that one rank has outside its device:
 // in the memory of its host, on disk, in a store that it shares with others.
 //
-// An engine takes what its device holds of a prompt from the start, and goes on with
-// what the other tiers hold, block by block, whichever tier has the next one. It does
+// An engine takes what its device holds of a prompt from the start, and continues
+// with what the other tiers hold, block by block, whichever tier has the next one. It does
 // not come back to the device after that (vLLM's offloading connector, SGLang's
 // hierarchical cache). So a block counts when all before it are on the device or
 // counted, too.
@@ -175,8 +175,7 @@ func (t *Tiers) Unresolved(name uint64) bool {
 	return ok && t.blocks[at].seq == 0
 }
 
-// AnyUnresolved reports whether there is a block of which it is not known what prefix it
-// stands for.
+// AnyUnresolved reports whether there is a block whose prefix is not known.
 func (t *Tiers) AnyUnresolved() bool { return t.unresolved > 0 }
 
 // Remove takes a block from a tier. One that the tier does not hold is ignored.
@@ -240,7 +239,7 @@ func (t *Tiers) Blocks() route.Tiers {
 //
 // A block of a tier may be larger than the device's, and begin before from. Engines load
 // nothing that is shorter than one of the largest. With drop, the engine computes the last
-// block of what it finds anew.
+// block of what it finds again.
 func (t *Tiers) Extend(seq []uint64, from, limit int, drop bool) (d route.Tiers) {
 	t.RLock()
 	defer t.RUnlock()

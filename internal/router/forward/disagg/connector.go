@@ -176,7 +176,7 @@ type Checked struct {
 	Port                      int
 	// Blocks is how many of the prefill engine's blocks hold the prompt, Groups how many
 	// cache groups they are of: with several the parameters are judged strictly,
-	// whatever was asked for, since of what goes wrong with those too little is known.
+	// whatever was requested, since of what goes wrong with those too little is known.
 	Blocks, Groups int
 	// Odd are problems with the parameters that were let pass.
 	Odd []string

@@ -48,7 +48,7 @@ type Runner interface {
 type Ending struct {
 	// Err is nil when the decode leg has answered.
 	Err error
-	// Cancelled says that Err is the prefill leg's, for which the decode leg was cancelled.
+	// Cancelled says that Err is the prefill leg's, which cancelled the decode leg.
 	Cancelled bool
 	// Waiting says that the prefill leg had not ended when the decode leg failed.
 	Waiting bool

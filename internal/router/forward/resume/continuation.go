@@ -193,7 +193,7 @@ func (c *Continuation) Rest(ids []uint32, sent int) ([]byte, Refusal) {
 	}
 	if limit >= 0 {
 		if limit <= int64(sent) {
-			return nil, Seam // the engine has not said that it was the last
+			return nil, Unmatched // the engine has not said that it was the last
 		}
 		edits = append(edits, api.Set(most, api.RawInt(limit-int64(sent))))
 	}

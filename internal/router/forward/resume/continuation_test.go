@@ -49,7 +49,7 @@ func TestRest(t *testing.T) {
 		{"limits", api.Completion, `{"model":"m","prompt":"hi","stream":true,"max_tokens":9,"min_tokens":2}`, 3, `{"model":"m","prompt":[1,2,3],"stream":true,"max_tokens":6,"min_tokens":0}`, ""},
 		{"no limit named", api.Completion, `{"prompt":"hi","stream":true}`, 3, `{"max_tokens":13,"prompt":[1,2,3],"stream":true}`, ""},
 		{"as many as fit", api.Completion, `{"prompt":"hi","stream":true,"max_tokens":null}`, 3, `{"prompt":[1,2,3],"stream":true,"max_tokens":null}`, ""},
-		{"nothing left", api.Completion, `{"prompt":"hi","stream":true,"max_tokens":3}`, 3, "", Seam},
+		{"nothing left", api.Completion, `{"prompt":"hi","stream":true,"max_tokens":3}`, 3, "", Unmatched},
 		{"a chat", api.Chat, `{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true,"temperature":0,"max_completion_tokens":9}`, 3, `{"model":"m","stream":true,"temperature":0,"max_tokens":6,"prompt":[1,2,3]}`, ""},
 		{"a chat without limit", api.Chat, `{"messages":[{"role":"user","content":"hi"}],"stream":true}`, 3, `{"stream":true,"max_tokens":null,"prompt":[1,2,3]}`, ""},
 		{"SGLang's own", api.SGLangGenerate, `{"input_ids":[1],"stream":true,"sampling_params":{"max_new_tokens":9}}`, 2, `{"input_ids":[1,2,3],"stream":true,"sampling_params":{"max_new_tokens":7}}`, ""},
@@ -127,7 +127,7 @@ func TestEnding(t *testing.T) {
 	if b, ok := c.Ending(true); !ok || !strings.Contains(string(b), `"completion_tokens":1`) {
 		t.Errorf("%q %v", b, ok)
 	}
-	c.Stream.Refuse(Odd)
+	c.Stream.Refuse(Unexpected)
 	if b, ok := c.Ending(true); ok {
 		t.Errorf("%q", b)
 	}

@@ -100,7 +100,7 @@ func (s *Stream) native(data []byte) bool {
 		return false
 	}
 	if !rawjson.IsString(n.text) || len(n.ids) < 2 || n.ids[0] != '[' || len(n.index) > 0 {
-		s.Refuse(Odd)
+		s.Refuse(Unexpected)
 		s.unclear = s.going
 		return !s.going
 	}
@@ -195,7 +195,7 @@ func (s *Stream) Broke() {
 	case n == a.least:
 		// One event, or several of the same: whether the next one would have had all or
 		// only what is new is not known.
-		s.Refuse(Seam)
+		s.Refuse(Unmatched)
 		return
 	case n+s.base > maxAnswer:
 		s.Refuse(TooLong)
@@ -203,7 +203,7 @@ func (s *Stream) Broke() {
 	}
 	text, ok := rawjson.Unquote(s.tail[:0], a.text)
 	if !ok {
-		s.Refuse(Seam)
+		s.Refuse(Unmatched)
 		return
 	}
 	if s.stopBegins() {

@@ -97,7 +97,7 @@ func TestNative(t *testing.T) {
 				}
 				switch {
 				case engine == 0 && cut == 1:
-					if why != Seam {
+					if why != Unmatched {
 						t.Fatalf("after one event: %q", why)
 					}
 				case !fullEnd([]byte(answer[:at])):
@@ -194,9 +194,9 @@ func TestNativeRefused(t *testing.T) {
 		"what is new":              {nativeEngine(0, 1, "one", false)[:5], NoIDs},
 		"ids of the prompt before": {[]string{with(cumulative[0], `"output_ids":[`, `"output_ids":[1001,1002,`), with(cumulative[1], `"output_ids":[`, `"output_ids":[1001,1002,`)}, NoIDs},
 		"no count":                 {[]string{cumulative[0], with(cumulative[1], "completion_tokens", "completed")}, NoIDs},
-		"no ids":                   {[]string{cumulative[0], with(cumulative[1], "output_ids", "ids")}, Odd},
-		"one of several":           {[]string{with(cumulative[0], "{", `{"index":0,`)}, Odd},
-		"one event":                {cumulative[:1], Seam},
+		"no ids":                   {[]string{cumulative[0], with(cumulative[1], "output_ids", "ids")}, Unexpected},
+		"one of several":           {[]string{with(cumulative[0], "{", `{"index":0,`)}, Unexpected},
+		"one event":                {cumulative[:1], Unmatched},
 		"nothing":                  {nil, NoIDs},
 	} {
 		s := natively()

@@ -47,10 +47,10 @@ const (
 const (
 	// NoIDs: the engine reports no token ids, or not all of them.
 	NoIDs Refusal = "no_ids"
-	// Seam: which ids the text that was sent belongs to is not known.
-	Seam Refusal = "unclear_seam"
-	// Odd: an event that is not a completion's, or too large.
-	Odd Refusal = "odd_event"
+	// Unmatched: which ids the text that was sent belongs to is not known.
+	Unmatched Refusal = "tokens_unmatched"
+	// Unexpected: an event that is not a completion's, or too large.
+	Unexpected Refusal = "unexpected_event"
 	// FirstToken: the prefill's own first token is a part of the answer.
 	FirstToken Refusal = "first_token_of_prefill"
 	// Silent: of a chat nothing was sent yet, and its first tokens may be a parser's.
@@ -76,8 +76,8 @@ var words = map[Refusal]string{
 	Field:      "it has a member that is not known to be continuable",
 	TooLong:    "it is longer than is kept for a stream",
 	NoIDs:      "the engine does not report token ids",
-	Seam:       "which tokens the sent text belongs to is not known",
-	Odd:        "the stream has an event that is not a completion's, or too large",
+	Unmatched:  "which tokens the sent text belongs to is not known",
+	Unexpected: "the stream has an event that is not a completion's, or too large",
 	FirstToken: "its first token is the prefill's",
 	Silent:     "nothing was said yet, and the first tokens may be a parser's",
 	Memory:     "the memory for requests is used up (limits.body_memory)",

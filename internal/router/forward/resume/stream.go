@@ -169,7 +169,7 @@ func (s *Stream) Pass(p []byte) ([]byte, error) {
 		p = p[n:]
 	}
 	if len(p) > maxEvent {
-		s.Refuse(Odd)
+		s.Refuse(Unexpected)
 		s.out = append(s.out, p...)
 		p = nil
 	}
@@ -220,7 +220,7 @@ func (s *Stream) event(e []byte) error {
 		if bytes.HasPrefix(line, []byte("event: error")) {
 			return ErrEngine
 		}
-		s.Refuse(Odd)
+		s.Refuse(Unexpected)
 		s.out = append(s.out, e...)
 		return nil
 	}
@@ -242,7 +242,7 @@ func (s *Stream) event(e []byte) error {
 	from, at := 0, within(e, data)
 	for _, c := range s.cuts {
 		if at+c.from < from { // a member named twice, one of them within another
-			s.Refuse(Odd)
+			s.Refuse(Unexpected)
 			continue
 		}
 		s.out = append(append(s.out, e[from:at+c.from]...), c.with...)
@@ -402,7 +402,7 @@ func (s *Stream) choices(w *rawjson.Walker, c *choice) (seen int, ok bool) {
 	}
 	for more := w.Open('['); more; more = w.Next() {
 		if seen++; seen > 1 {
-			s.Refuse(Odd)
+			s.Refuse(Unexpected)
 		}
 		var finish, index []byte
 		for inside := w.Open('{'); inside; inside = w.Next() {
@@ -431,7 +431,7 @@ func (s *Stream) choices(w *rawjson.Walker, c *choice) (seen int, ok bool) {
 			s.finished = true
 		}
 		if len(index) > 0 && string(index) != "0" {
-			s.Refuse(Odd)
+			s.Refuse(Unexpected)
 		}
 	}
 	w.Close(']')
@@ -518,7 +518,7 @@ func (s *Stream) took(n int, text []byte) {
 	default:
 		var ok bool
 		if s.text, ok = rawjson.Unquote(s.text[:0], text); !ok || len(s.tail)+len(s.text) > maxTail {
-			s.Refuse(Seam)
+			s.Refuse(Unmatched)
 			return
 		}
 		s.tail = append(s.tail, s.text...)
@@ -556,8 +556,8 @@ func (s *Stream) Resumable() bool {
 	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
 
-// Unaligned are ids of the answer, and the text that was sent of them, of which it
-// is not known where it ends. No text: nothing is open.
+// Unaligned are ids of the answer, and the text that was sent of them, whose end among them is
+// not known. No text: nothing is open.
 func (s *Stream) Unaligned() (ids []uint32, text string) {
 	if s.refused != "" || len(s.tail) == 0 {
 		return nil, ""
@@ -598,7 +598,7 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 	case !s.first, s.Native && !s.latest.ready:
 		return nil, NoIDs
 	case len(s.tail) > 0:
-		return nil, Seam
+		return nil, Unmatched
 	case s.Chat && (s.sure == 0 || s.Decode != nil && !s.watch.spoke):
 		return nil, Silent
 	case s.KeepIDs && s.shown > s.sure:

@@ -193,8 +193,8 @@ func TestEvents(t *testing.T) {
 		{"error event", "event: error\ndata: {}\n\n", "", true},
 		{"abort", "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\n", "", true},
 		{"no ids", "data: {\"choices\":[{\"index\":0,\"text\":\"x\",\"finish_reason\":null}]}\n\n", NoIDs, false},
-		{"two lines", "data: {\"choices\":[]\ndata: }\n\n", Odd, false},
-		{"second choice", "data: {\"choices\":[{\"index\":1,\"text\":\"x\",\"token_ids\":[1]}]}\n\n", Odd, false},
+		{"two lines", "data: {\"choices\":[]\ndata: }\n\n", Unexpected, false},
+		{"second choice", "data: {\"choices\":[{\"index\":1,\"text\":\"x\",\"token_ids\":[1]}]}\n\n", Unexpected, false},
 	} {
 		var s Stream
 		if _, err := s.Pass([]byte(good[0] + good[1])); err != nil {

@@ -116,7 +116,7 @@ func (s *Stream) heard(n int, raw []byte) {
 	for i := len(s.ids) - n; i < len(s.ids); i++ {
 		var ok bool
 		if w.part, ok = s.Decode(w.part, s.ids[i]); !ok || len(w.part)+len(w.ahead) > maxTail {
-			s.Refuse(Seam)
+			s.Refuse(Unmatched)
 			return
 		}
 		// Bytes that are no character become U+FFFD, and text that ends with one waits for
@@ -135,7 +135,7 @@ func (s *Stream) heard(n int, raw []byte) {
 	if len(raw) > 2 && rawjson.IsString(raw) {
 		var ok bool
 		if s.text, ok = rawjson.Unquote(s.text[:0], raw); !ok || !bytes.HasPrefix(w.ahead, s.text) {
-			s.Refuse(Seam)
+			s.Refuse(Unmatched)
 			return
 		}
 		w.ahead = append(w.ahead[:0], w.ahead[len(s.text):]...)

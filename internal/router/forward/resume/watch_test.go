@@ -262,13 +262,13 @@ func TestStopStringsRefused(t *testing.T) {
 	if _, why := s.Next(); why != "" {
 		t.Fatal(why)
 	}
-	if out, err := s.Pass(fmt.Appendf(nil, event, "x", "[3]")); !errors.Is(err, ErrUnclear) || len(out) > 0 || s.Refused() != Seam {
+	if out, err := s.Pass(fmt.Appendf(nil, event, "x", "[3]")); !errors.Is(err, ErrUnclear) || len(out) > 0 || s.Refused() != Unmatched {
 		t.Errorf("%v %q %q", err, out, s.Refused())
 	}
 	for _, c := range []struct{ text, ids string }{{"x", "[1,2]"}, {"a", "[1,99]"}, {"abc", "[1,2]"}} {
 		s := &Stream{Stops: []string{"never"}, Decode: m.decode}
 		s.Begin()
-		if out, err := s.Pass(fmt.Appendf(nil, event, c.text, c.ids)); err != nil || len(out) == 0 || s.Refused() != Seam {
+		if out, err := s.Pass(fmt.Appendf(nil, event, c.text, c.ids)); err != nil || len(out) == 0 || s.Refused() != Unmatched {
 			t.Errorf("%v: %v %q", c, err, s.Refused())
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // Client is who sent a request, and how.
 type Client struct {
 	Method string
-	// Host is the authority that was asked, Remote the address and port of the peer.
+	// Host is the authority that was called, Remote the address and port of the peer.
 	Host, Remote string
 	TLS          bool
 	Header       http.Header

@@ -62,8 +62,8 @@ type Leg struct {
 	// escaped, with the query.
 	Path   string
 	Method string
-	// Header are the client's headers, of which those go on that
-	// [api.ForwardRequestHeader] lets.
+	// Header are the client's headers. Those that [api.ForwardRequestHeader] allows are passed
+	// on.
 	Header http.Header
 	// Set are headers of the router; each takes the place of the client's.
 	// Keys are in canonical form.

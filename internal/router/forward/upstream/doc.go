@@ -12,10 +12,9 @@
 // it, is seen before the connection is used again, and is no request's business. Of a TLS
 // connection only data counts, not session tickets or key updates.
 //
-// What breaks is reported as a [*Failure], which says how far the exchange had
-// come: whether the engine may have seen the request, and whether a byte of
-// its answer had arrived. A request is sent a second time by itself only where
-// no byte of it can have reached the engine (or where the caller said that
-// sending it twice does no harm), because a prefill's transfer parameters must
-// never be used twice.
+// What breaks is reported as a [*Failure], which says how far the exchange had come: whether the
+// engine may have seen the request, and whether a byte of its answer had arrived. The client
+// sends a request a second time only where no byte of it can have reached the engine (or where
+// the caller said that sending it twice does no harm), because a prefill's transfer parameters
+// must never be used twice.
 package upstream

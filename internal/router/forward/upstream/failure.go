@@ -73,11 +73,10 @@ type Failure struct {
 // that the engine closed before the request.
 const flight = 100 * time.Millisecond
 
-// Stale reports whether the connection may have been closed as idle at the very
-// moment in which the request was sent: it was reused and broke without a byte of an
-// answer, at once, or within a second if it had been idle for longer than it then lived.
-// An engine that dies of a request may look the same, so the request may be sent again
-// to the same engine only.
+// Stale reports whether the connection may have been closed as idle at the very moment in which
+// the request was sent: it was reused and broke without a byte of an answer, immediately, or
+// within a second if it had been idle for longer than it then lived. An engine that dies of a
+// request may look the same, so the request may be sent again to the same engine only.
 func (f *Failure) Stale() bool {
 	return f.Reused && f.Kind == Reset && !f.Started && (f.After < flight || f.After < min(f.Idle, time.Second))
 }

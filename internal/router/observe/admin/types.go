@@ -56,8 +56,8 @@ type Unlearned struct {
 // Effect is what is not known, and what decides meanwhile.
 func (u *Unlearned) Effect() string {
 	switch {
-	case u.Reason == UnlearnedDoubt:
-		return "what both paths cost is in doubt, and the threshold and blocks decide"
+	case u.Reason == UnlearnedUnstable:
+		return "what both paths cost keeps changing, and the threshold and blocks decide"
 	case u.Reason == UnlearnedStale:
 		return "what both paths cost now is not known"
 	case u.Of == OfTimes:
@@ -83,7 +83,7 @@ const (
 
 // The reasons.
 const (
-	UnlearnedDoubt     = "in_doubt"         // outcomes drift again and again
+	UnlearnedUnstable  = "unstable"         // outcomes keep drifting
 	UnlearnedSteps     = "no_steps"         // no answer shows how long a token takes
 	UnlearnedStretches = "few_steps"        // few answers do
 	UnlearnedStreams   = "not_streamed"     // no answer shows its first token
@@ -153,8 +153,8 @@ type Replicas struct {
 	// Live is how many other routers share theirs.
 	Live    int       `json:"live"`
 	Routers []Replica `json:"routers"`
-	// Disbelieved are ranks that only others call busy while their engines report none.
-	Disbelieved []string `json:"disbelieved_ranks,omitempty"`
+	// Ignored are ranks that only others call busy while their engines report none.
+	Ignored []string `json:"ignored_ranks,omitempty"`
 	// Messages that brought no load: of another fleet, of another router with this one's name,
 	// that could not be read, that were known, of an earlier process, of too many routers.
 	OtherFleet  uint64 `json:"other_fleet_total"`
@@ -523,11 +523,11 @@ type Rank struct {
 	TTFT       *float64 `json:"ttft_ms"`
 	ITL        *float64 `json:"itl_ms"`
 	OutputRate *float64 `json:"output_tokens_per_second"`
-	// Slow is absent unless the rank is slow, as far as is known. SpeedJudged says that
+	// Slow is absent unless the rank is slow, as far as is known. SpeedKnown says that
 	// enough is known of the rank and of its peers to judge it; false without traffic, and
 	// where it has neither peers like it nor a past.
-	Slow        *Slow `json:"slow,omitempty"`
-	SpeedJudged bool  `json:"speed_judged"`
+	Slow       *Slow `json:"slow,omitempty"`
+	SpeedKnown bool  `json:"speed_known"`
 
 	// The index and its feed.
 	IndexBlocks   int64 `json:"index_blocks"` // router blocks
@@ -546,7 +546,7 @@ type Rank struct {
 // those that wait now for a place on it; null in a recording, which does not have it.
 type Moves struct {
 	Away    uint64 `json:"away_total"`
-	Onto    uint64 `json:"onto_total"`
+	Onto    uint64 `json:"here_total"`
 	Waiting *int   `json:"waiting"`
 }
 
@@ -598,9 +598,9 @@ type Feed struct {
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
 	TiersReported bool        `json:"tiers_reported,omitempty"`
 	Tiers         route.Tiers `json:"tiers,omitzero"`
-	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
+	// CopiesImplausible says that copies of the rank's blocks are not counted because its
 	// events add up to more than there can be.
-	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+	CopiesImplausible bool `json:"copies_implausible,omitempty"`
 	// HashDiffers says that the engine names its blocks otherwise than kv_hash and
 	// kv_hash_seed state, so that only what its events say counts.
 	HashDiffers bool `json:"hash_differs,omitempty"`

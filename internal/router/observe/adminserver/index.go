@@ -109,7 +109,7 @@ func (s *server) indexChildren(r *http.Request) (any, error) {
 	return out, err
 }
 
-// IndexTotals are the figures of an index by itself.
+// IndexTotals are the figures of one index.
 func IndexTotals(x *kvindex.Index) admin.IndexTotals {
 	t := x.Stats()
 	return admin.IndexTotals{

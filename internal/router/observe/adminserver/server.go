@@ -62,7 +62,7 @@ type Control interface {
 	RemoveWorker(name string) error
 	// DrainWorker begins a worker's drain, or ends it.
 	DrainWorker(name string, on bool) (admin.Worker, error)
-	// MoveStreams begins a drain whose streams go on elsewhere, those that can.
+	// MoveStreams begins a drain whose streams continue elsewhere, those that can.
 	MoveStreams(name string) (admin.Worker, error)
 	// CallEngines calls the engines of all workers, or of those that are named.
 	CallEngines(context.Context, *admin.ControlCall) (admin.ControlAnswer, error)
@@ -81,7 +81,7 @@ type Control interface {
 // Access says who is answered.
 type Access struct {
 	// Token is the bearer token, which lets do everything; nil is none. Keys are API
-	// keys, each with its roles; nil is none. Where there are any, one is asked for.
+	// keys, each with its roles; nil is none. Where there are any, one is required.
 	Token []byte
 	Keys  *access.Store
 	// Terms are those of the moment.
@@ -235,7 +235,7 @@ func (s *server) fromPage(q *http.Request) string {
 	return ""
 }
 
-// ownHost reports whether a Host header is a name of this machine that nobody else
+// ownHost reports whether a Host header is a name of this machine that no other
 // can take, or one of those that were stated. What is no host, with a port or
 // without, is neither, however it begins.
 func (s *server) ownHost(host string) bool {

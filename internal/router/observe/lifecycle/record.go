@@ -46,7 +46,7 @@ type Record struct {
 	Key, Tenant string
 	Start       time.Time
 
-	// Path is that of the newest decision; empty while there is none.
+	// Path is that of the newest decision; empty before one.
 	Path string
 
 	Answer  Answer

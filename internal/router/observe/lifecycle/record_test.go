@@ -275,7 +275,7 @@ func TestPrefilled(t *testing.T) {
 		notes int
 	}{
 		{disagg.Checked{Groups: 1}, nil, "[]", 0},
-		{disagg.Checked{Odd: []string{"a", "b"}}, nil, "[prefill_odd_params]", 1},
+		{disagg.Checked{Odd: []string{"a", "b"}}, nil, "[prefill_unexpected_params]", 1},
 		{disagg.Checked{Groups: 2}, nil, "[hybrid_over_nixl]", 0},
 		{disagg.Checked{}, disagg.ErrEnded, "[]", 0},
 		{disagg.Checked{}, disagg.ErrRestarted, "[]", 0},

@@ -16,8 +16,8 @@ type Tokens struct {
 }
 
 // Tokens returns what the request took: the engine's usage, or else the router's count of the
-// prompt and of the streamed events, each of which holds one token or more. A request whose
-// answer has not begun took none that are known. It is for requests that have ended.
+// prompt and of the streamed events, which hold one token or more each. A request whose answer
+// has not begun took none that are known. It is for requests that have ended.
 func (r *Record) Tokens() Tokens {
 	a := &r.Answer
 	t := Tokens{-1, -1, -1, false, false}

@@ -132,7 +132,7 @@ func (c *Collector) Run(ctx context.Context) error {
 func (c *Collector) missing(model string, list []admin.Unlearned, before []string) (overdue []string) {
 	for i := range list {
 		u := &list[i]
-		if !u.Overdue || u.Reason == admin.UnlearnedDoubt { // which is an event of its own
+		if !u.Overdue || u.Reason == admin.UnlearnedUnstable { // which is an event of its own
 			continue
 		}
 		why := u.Of + " " + u.Reason
@@ -224,15 +224,15 @@ func (c *Collector) changed(of *cost.Learner, changes cost.Change, leg cost.LegK
 			c.o.Event(eventlog.Event{Kind: kind, Severity: severity, Request: l.Decision, Text: fmt.Sprintf("model %s: ", l.Model) + fmt.Sprintf(format, a...)})
 		}
 	}
-	emit(cost.Drifted, "costs_drifted", eventlog.Warn, "%s no longer take the time that they took; that is relearned, and costs go on to decide", words[leg])
-	emit(cost.Doubted, "costs_doubted", eventlog.Warn, "%s take other times again and again; the threshold and blocks decide until their costs are known", words[leg])
-	emit(cost.Timed, "times_known", eventlog.Info, "it is known how long prompts and answers take; policy kv compares times from now on, not blocks")
+	emit(cost.Drifted, "costs_drifted", eventlog.Warn, "%s take other times than before; the router learns them again, and costs still decide", words[leg])
+	emit(cost.Doubted, "costs_suspended", eventlog.Warn, "%s keep taking other times; the threshold and blocks decide until their costs are known again", words[leg])
+	emit(cost.Timed, "times_known", eventlog.Info, "the times of prompts and answers are known; policy kv now compares times, not blocks")
 	if changes.Has(cost.Learned) {
 		where := ""
 		if x := crossings(of, c.o.Decisions()); len(x) > 0 {
 			where = ": " + x[len(x)/2].Sentence()
 		}
-		emit(cost.Learned, "costs_known", eventlog.Info, "enough is known of the costs of both paths; from now on they decide instead of a threshold that is auto%s", where)
+		emit(cost.Learned, "costs_known", eventlog.Info, "the costs of both paths are known; they now choose the path (threshold auto)%s", where)
 	}
 }
 

@@ -65,7 +65,7 @@ func TestChangesAreReported(t *testing.T) {
 	}{
 		{100, 100 * time.Millisecond, true, "costs_known"},
 		{90, 400 * time.Millisecond, true, "costs_drifted"},
-		{60, 100 * time.Millisecond, false, "costs_doubted"},
+		{60, 100 * time.Millisecond, false, "costs_suspended"},
 		{150, 100 * time.Millisecond, true, "costs_known"},
 	} {
 		c.kinds = nil

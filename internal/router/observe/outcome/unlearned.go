@@ -21,7 +21,7 @@ func unlearned(k *cost.Known, s *decide.Options, list []*workers.Worker) (out []
 		out = append(out, admin.Unlearned{Of: of, Reason: reason, Overdue: since >= overdue, Text: text, Advice: advice})
 	}
 	if k.Calm > 0 {
-		add(admin.OfPaths, admin.UnlearnedDoubt, overdue, fmt.Sprintf("prompts or transfers took other times again and again; %d more of them without that are needed", k.Calm),
+		add(admin.OfPaths, admin.UnlearnedUnstable, overdue, fmt.Sprintf("prompts or transfers keep taking other times; %d more without a drift are needed", k.Calm),
 			"look for what changes: a slow worker, other work on the engines' machines, a shared network")
 		return out
 	}

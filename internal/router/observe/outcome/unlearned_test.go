@@ -66,7 +66,7 @@ func TestUnlearned(t *testing.T) {
 		text   string
 	}{
 		"all is known":         {pair, selector.KV, auto, all(func(*cost.Known) {}), "", false, ""},
-		"in doubt":             {pair, selector.KV, auto, all(func(k *cost.Known) { k.Model, k.Calm = nil, 77 }), "paths in_doubt", true, "77 more of them"},
+		"unstable":             {pair, selector.KV, auto, all(func(k *cost.Known) { k.Model, k.Calm = nil, 77 }), "paths unstable", true, "77 more without"},
 		"no steps":             {pair, selector.KV, auto, all(func(k *cost.Known) { k.Model, k.Stretches = &cost.Model{}, 0 }), "times no_steps", true, "no answer to 300 requests"},
 		"few steps":            {pair, selector.KV, auto, all(func(k *cost.Known) { k.Model, k.Stretches, k.Requests = &cost.Model{}, 5, 100 }), "times few_steps", false, "5 of 12 stretches"},
 		"few prompts":          {pair, selector.KV, fixed(2048), all(func(k *cost.Known) { k.Model, k.Local, k.Transfer = nil, 9, 4 }), "times few_samples, paths threshold_is_set", true, "9 of 12 prompts on decode ranks were measured, and 4 of 6 transfers"},

@@ -8,12 +8,12 @@ const burst = 2 * time.Millisecond
 
 // Answer measures the pace of a streamed answer for the [Meter] of its rank. It judges the answer
 // as a whole: the time from the first token to the newest, by the number of tokens. Single gaps
-// would mislead: after a stall the tokens that were held back come at once, and by their gaps
+// would mislead: after a stall the tokens that were held back come together, and by their gaps
 // the rank that stalled would be thousands of times faster than its peers.
 //
-// What comes at once at the start may have been held back before the first token came, for as long
+// What comes together at the start may have been held back before the first token came, for as long
 // as that took. The measurement begins behind it, or when it has lasted as long: a fast rank's
-// answer goes on like that. The zero value measures nothing.
+// answer continues like that. The zero value measures nothing.
 type Answer struct {
 	meter             *Meter
 	sent, first, last time.Duration // last is 0 before the first token
@@ -28,7 +28,7 @@ type Answer struct {
 // the router's start.
 func NewAnswer(m *Meter, sent time.Duration) Answer { return Answer{meter: m, sent: sent} }
 
-// Came reports that so many tokens have come at a time since the router's start.
+// Came reports how many tokens have come until a time since the router's start.
 func (a *Answer) Came(now time.Duration, tokens int) {
 	switch {
 	case a.meter == nil || tokens <= 0:

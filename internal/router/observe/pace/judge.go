@@ -185,7 +185,7 @@ type End int
 const (
 	Recovered End = iota // it is about as fast as its peers
 	Silent               // nothing is measured of it any more
-	Unjudged             // nobody is judged any more
+	Unjudged             // no rank is judged any more
 )
 
 // state is what is kept of one rank.
@@ -236,11 +236,10 @@ type Judge[K comparable] struct {
 // NewJudge is a judge that knows nothing.
 func NewJudge[K comparable]() *Judge[K] { return &Judge[K]{ranks: map[K]*state{}} }
 
-// Step takes in what ranks have shown since the last step and returns what changed.
-// A rank is slow at a figure when its median is more than factor times that of its peers'
-// medians, and besides more than factor times its own median of before, or that of its
-// slowest peer. Where the hardware of its group is stated, the first is enough. A factor
-// of 0 judges nobody.
+// Step takes in what ranks have shown since the last step and returns what changed. A rank is
+// slow at a figure when its median is more than factor times that of its peers' medians. It must
+// also be more than factor times its own median of before, or that of its slowest peer. Where
+// the hardware of its group is stated, the first is enough. A factor of 0 judges no rank.
 func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Change[K]) {
 	took := now.Sub(j.last)
 	if j.last.IsZero() {
@@ -529,7 +528,7 @@ func (s *state) median(f Figure, peers float64, few bool) float64 {
 	return s.now[f]
 }
 
-// heavier reports whether answers take so many times as long as those of peers.
+// heavier reports whether answers take that many times as long as those of peers.
 func (s *state) heavier(mine, peers, by float64) bool {
 	return mine > peers+float64(floor[ITL]) && mine > by*peers
 }

@@ -1,8 +1,8 @@
 // Package receipt is the record of a request: its routing decisions, one for each
-// attempt, and what came of them.
+// attempt, and their outcomes.
 //
-// A Ring keeps a bounded number of receipts. Writing one costs a copy of
-// figures into reused memory; text and JSON are made only when somebody asks.
+// A Ring keeps a bounded number of receipts. Writing one costs a copy of figures into reused
+// memory; text and JSON are made only when they are read.
 //
 // The JSON form is schema dynctl.receipt/v1, in the conventions of package
 // decision. Times of legs and outcome are milliseconds since the receipt's time.
@@ -47,7 +47,7 @@ type Receipt struct {
 
 	// Decision is the newest one.
 	decision.Decision
-	// Earlier are those before it, whose attempts failed or found nobody,
+	// Earlier are those before it, whose attempts failed or found no worker,
 	// oldest first; EarlierOmitted counts those that did not fit.
 	Earlier        []decision.Decision `json:"earlier_decisions,omitempty"`
 	EarlierOmitted int                 `json:"earlier_decisions_omitted,omitempty"`
@@ -56,7 +56,7 @@ type Receipt struct {
 	// counts those that did not fit.
 	Legs        []LegEntry `json:"legs"`
 	LegsOmitted int        `json:"legs_omitted,omitempty"`
-	// Continued are the places at which the stream went on elsewhere, oldest first.
+	// Continued are the places at which the stream continued elsewhere, oldest first.
 	Continued []Continuation `json:"continued,omitempty"`
 	Outcome   Outcome        `json:"outcome"`
 	// Notes are further plain words ("prefill-0 failed: 500, retried").
@@ -76,7 +76,7 @@ type LegEntry struct {
 	Worker  string `json:"worker"`
 	Rank    string `json:"rank"`
 	Attempt int    `json:"attempt"`
-	// Status is the HTTP status, 0 when there was none.
+	// Status is the HTTP status, 0 without one.
 	Status int `json:"status"`
 	// The times in ms since the receipt's time; -1 for what did not happen.
 	QueueMS     float64 `json:"queue_ms"`
@@ -93,7 +93,7 @@ type LegEntry struct {
 	Blocks int `json:"blocks,omitempty"`
 }
 
-// Continuation is a place at which a stream went on elsewhere.
+// Continuation is a place at which a stream continued elsewhere.
 type Continuation struct {
 	// AtMS is when, in ms since the receipt's time.
 	AtMS float64 `json:"at_ms"`
@@ -115,7 +115,7 @@ type Gaps struct {
 	MaxMS  float64 `json:"max_ms"`
 }
 
-// Outcome is what came of the request. Token counts are the engine's, -1 when
+// Outcome is the outcome of the request. Token counts are the engine's, -1 when
 // it did not report them.
 type Outcome struct {
 	// Status is what the client got; 499 when it left before.
@@ -133,8 +133,8 @@ type Outcome struct {
 	// decode engine silently computed the prompt again.
 	SilentRecompute bool `json:"silent_recompute"`
 	Cancelled       bool `json:"cancelled"`
-	// NotContinued is why a stream that broke off did not go on elsewhere, where that
-	// was asked for (continue.mode).
+	// NotContinued is why a stream that broke off did not continue elsewhere, where that
+	// was requested (continue.mode).
 	NotContinued string `json:"not_continued,omitempty"`
 }
 
@@ -181,14 +181,14 @@ func (r *Receipt) AddLeg(l LegEntry) int {
 	return len(r.Legs) - 1
 }
 
-// AddContinuation notes that the stream goes on elsewhere; the places of a stream are few.
+// AddContinuation notes that the stream continues elsewhere; the places of a stream are few.
 func (r *Receipt) AddContinuation(c Continuation) {
 	if len(r.Continued) < maxLegs {
 		r.Continued = append(r.Continued, c)
 	}
 }
 
-// NewLeg is a leg of which nothing has happened yet.
+// NewLeg is a leg that has not begun.
 func NewLeg(kind, worker, rank string, attempt int) LegEntry {
 	return LegEntry{
 		Kind: kind, Worker: worker, Rank: rank, Attempt: attempt,

@@ -18,7 +18,7 @@ import (
 // Options set up a Ring.
 type Options struct {
 	// Capacity is how many decisions are kept; default 4096. Up to as many
-	// finished ones are kept besides, so that the outcome of a long request
+	// finished ones are kept in addition, so that the outcome of a long request
 	// is not lost when newer decisions push it out.
 	Capacity int
 	// Candidates is how many candidates of each phase are kept; default
@@ -33,7 +33,7 @@ type Options struct {
 }
 
 // Ring keeps the newest receipts. It is safe for concurrent use; a write takes
-// a lock for the time of a pointer swap, and nobody waits for a reader longer
+// a lock for the time of a pointer swap, and no request waits for a reader longer
 // than it takes to copy one receipt.
 type Ring struct {
 	options Options

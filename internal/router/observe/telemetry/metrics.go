@@ -96,10 +96,10 @@ var (
 	stageBuckets   = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, .1, 1}
 )
 
-// New makes the metrics with a registry of their own. The build info is that
-// of this binary. here reports whether a worker is in the fleet: what is counted of
-// one that has left has no series. It must know of a worker's end before
-// ForgetWorker is called; nil stands for a fleet that nobody leaves.
+// New makes the metrics with a registry of their own. The build info is that of this binary.
+// here reports whether a worker is in the fleet: what is counted of one that has left has no
+// series. It must know of a worker's end before ForgetWorker is called; nil stands for a fleet
+// that no worker leaves.
 func New(version, revision string, here func(worker string) bool) *Metrics {
 	reg := prometheus.NewRegistry()
 	m := &Metrics{registry: reg}
@@ -119,26 +119,26 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.itl = histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model")
 	m.stage = histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a slot in progress, move that of streams that waited to continue elsewhere, held that of decode legs until the request of their prefill leg was written.", stageBuckets, "stage")
 	m.decisions = counter("decisions_total", "Routing decisions by path and reason.", "path", "reason")
-	m.oddParams = counter("transfer_params_odd_total", "Remote prefills whose transfer parameters were used although a part of them is not as expected.", "worker")
+	m.oddParams = counter("transfer_params_unexpected_total", "Remote prefills whose transfer parameters were used although a part of them was unexpected.", "worker")
 	m.fallbacks = counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason")
 	m.legs = counter("legs_total", "HTTP calls to workers by outcome: ok, canceled (the client left or did not read), or how they failed.", "leg", "worker", "outcome")
 	m.legTime = histogram("leg_duration_seconds", "Time of one HTTP call to a worker.", latencyBuckets, "leg", "worker")
 	m.legTTFB = histogram("leg_first_byte_seconds", "Time to the first byte of a worker's answer.", latencyBuckets, "leg", "worker")
 	m.retries = counter("retries_total", "Attempts beyond the first, by the failure that caused them.", "leg", "reason")
 	m.aborts = counter("aborts_total", "Requests that ended early, by who ended them.", "reason")
-	m.recompute = counter("silent_recompute_total", "Remote prefills whose KV the decode worker seems not to have used.", "worker")
+	m.recompute = counter("silent_recompute_total", "Remote prefills whose KV the decode worker probably computed again.", "worker")
 	m.events = counter("events_total", "Events of the event log.", "kind", "severity")
 	m.tokens = counter("tokens_total", "Prompt, cached and completion tokens by the tenant of the key; source is engine for its usage, or router where the engine reported none and the router counted (of a stream its events with content).", "model", "tenant", "kind", "source")
 	m.tokenize = counter("tokenize_total", "Prompts by the source of their tokens.", "source")
 	m.predicted = counter("cached_tokens_total", "Prompt tokens expected from, and reported by, prefix caches.", "kind")
 	m.reloads = counter("config_reloads_total", "Reloads of the configuration.", "result")
-	m.keys = counter("api_key_reloads_total", "Readings of a changed file of API keys: ok, or refused (the keys of before stay in force).", "result")
-	m.certs = counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result")
+	m.keys = counter("api_key_reloads_total", "Reloads of the file of API keys: ok, or refused (the previous keys stay in force).", "result")
+	m.certs = counter("certificate_reloads_total", "Reloads of certificate files, of the data plane, the admin API or engines: ok, or refused (the previous certificate stays in force).", "of", "result")
 	m.handshakes = counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log says why.", "of")
 	m.excluded = counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason")
 	m.faulty = counter("requests_broke_engines_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
-	m.continued = counter("streams_continued_total", "Streams whose rest was requested of another engine, by the worker that broke off and how.", "worker", "reason")
-	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
+	m.continued = counter("streams_continued_total", "Streams that another engine continued, by the worker that broke off and how.", "worker", "reason")
+	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by reason.", "why")
 	m.unkept = counter("streams_without_memory_total", "Streams that continued where they were and could not have been continued elsewhere, because limits.body_memory was used up.")
 	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, connections (limits.client_connections), key (none, a wrong one, or one for something else), rate or tokens (of a key), body, body_memory, request, model, overload, legs (limits.legs), loop (it came back), or draining (this router stops).", "reason")
 	m.stages = map[string]prometheus.Observer{}
@@ -201,13 +201,14 @@ func (m *Metrics) Decision(path, reason string) { m.decisions.of(path, reason).I
 // RequestFaulty counts a failed request on which several engines broke.
 func (m *Metrics) RequestFaulty() { m.faulty.of().Inc() }
 
-// Continued counts a stream that goes on elsewhere, because a worker broke off.
+// Continued counts a stream that continues elsewhere, because a worker broke off.
 func (m *Metrics) Continued(worker, reason string) { m.continued.of(worker, reason).Inc() }
 
 // NotContinued counts a stream that broke off and was not continued.
 func (m *Metrics) NotContinued(why string) { m.refused.of(why).Inc() }
 
-// StreamWithoutMemory counts a stream of which too little is kept to continue it.
+// StreamWithoutMemory counts a stream that could not be continued, because too little of it is
+// kept.
 func (m *Metrics) StreamWithoutMemory() { m.unkept.of().Inc() }
 
 // Fallback counts a wanted remote prefill that became a local one.

@@ -22,7 +22,7 @@ import (
 type Decision struct {
 	ID, RequestID, Model string
 	Attempt              int
-	// BeganUS is when the index was about to be asked. The caches that the decision
+	// BeganUS is when the index was about to be queried. The caches that the decision
 	// saw are those of a moment between it and the record's time.
 	BeganUS int64
 	// BlockSize is the tokens of a block of Locals, which are the local hashes

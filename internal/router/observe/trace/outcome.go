@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
 
-// Outcome is the end of a request: what its receipt has besides its decisions,
+// Outcome is the end of a request: what its receipt has in addition to its decisions,
 // which have records of their own.
 type Outcome struct {
 	ID string

@@ -17,11 +17,11 @@
 //	dropped   how many records were lost before this one
 //	end       the last record of a recording that was closed
 //
-// There is never any text of a prompt or an answer in it. Kinds and members that
-// a reader does not know are stepped over; a decision that depends on such a member,
-// or on a settings or worker line that was lost, cannot be made again, and says so.
-// Times are microseconds since the header's start; within a rank, records are in the order in which they took
-// effect. docs/trace-format.md has every member.
+// There is never any text of a prompt or an answer in it. Kinds and members that a reader does
+// not know are stepped over. A decision that depends on such a member, or on a settings or
+// worker line that was lost, cannot be made again, and says so. Times are microseconds since the
+// header's start; within a rank, records are in the order in which they took effect.
+// docs/trace-format.md has every member.
 //
 // Also read, and recognized by their first line: the lines of Dynamo's KV event
 // recorder (1.6), Dynamo request traces (dynamo.request.trace.v1), request

@@ -53,8 +53,8 @@ func NewContradictions(o ContradictionsOptions) *Contradictions {
 	return &Contradictions{o: o, ranks: map[*workers.Rank]*contradicted{}}
 }
 
-// Sent notes that a prompt is sent to a rank, of which the index says that it holds so many
-// tokens, in blocks of so many. prefix distinguishes them from others.
+// Sent notes that a prompt is sent to a rank. The index expects that many tokens of it there,
+// in blocks of that size. prefix distinguishes them from others.
 func (c *Contradictions) Sent(k *workers.Rank, tokens, block int, prefix uint64) Prediction {
 	removed, ok := c.o.Removed(k)
 	if !ok || block <= 0 || tokens < 2*block {

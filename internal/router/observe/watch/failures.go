@@ -17,10 +17,9 @@ const failureEvery = 10 * time.Second
 // maxFailures bounds how many kinds of failures are remembered.
 const maxFailures = 4096
 
-// Failures remembers which failures have lately become events, so that a worker
-// that is broken for a moment can be found in the event log although it was
-// never ejected, and one that is broken for long does not fill it.
-// The zero value is ready.
+// Failures remembers which failures have lately become events. A worker that is broken for a
+// moment is then in the event log although it was never ejected, and one that is broken for long
+// does not fill it. The zero value is ready.
 type Failures struct {
 	mu     sync.Mutex
 	lately map[failure]*lastEvent
@@ -68,8 +67,8 @@ func (f *Failures) note(k failure, now time.Time) (report bool, more int) {
 // OddParams is the event that transfer parameters were used although they are not as
 // expected; ok is false when this worker had one a moment ago.
 func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e eventlog.Event, ok bool) {
-	return f.event(failure{w.Name, "prefill", "odd_params"}, now, eventlog.Event{
-		Kind: "prefill_odd_params", Worker: w.Name, Fields: map[string]any{},
+	return f.event(failure{w.Name, "prefill", "unexpected_params"}, now, eventlog.Event{
+		Kind: "prefill_unexpected_params", Worker: w.Name, Fields: map[string]any{},
 		Text: fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what),
 	})
 }
@@ -114,8 +113,8 @@ func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, no
 	})
 }
 
-// Continued is the event that a stream goes on elsewhere because its worker broke off
-// after so many tokens; ok is false when there was one like it a moment ago.
+// Continued is the event that a stream continues elsewhere because its worker broke off
+// after that many tokens; ok is false when there was one like it a moment ago.
 func (f *Failures) Continued(worker, reason string, tokens int, now time.Time) (e eventlog.Event, ok bool) {
 	return f.event(failure{worker, "continued", reason}, now, eventlog.Event{
 		Kind: "stream_continued", Worker: worker, Fields: map[string]any{"reason": reason, "tokens": tokens},
@@ -123,7 +122,7 @@ func (f *Failures) Continued(worker, reason string, tokens int, now time.Time) (
 	})
 }
 
-// NotContinued is the event that a stream that broke off does not go on elsewhere; why is
+// NotContinued is the event that a stream that broke off does not continue elsewhere; why is
 // one of a closed set. ok is false when there was one like it a moment ago.
 func (f *Failures) NotContinued(why, text string, now time.Time) (e eventlog.Event, ok bool) {
 	return f.event(failure{reason: "not continued: " + why}, now, eventlog.Event{

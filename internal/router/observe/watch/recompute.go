@@ -158,8 +158,8 @@ func (w *Recompute) Answered(k *workers.Rank, tokens, prompt int, sent, now time
 	w.add(k, answered{1, tokens, prompt, now}, sent)
 }
 
-// Cached notes that a rank has answered another request, of which its engine reports so many
-// cached tokens.
+// Cached notes that a rank has answered another request, and how many cached tokens its engine
+// reports for it.
 func (w *Recompute) Cached(k *workers.Rank, tokens int, sent, now time.Time) {
 	w.add(k, answered{uncomputed: tokens, last: now}, sent)
 }

@@ -20,8 +20,8 @@ import (
 type Allowance struct {
 	// Attempts is how many there may be of one request.
 	Attempts int
-	// LocalPrefill says that a decode rank, of which there is one that can,
-	// prefills by itself when no prefill worker does.
+	// LocalPrefill says that a decode rank prefills alone when no prefill worker does; there is
+	// one that can.
 	LocalPrefill bool
 	// LocalWithoutParams says that it does so, too, when a prefill gave no
 	// transfer parameters.
@@ -77,8 +77,8 @@ type Ban struct {
 	Phase route.Phase
 	// Why is for people.
 	Why string
-	// Suspect says that the fault may have been another worker's, or that there was
-	// none in this request. Suspects come back when their phase has nobody else.
+	// Suspect says that the fault may have been another worker's, or that this request had no
+	// fault. Suspects come back when their phase has no other worker.
 	Suspect bool
 }
 
@@ -117,7 +117,7 @@ type Stay struct {
 // Loss is an engine that may have died of the request, or hangs.
 type Loss struct {
 	Worker *workers.State
-	// Sure is false if a reused connection broke at once, which may have been closed as
+	// Sure is false if a reused connection broke immediately, which may have been closed as
 	// idle. The engine counts as lost until it answers this request.
 	Sure bool
 }
@@ -156,7 +156,7 @@ func (h *History) lose(l Loss) {
 	h.Lost[i].Sure = h.Lost[i].Sure || l.Sure
 }
 
-// MayBeStale reports whether a connection that breaks at once may be called
+// MayBeStale reports whether a connection that breaks immediately may be called
 // stale: once in a phase, since an engine that breaks on the request itself looks
 // the same.
 func (h *History) MayBeStale(p route.Phase) bool {
@@ -373,7 +373,7 @@ func afterCut(h *History, s Allowance, f *Failure) Next {
 // that is taken out of it.
 func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
 
-// AfterNoChoice says what follows a decision that found nobody for a phase.
+// AfterNoChoice says what follows a decision that found no worker for a phase.
 func AfterNoChoice(h *History, p route.Phase) Next {
 	if _, ok := h.Stay(p); ok {
 		return Next{Step: LiftBans, Bans: h.Bans, Stays: without(h.Stays, p)}
@@ -390,7 +390,7 @@ func AfterNoChoice(h *History, p route.Phase) Next {
 }
 
 // withoutOldest is bans without those of one worker that has failed in a phase, for when
-// nobody else is left: of two or more the one that failed longest ago, which is
+// no other is left: of two or more the one that failed longest ago, which is
 // the likeliest to be well by now. One that has failed alone is not used again.
 func withoutOldest(h *History, bans []Ban, p route.Phase) (rest []Ban, ok bool) {
 	var failed []*workers.State // by their last failure, newest first

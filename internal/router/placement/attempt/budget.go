@@ -40,8 +40,8 @@ func (b *Budget) Request(now time.Time) {
 	b.mu.Unlock()
 }
 
-// Take asks for a retry, of which there may be share for each request (0.2: one for
-// five), and counts it when it is granted.
+// Take asks for a retry and counts it when it is granted. There may be share of them for each
+// request (0.2: one for five).
 func (b *Budget) Take(now time.Time, share float64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -27,9 +27,9 @@ const (
 	Silent   Reason = "silent"
 	Protocol Reason = "protocol"
 	// Stale: the engine had closed the connection as idle when the request was
-	// sent, as far as is known. That is nobody's fault.
+	// sent, as far as is known. No worker is at fault.
 	Stale Reason = "stale_connection"
-	// Canceled: nobody waits for the leg any more.
+	// Canceled: no client waits for the leg any more.
 	Canceled Reason = "canceled"
 	// Invalid: the leg itself cannot be sent.
 	Invalid Reason = "invalid"
@@ -47,7 +47,7 @@ const (
 	// UnknownModel: the engine does not serve the model or adapter, which another one may.
 	UnknownModel Reason = "unknown_model"
 	// Unauthorized: the engine refuses the key that the router has for it, which no
-	// client can mend.
+	// client can fix.
 	Unauthorized Reason = "worker_unauthorized"
 	// Status3xx: a redirect is no prefill, and none of the client's business.
 	Status3xx Reason = "status_3xx"
@@ -66,15 +66,15 @@ const (
 	BadParams Reason = "bad_params"
 	// Restarted: it is of another process than the one that the decode leg waits for.
 	Restarted Reason = "restarted"
-	// Ended: its first token ended the answer, which leaves no KV to move. That
-	// is nobody's fault.
+	// Ended: its first token ended the answer, which leaves no KV to move. No
+	// worker is at fault.
 	Ended = Reason(route.ReasonEnded)
 )
 
 // Those of a leg that was not sent:
 const (
 	// Moved: the rest of its stream is to come from elsewhere, because the worker is
-	// drained. That is nobody's fault.
+	// drained. No worker is at fault.
 	Moved Reason = "moved"
 	// Ejected: between the choice and the dispatch the worker was ejected.
 	Ejected Reason = "ejected"
@@ -84,16 +84,16 @@ const (
 
 // Meaning is what a reason says, for the policy and for the health of the worker.
 type Meaning struct {
-	// Final: nobody else would do better.
+	// Final: no other worker would do better.
 	Final bool
 	// Broke: if the leg was sent, the engine had taken the request on, and
 	// answered with an error of its own, broke off, or did not answer in time.
 	Broke bool
 	// Lost: if the leg was sent, the engine may have died of the request, or hang.
 	Lost bool
-	// Mutual: it may have failed so because of the other leg's worker. KV that
-	// cannot be fetched, or a rendezvous that nobody comes to, is reported as an
-	// internal error or not at all.
+	// Mutual: it may have failed so because of the other leg's worker. KV that cannot be
+	// fetched, or a rendezvous without a second party, is reported as an internal error or not
+	// at all.
 	Mutual bool
 	// Unsent: no leg went out, so that what an engine answered before still counts.
 	Unsent bool
@@ -204,8 +204,8 @@ func ofWords(body []byte, otherwise Reason) Reason {
 	return otherwise
 }
 
-// Means is what a reason says. Of one that there is not it is that another worker
-// may do better, and that nobody's health is concerned.
+// Means is what a reason says. An unknown reason says that another worker may do better, and
+// that no worker's health is concerned.
 func (r Reason) Means() Meaning {
 	if m, ok := meanings[r]; ok {
 		return m

@@ -17,11 +17,11 @@ const (
 	repeatFor = 10 * time.Minute
 )
 
-// Repeats finds requests that fail wherever they are sent: if two engines broke on the
-// same bytes, and none has answered them, the request is as likely at fault as the
-// engines, and its failures count against none of them. It remembers requests from one
-// to the next, because a client that sends the same prompt again and again soon has no
-// retries left, and each of its requests then meets one engine.
+// Repeats finds requests that fail wherever they are sent: if two engines broke on the same
+// bytes, and none has answered them, the request is as likely at fault as the engines, and its
+// failures count against no engine. It remembers requests from one to the next, because a client
+// that sends the same prompt again and again soon has no retries left, and each of its requests
+// then meets one engine.
 //
 // The zero value is ready. It is safe for concurrent use.
 type Repeats struct {

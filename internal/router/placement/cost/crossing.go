@@ -10,7 +10,7 @@ const MaxCrossing = 1 << 17
 const Never = MaxCrossing + 1
 
 // Crossing is from how many tokens on a prompt is prefilled remotely, if none of it is cached,
-// nothing else waits, and so many answers run on the decode rank.
+// nothing else waits, and that many answers run on the decode rank.
 type Crossing struct {
 	// Running is the answers that run on the decode rank.
 	Running int

@@ -101,7 +101,7 @@ func (e *excess) add(off float64, now time.Duration) bool {
 // mean is the mean error.
 func (e *excess) mean() float64 { return e.sum/e.n + allowance }
 
-// slow takes all that was seen for outcomes that took so many times as long: the model is
+// slow takes all that was seen for outcomes that took that many times as long: the model is
 // so from now on, until new outcomes say otherwise.
 func (f *fit) slow(by float64) {
 	for i := range f.model {

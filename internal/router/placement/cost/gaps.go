@@ -29,12 +29,12 @@ type Decoding struct {
 	Times float32
 }
 
-// Due reports whether Ran uses what the rank does when the answer has so many tokens.
+// Due reports whether Ran uses what the rank does when the answer has that many tokens.
 func (a *Running) Due(tokens int) bool {
 	return a.counted == 0 || tokens-int(a.counted) >= stretch
 }
 
-// Ran learns that an answer has so many tokens now, a time since any beginning. on is what its
+// Ran learns that an answer has that many tokens now, a time since any beginning. on is what its
 // rank does; it is not used unless the answer is Due, and the zero value is of an unknown rank.
 func (l *Learner) Ran(a *Running, tokens int, now time.Duration, on Decoding) {
 	first := a.counted == 0

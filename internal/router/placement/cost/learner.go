@@ -93,8 +93,8 @@ func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	return l
 }
 
-// Assume makes a learner that knows nothing yet assume that everything takes so many times
-// as long as it would assume else: what becomes of start values that are wrong can be tried.
+// Assume makes a learner that knows nothing yet assume that everything takes that many times
+// as long as it would assume else: what happens with start values that are wrong can be tried.
 func (l *Learner) Assume(times float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -95,7 +95,7 @@ func (o *Objective) price(m *Model) {
 	}
 }
 
-// model is a model without those of legs, for answers of so many tokens with so many ms between
+// model is a model without those of legs, for answers of that many tokens with so many ms between
 // them.
 func (o *Objective) model(tokens, gap float64) *Model {
 	switch o.For {

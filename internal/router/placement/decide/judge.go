@@ -16,9 +16,9 @@ type Judgement struct {
 	CachedTokens, MostTokens int
 }
 
-// Judge judges the newest plan, whose candidates have the measure's costs and
-// exclusions from then on. ok is false for a plan with an error or one that was
-// compacted, and where nobody may be chosen.
+// Judge judges the newest plan, whose candidates have the measure's costs and exclusions from
+// then on. ok is false for a plan with an error or one that was compacted, and where no rank may
+// be chosen.
 func (r *Run) Judge() (j Judgement, ok bool) {
 	p := &r.Plan
 	if r.memory == nil || p.Err != nil {

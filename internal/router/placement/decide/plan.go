@@ -37,7 +37,7 @@ const (
 	OnISL Measure = "isl"
 )
 
-// Fallback says what becomes of a request that should go remote when no
+// Fallback says what happens to a request that should go remote when no
 // prefill rank can take it.
 type Fallback string
 
@@ -52,7 +52,7 @@ type Rule struct {
 	// Threshold in tokens: remote when the measure is at least this; 0 or
 	// less is always remote.
 	Threshold int
-	// Auto takes the path that costs less where both can be had and Input.Costs compares
+	// Auto takes the path that costs less where both are available and Input.Costs compares
 	// them; else the threshold decides, which is more than 0 then.
 	Auto bool
 	// On is what the threshold is compared with; empty is OnEffISL.
@@ -62,10 +62,9 @@ type Rule struct {
 	// PrefillGate keeps a request local while the prefill rank that would be
 	// chosen has more prompt tokens in work than this; 0 is off.
 	PrefillGate int
-	// StartGate keeps a request local, with Auto and while too little is known of the
-	// costs, where the prefill rank that would be chosen has more prompt tokens in work
-	// than the decode rank has, by more than this: a threshold does not see that a burst
-	// queues. 0 is off.
+	// StartGate is for Auto while too little is known of the costs. It keeps a request local
+	// where the prefill rank that would be chosen has more prompt tokens in work than the decode
+	// rank, by more than this: a threshold does not see that a burst queues. 0 is off.
 	StartGate int
 	// DecodeGate sends a request remote that would stay local while the chosen
 	// decode rank uses more than this share of its KV cache; 0 is off. A rank that does
@@ -93,7 +92,7 @@ type Input struct {
 	Model string
 	Facts api.Facts
 	Force route.Force
-	// GaveUp is the reason for which remote prefill was tried and given up in this
+	// GaveUp is the reason why remote prefill was tried and given up in this
 	// request, whose path is forced since; empty otherwise.
 	GaveUp string
 	// Costs is the cost model, with Rule.Auto or policy kv; nil while too little is known.
@@ -173,11 +172,11 @@ var (
 
 // MakePlan fills out with the plan for in, reusing its memory.
 //
-// The best decode rank is taken with the best prefill rank that works with it, if
-// they can do together what the rule wants. If they cannot, it is the best of the
-// decode ranks that can, and only if there is none the request goes local, or ends,
-// as the rule's fallback says. What only some requests or ranks are kept local for
-// (a gate, a rank without a connector) is what the rule wants for them.
+// The best decode rank is taken with the best prefill rank that works with it, if they can do
+// together what the rule wants. If they cannot, it is the best of the decode ranks that can, and
+// only without one the request goes local, or ends, as the rule's fallback says. What only some
+// requests or ranks are kept local for (a gate, a rank without a connector) is what the rule
+// wants for them.
 func MakePlan(in *Input, out *Plan) {
 	c := &in.Rule
 	out.reset()
@@ -249,8 +248,8 @@ func needsPrefill(w *workers.Worker) bool {
 	return w.Role == workers.Decode && w.WireEngine() == workers.SGLang
 }
 
-// PathsOf reports which paths the rule leaves to requests on workers of one model, of which those
-// count that are usable or only ejected.
+// PathsOf reports which paths the rule leaves to requests on workers of one model. Workers count
+// that are usable or only ejected.
 func PathsOf(r *Rule, list []*workers.Worker) (local, remote bool) {
 	prefill := slices.ContainsFunc(list, func(w *workers.Worker) bool { return w.Role.CanPrefill() && Serves(w) })
 	for _, w := range list {
@@ -383,7 +382,7 @@ func (p *Plan) weigh(in *Input, d int) {
 		}
 	}
 	if p.teaches(in) {
-		p.Path, p.Reason = other(p.Path), route.ReasonTeaches
+		p.Path, p.Reason = other(p.Path), route.ReasonExploration
 	}
 	if gate := in.Rule.DecodeGate; p.Path == route.Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
 		p.Path, p.Reason = route.Remote, route.ReasonDecodeBusy

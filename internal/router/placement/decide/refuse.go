@@ -89,7 +89,7 @@ func answerOf(f *api.Facts, w *workers.Worker, phase route.Phase) int {
 	return int(max(f.MaxTokens, 0))
 }
 
-// outgrows reports whether a worker's window is known and does not hold a prompt of at least so
+// outgrows reports whether a worker's window is known and does not hold a prompt of at least that
 // many tokens with its answer in a phase.
 func outgrows(f *api.Facts, prompt int, w *workers.Worker, phase route.Phase) bool {
 	if prompt == 0 || w.MaxModelLen <= 0 || int64(w.MaxModelLen) >= int64(prompt)+max(f.MaxTokens, 1) {

@@ -26,7 +26,7 @@ type Options struct {
 	Busy            selector.Busy
 	Rule            Rule
 	// Attempts is how many there may be of one request. LocalWithoutParams says
-	// that the decode rank prefills by itself when a prefill gave no transfer
+	// that the decode rank prefills alone when a prefill gave no transfer
 	// parameters.
 	Attempts           int
 	LocalWithoutParams bool
@@ -61,8 +61,8 @@ type Criteria struct {
 	Session uint64
 	Pin     Pin
 	// Chances are those of the decode and of the prefill phase. They are the
-	// caller's, once for all attempts: a retry goes on from where the request
-	// began, and shifts nobody else's turn.
+	// caller's, once for all attempts: a retry continues from where the request
+	// began, and shifts no other request's turn.
 	Chances [2]Chance
 	// Siblings is what is known of other routers, for this decision; nil for nothing.
 	Siblings *siblings.Seen
@@ -97,7 +97,7 @@ func (p *Pin) worker(phase route.Phase) string {
 	return p.Decode
 }
 
-// Chance is what a choice depends on besides what is known: the request's turn in
+// Chance is what a choice depends on in addition to what is known: the request's turn in
 // a phase's round-robin sequence, and its random number.
 type Chance struct{ Turn, Draw uint64 }
 
@@ -105,7 +105,7 @@ type Chance struct{ Turn, Draw uint64 }
 // load stand in the workers.
 type FleetView interface {
 	// Overlap is how many leading tokens of the prompt a rank is taken to hold on its
-	// device. Where its other tiers go on from there, beyond gets what they hold, in tokens.
+	// device. Where its other tiers continue from there, beyond gets what they hold, in tokens.
 	Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tiers) (tokens int)
 	// Resident is how many blocks a rank holds, of whatever prompts.
 	Resident(k *workers.Rank) int
@@ -524,7 +524,7 @@ func (r *Run) enterNext(next attempt.Next) attempt.Next {
 		r.History.Continued++
 	}
 	if next.Step == attempt.FallBack {
-		// The decode rank prefills by itself, and the plan says why.
+		// The decode rank prefills alone, and the plan says why.
 		r.History.Local, r.gaveUp = true, r.History.Failures[len(r.History.Failures)-1].Reason
 		r.forceBefore, r.Criteria.Force = r.Criteria.Force, route.ForceLocal
 	}
@@ -532,7 +532,7 @@ func (r *Run) enterNext(next attempt.Next) attempt.Next {
 }
 
 // prefills are the workers that could prefill but for their bans. An ejected one
-// comes back when there is nobody else.
+// comes back when there is no other.
 func (r *Run) prefills() (list []*workers.State) {
 	for _, w := range r.workers {
 		if w.Role.CanPrefill() && Serves(w) {

@@ -27,7 +27,7 @@ func (t Threshold) Apply(r *Rule) {
 const startGate = 32768
 
 // autoThreshold in tokens decides while costs are not known, unless another one was
-// asked for.
+// requested.
 const autoThreshold = 2048
 
 // ParseThreshold reads a threshold: a number of tokens, "auto", or "auto:TOKENS" for

@@ -29,7 +29,7 @@ func (p *Plan) words(in *Input) string {
 		return fmt.Sprintf("remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
 	case route.ReasonLocalCheaper:
 		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
-	case route.ReasonTeaches:
+	case route.ReasonExploration:
 		return fmt.Sprintf("to learn what %s prefill takes, of which little is known (1 request in %.0f)", p.Path, in.Costs.Tuning().TeachEvery)
 	case route.ReasonDecodeOnly:
 		return "the decode worker cannot prefill by itself"

@@ -32,7 +32,7 @@ type Decision struct {
 	Predicted Prediction `json:"predicted"`
 }
 
-// Inputs are the figures that the decision depends on, besides the candidates.
+// Inputs are the figures that the decision depends on, in addition to the candidates.
 type Inputs struct {
 	ISL int `json:"isl_tokens"`
 	// ISLSource is "ids", "engine", "local", "estimate" or "none".
@@ -122,8 +122,8 @@ type Candidate struct {
 	// CachedBlocks is how many of DecodeBlocks the rank had before their requests came, so that
 	// several may share them.
 	CachedBlocks int `json:"active_cached_blocks,omitempty"`
-	// FreshTokens is how many uncached prompt tokens the rank was given of
-	// late, fading as the fleet gets more (ledger.Load): how fast its cache
+	// FreshTokens is how many uncached prompt tokens the rank was recently
+	// given, fading as the fleet gets more (ledger.Load): how fast its cache
 	// turns over. 0 when not known.
 	FreshTokens int `json:"fresh_tokens"`
 	Siblings
@@ -194,11 +194,11 @@ const (
 	RemoteOnly
 )
 
-// Speed is Times of a rank of which nothing is known, too.
+// Speed is Times, and 1 where nothing is known of the rank.
 func (c *Candidate) Speed() float64 { return max(c.Times, 1) }
 
-// Tiers are the greatest figures of any candidate: a tier of which nobody has a block
-// has no column in a table.
+// Tiers are the greatest figures of any candidate: a tier without a block on any rank has no
+// column in a table.
 func (p *Phase) Tiers() (any route.Tiers) {
 	for i := range p.Candidates {
 		any = any.Or(p.Candidates[i].Tiers)

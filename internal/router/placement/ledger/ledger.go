@@ -51,7 +51,7 @@ func (a Amounts) zero() bool { return a == Amounts{} }
 // Load is a rank's state for a decision.
 type Load struct {
 	Amounts
-	// Fresh is the uncached prompt tokens that the rank was given of late, to
+	// Fresh is the uncached prompt tokens that the rank was recently given, to
 	// compute or to load, see HalfLifeTokens. FreshLong is the part that is of long
 	// prompts ([Claim.Long]).
 	Fresh, FreshLong int
@@ -149,8 +149,8 @@ func New() *Ledger {
 	return l
 }
 
-// OnEase has f called, on the goroutine of whoever it was, each time that work has left
-// a rank. It is called before the ledger is used, and f must not call it.
+// OnEase has f called, on the goroutine that released it, each time that work has left a rank.
+// It is called before the ledger is used, and f must not call it.
 func (l *Ledger) OnEase(f func()) { l.eased = f }
 
 func (l *Ledger) ease() {

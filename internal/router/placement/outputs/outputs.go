@@ -27,7 +27,7 @@ type Lengths struct {
 // of is whose answers a mean is of; with an empty tenant those of all.
 type of struct{ model, tenant string }
 
-// mean is a mean of tokens over so many answers, at most recent.
+// mean is a mean of tokens over that many answers, at most recent.
 type mean struct {
 	tokens  float64
 	answers int
@@ -58,7 +58,7 @@ func (l *Lengths) find(k of) mean {
 	return l.before[k]
 }
 
-// Learn learns that an answer to the tenant by the model had so many tokens.
+// Learn learns that an answer to the tenant by the model had that many tokens.
 func (l *Lengths) Learn(model, tenant string, tokens int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -57,7 +57,7 @@ type overlaps struct {
 }
 
 // Request is everything that the decisions of a request are made from. Reset makes one
-// ready; whoever has it releases it.
+// ready; its owner releases it.
 type Request struct {
 	Details
 	Run decide.Run

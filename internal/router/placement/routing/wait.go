@@ -16,7 +16,7 @@ import (
 )
 
 // Claim is what a request is worth where requests wait: its prompt's tokens and those that
-// it may be answered with, in the name of whom its header or body names. of is what it
+// it may be answered with, in the name of the tenant that its header or body names. of is what it
 // begins with; its headers may ask for more or less of it.
 func (q *Request) Claim(of admission.Claim, h http.Header, v *api.View, prompt int) (admission.Claim, error) {
 	l := &q.Settings.Limits

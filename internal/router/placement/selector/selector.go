@@ -50,7 +50,7 @@ type Weights struct {
 	// Stall multiplies the prompt's uncached blocks for every active request of an
 	// aggregated rank, in policy kv_blocks: each waits while they are computed.
 	Stall float64 `json:"stall"`
-	// Spread multiplies the blocks that were computed on the rank of late
+	// Spread multiplies the blocks that were computed on the rank recently
 	// (decision.Candidate.FreshTokens), in policy kv_blocks.
 	Spread float64 `json:"spread"`
 	// ActiveRequest is added for every active request, in blocks.
@@ -132,7 +132,7 @@ type Input struct {
 	// Pricing is what policy kv prices candidates by; nil where that is not known, and it ranks
 	// as kv_blocks.
 	Pricing *Pricing
-	// SessionKey is HashSession of the session's name; 0 when there is none.
+	// SessionKey is HashSession of the session's name; 0 without one.
 	SessionKey uint64
 	// Home is the label of the rank where policy session has the session, or HomeNew. It is
 	// empty in decisions that did not look for one: Rank goes by the session's hash alone
@@ -256,7 +256,7 @@ type Ranking struct {
 	Sampled bool
 }
 
-// Best is the index of the chosen candidate; ok is false when there is none.
+// Best is the index of the chosen candidate; ok is false without one.
 func (r *Ranking) Best() (i int, ok bool) {
 	if len(r.Order) == 0 {
 		return 0, false

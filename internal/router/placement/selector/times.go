@@ -13,8 +13,8 @@ import (
 type Pricing struct {
 	Model *cost.Model
 	Quote cost.Quote
-	// Prefill is the cost on the prefill rank that would be chosen for any decode rank;
-	// without Remote there is none.
+	// Prefill is the cost on the prefill rank that would be chosen for any decode rank; it is
+	// only there with Remote.
 	Prefill decision.Times
 	Remote  bool
 }

@@ -269,7 +269,7 @@ func (s *Siblings) refresh(v *replicas.View, now time.Time) *loads {
 	}
 	l.bySlot = make([]load, slots)
 	for i, k := range s.ranks {
-		if !s.judged[i].disbelieved {
+		if !s.judged[i].ignored {
 			l.bySlot[k.Slot] = load{k, 0, s.sums[i]}
 			if i < len(s.past[0]) {
 				l.bySlot[k.Slot].past = s.past[0][i]

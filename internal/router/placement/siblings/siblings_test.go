@@ -314,7 +314,7 @@ func TestOnlySiblingsBusy(t *testing.T) {
 	if c := b.sees("w00/dp0"); c.ActiveRequests != 0 || c.Siblings != (decision.Siblings{}) {
 		t.Errorf("an idle engine: %+v", c)
 	}
-	if n := len(slices.DeleteFunc(b.kinds(), func(k string) bool { return k != "replica_disagrees" })); n != 4 || len(b.siblings.Status().Disbelieved) != 4 {
+	if n := len(slices.DeleteFunc(b.kinds(), func(k string) bool { return k != "replica_disagrees" })); n != 4 || len(b.siblings.Status().Ignored) != 4 {
 		t.Errorf("events %q, status %+v", b.kinds(), b.siblings.Status())
 	}
 	report(5)

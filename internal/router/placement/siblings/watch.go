@@ -25,13 +25,13 @@ type judgement struct {
 	// counts the engine's reports since then, report is the time of the newest.
 	claimed, report time.Time
 	idle            int
-	disbelieved     bool
+	ignored         bool
 }
 
 // judge compares what siblings have on a rank with what its engine reports. It reports
 // whether the judgement changed.
 func (j *judgement) judge(now time.Time, sum *replicas.Sum, own int, e *workers.Load) (changed bool) {
-	was := j.disbelieved
+	was := j.ignored
 	if sum.Requests == 0 || own > 0 || e == nil || e.Running < 0 || e.Waiting < 0 || e.Running+e.Waiting > 0 {
 		*j = judgement{}
 		return was
@@ -44,8 +44,8 @@ func (j *judgement) judge(now time.Time, sum *replicas.Sum, own int, e *workers.
 		j.idle++
 	}
 	works := sum.Answering > 0 || sum.PrefillTokens > 0
-	j.disbelieved = was || j.idle >= idleReports && (works || now.Sub(j.claimed) >= waitsAtMost)
-	return j.disbelieved != was
+	j.ignored = was || j.idle >= idleReports && (works || now.Sub(j.claimed) >= waitsAtMost)
+	return j.ignored != was
 }
 
 // state is what was reported of another router.
@@ -85,7 +85,7 @@ func (s *Siblings) watch(v *replicas.View) (events []eventlog.Event) {
 			continue
 		}
 		s.loads.Store(nil) // decisions read the judgement
-		if j.disbelieved {
+		if j.ignored {
 			add(eventlog.Event{Kind: "replica_disagrees", Severity: eventlog.Warn, Worker: k.WorkerName, Rank: k.Label}, "other routers have %d request(s) on %s, and its engine reports none %d times in a row: their work there no longer counts", s.sums[i].Requests, k.Label, j.idle)
 		} else {
 			add(eventlog.Event{Kind: "replica_agrees", Worker: k.WorkerName, Rank: k.Label}, "what other routers publish of %s counts again", k.Label)
@@ -153,8 +153,8 @@ type Status struct {
 	replicas.Snapshot
 	// Differs names the settings of each of Origins that differ from this router's.
 	Differs []string
-	// Disbelieved are the ranks where siblings' work does not count.
-	Disbelieved []string
+	// Ignored are the ranks where siblings' work does not count.
+	Ignored []string
 	// Failed is how many messages the transport did not take, Failure the last reason.
 	Failed  uint64
 	Failure string
@@ -190,8 +190,8 @@ func (s *Siblings) Status() (st Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, k := range s.ranks {
-		if s.judged[i].disbelieved {
-			st.Disbelieved = append(st.Disbelieved, k.Label)
+		if s.judged[i].ignored {
+			st.Ignored = append(st.Ignored, k.Label)
 		}
 	}
 	return st

@@ -57,7 +57,7 @@ type Key struct {
 	Name string
 	// Tenant shares its keys' caches and turns; the name when none is stated.
 	Tenant string
-	// Models are those that may be asked for; empty for all.
+	// Models are those that may be requested; empty for all.
 	Models []string
 	// Rate is how many requests a minute may begin; 0 is no limit.
 	Rate int
@@ -117,8 +117,8 @@ func (k *Key) bucket() (refill rate.Limit, size int) {
 	return rate.Limit(k.Rate) / 60, max(1, k.Rate/6)
 }
 
-// Take begins a request, or says how long to wait: a key may begin its rate's
-// share of ten seconds, and one at least, at once, and its rate over any longer time.
+// Take begins a request, or says how long to wait: a key may begin its rate's share of ten
+// seconds, and one at least, immediately, and its rate over any longer time.
 func (k *Key) Take(now time.Time) (wait time.Duration) {
 	if wait = k.hold(now); wait > 0 {
 		return wait
@@ -143,9 +143,8 @@ type Set struct {
 // Keys are all keys, in the file's order.
 func (s *Set) Keys() []Key { return s.keys }
 
-// Find finds the key that a client shows; nil for one that is none of them. How long it
-// takes reveals nothing of the keys: what is looked up is a hash, and what is compared
-// last is compared whole.
+// Find returns the key for a presented secret, or nil. How long it takes reveals nothing of the
+// keys: what is looked up is a hash, and what is compared last is compared whole.
 func (s *Set) Find(shown string) *Key {
 	var buf [128]byte
 	sum := sha256.Sum256(append(buf[:0], shown...))

@@ -16,7 +16,7 @@ import (
 type Options struct {
 	// Path of the file of keys.
 	Path string
-	// Event gets what becomes of the file; Loaded is called for every reading after
+	// Event gets the results of reading the file; Loaded is called for every reading after
 	// the first, with "ok" or "refused". Neither may be nil.
 	Event  func(eventlog.Event)
 	Loaded func(result string)

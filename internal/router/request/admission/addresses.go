@@ -40,9 +40,9 @@ func (a *Addresses) Refused() uint64 { return a.refused.Load() }
 // refusal at the same time.
 const mostAnswered = 1024
 
-// Listen returns a listener that accepts the connections of ln within the bound. With answers
-// it also accepts 1,024 beyond, of which [Addresses.Refusal] reports an error; it closes all
-// others at once.
+// Listen returns a listener that accepts the connections of ln within the bound. With answers it
+// also accepts 1,024 beyond, for which [Addresses.Refusal] reports an error; it closes all
+// others immediately.
 func (a *Addresses) Listen(ln net.Listener, answers bool) net.Listener {
 	return &addressListener{ln, a, answers}
 }

@@ -14,9 +14,9 @@ import (
 const lengthName = "content-length"
 
 // FramedListener returns a listener whose connections know whether a request may have both a
-// Content-Length and chunks, of which net/http shows the chunks alone. A proxy in front that
-// believed the length would take what follows the chunks for a part of the body, and an
-// attacker's request could hide there. The server needs [FramingContext] and [FramingState].
+// Content-Length and chunks. net/http shows the chunks alone. A proxy in front that believed the
+// length would take what follows the chunks for a part of the body, and an attacker's request
+// could hide there. The server needs [FramingContext] and [FramingState].
 func FramedListener(ln net.Listener) net.Listener { return framedListener{ln} }
 
 type framedListener struct{ net.Listener }

@@ -25,7 +25,7 @@ var (
 type Limits struct {
 	// Inflight is the greatest number of requests in progress; 0 is no limit.
 	Inflight int
-	// Queue is how many may wait; when it is full, Enter fails at once.
+	// Queue is how many may wait; when it is full, Enter fails immediately.
 	Queue int
 	// Timeout is the longest wait in the queue.
 	Timeout time.Duration
@@ -119,7 +119,7 @@ func (l *Limiter) take() bool {
 }
 
 // Enter waits for a slot for a request that has arrived. On success the caller
-// must call Leave exactly once. A request whose client leaves meanwhile leaves the queue at once.
+// must call Leave exactly once. A request whose client leaves meanwhile leaves the queue immediately.
 func (l *Limiter) Enter(ctx context.Context, c Claim) (Waited, error) {
 	return l.queue.Enter(ctx, c, func() (string, bool) { return "a place", l.take() })
 }

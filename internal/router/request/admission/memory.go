@@ -11,7 +11,7 @@ import (
 const fullFor = 5 * time.Second
 
 // Memory is an amount that requests share: bytes of bodies, or requests to workers at a
-// time. What does not fit is refused at once: a request that waited would hold some
+// time. What does not fit is refused immediately: a request that waited would hold some
 // meanwhile. It is safe for
 // concurrent use.
 type Memory struct {

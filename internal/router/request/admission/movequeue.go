@@ -2,7 +2,7 @@ package admission
 
 import "slices"
 
-// MoveWaiter is a stream that waits to move to some ranks, to all of them at once.
+// MoveWaiter is a stream that waits to move to some ranks, to all of them together.
 type MoveWaiter struct {
 	// Slots are those of the ranks, Limit how many moves each of them takes at a time.
 	Slots []uint32
@@ -23,7 +23,7 @@ type MoveQueue struct {
 	held    map[uint32]struct{}
 }
 
-// Take admits a move to all these ranks now, or to none of them.
+// Take admits a move to all these ranks now, or refuses it.
 func (q *MoveQueue) Take(slots []uint32, limit int) bool {
 	for _, s := range slots {
 		if !q.Free(s, limit) {

@@ -7,7 +7,7 @@ import (
 )
 
 // Moves paces streams that continue elsewhere: an engine that dies with two hundred of
-// them leaves two hundred prompts at once, and the engines that take them have streams of
+// them leaves two hundred prompts together, and the engines that take them have streams of
 // their own. On each rank a few have their prompt computed at a time, first come, first served
 // ([MoveQueue]). How many wait is bounded as requests in progress are. The zero value is ready.
 type Moves struct {

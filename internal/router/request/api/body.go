@@ -27,7 +27,7 @@ const firstRead = 64 << 10
 
 // Memory is what bodies may take in sum; it must not be nil.
 type Memory interface {
-	// Take takes so many bytes or, if there are not so many left, none.
+	// Take takes that many bytes or, if there are not so many left, none.
 	Take(bytes int64) bool
 	// Give gives them back.
 	Give(bytes int64)

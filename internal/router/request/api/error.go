@@ -192,9 +192,9 @@ func (e *Error) StreamEvent(k Kind) []byte {
 type apiErrorer interface{ APIError() *Error }
 
 // FromError maps any error to what the client is sent: an [*Error] in the
-// chain is taken as it is, an error with a method APIError() *Error answers by
-// itself, a cancelled context is a client that left, a deadline is 504, and
-// everything else is an internal error that hides its cause.
+// chain is taken as it is, an error with a method APIError() *Error answers.
+// A cancelled context is a client that left, a deadline is 504. Everything else is an
+// internal error that hides its cause.
 func FromError(err error) *Error {
 	if err == nil {
 		return nil

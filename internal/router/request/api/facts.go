@@ -20,7 +20,7 @@ type Facts struct {
 	// estimated ISL are those of media, by what was learned of others.
 	Multimodal, Opaque bool
 	MediaTokens        int
-	// Continues says that the prompt goes on from a response that one decode
+	// Continues says that the prompt continues from a response that one decode
 	// engine has, ServerTools that the engine may run tools and ask itself
 	// again, with the same transfer parameters and a longer prompt.
 	Continues, ServerTools bool

@@ -14,7 +14,7 @@ const maxParts = 256
 
 // Form is what the router reads of a multipart/form-data body.
 type Form struct {
-	// Model is the value of the field "model", "" when there is none.
+	// Model is the value of the field "model", "" without one.
 	Model string
 
 	cuts      []formCut // in the order of the body
@@ -91,7 +91,7 @@ func ReadForm(h http.Header, body []byte, steer bool) (*Form, error) {
 	}
 }
 
-// SetModel gives the field "model" another value, and adds the field if there is none. It
+// SetModel gives the field "model" another value, and adds the field if it is missing. It
 // may be called once.
 func (f *Form) SetModel(model string) {
 	cut := formCut{f.model, [][]byte{[]byte(model)}}

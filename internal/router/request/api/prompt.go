@@ -13,7 +13,7 @@ type PromptKind uint8
 
 // The forms of a prompt.
 const (
-	// PromptNone: there is none, or it is null.
+	// PromptNone: the prompt is missing or null.
 	PromptNone PromptKind = iota
 	// PromptText is one string.
 	PromptText
@@ -427,7 +427,7 @@ func (v *View) call(i int) int {
 func (v *View) hasTools() bool { return v.Kind.IsChat() || v.Kind == CountTokens || v.Kind == Tokenize }
 
 // Tools is the raw value of a chat's tools, which templates print before the messages; empty
-// where there are none.
+// without tools.
 func (v *View) Tools() []byte {
 	if k := v.seen[keyTools]; k != 0 && v.hasTools() && v.Body[v.Fields[k-1].Value.Start] == '[' {
 		return v.Fields[k-1].Value.Of(v.Body)

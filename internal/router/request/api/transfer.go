@@ -138,7 +138,7 @@ func PlainJSON(h http.Header) bool {
 // MediaJSON is the media type of JSON.
 const MediaJSON = "application/json"
 
-// ForwardRequestHeader reports whether a client's request header goes on to an
+// ForwardRequestHeader reports whether a client's request header goes to an
 // engine. The key must be in canonical form, as in [http.Header]. Left out are
 // hop-by-hop headers, those that belong to the message rather than to the
 // request (Host, Content-Length), those by which the router speaks with its
@@ -162,7 +162,7 @@ func ForwardedHeader(key string) bool {
 	return key == "Forwarded" || key == "X-Real-Ip" || len(key) > len(family) && key[:len(family)] == family
 }
 
-// ForwardResponseHeader reports whether an engine's response header goes on to
+// ForwardResponseHeader reports whether an engine's response header goes to
 // the client. The key must be in canonical form.
 func ForwardResponseHeader(key string) bool {
 	switch key {

@@ -41,7 +41,7 @@ type Limits struct {
 	// Texts is the number of separate texts or token lists in a prompt;
 	// default 65536.
 	Texts int
-	// MaxTokens is the largest output length that may be asked for, in
+	// MaxTokens is the largest output length that may be requested, in
 	// tokens; default 2^31-1.
 	MaxTokens int64
 }
@@ -95,7 +95,7 @@ type View struct {
 	// N is the number of answers to each prompt: the larger of n and
 	// best_of; 1 when absent.
 	N int64
-	// Logprobs is whether log probabilities are asked for, PromptLogprobs
+	// Logprobs is whether log probabilities are requested, PromptLogprobs
 	// whether they are for the prompt's tokens too.
 	Logprobs, PromptLogprobs bool
 	// RoutedExperts is whether the answer has the experts of each token, the prompt's too.
@@ -117,7 +117,7 @@ type View struct {
 	PromptKey   string
 	PromptValue Span
 	// Texts are the prompt's texts in the order in which a template uses
-	// them, as they stand between the quotes, escapes not resolved. Roles, tools
+	// them, as they are between the quotes, escapes not resolved. Roles, tools
 	// and calls of tools are not among them.
 	Texts []Span
 	// Lists are the token id lists of the prompt, brackets included.
@@ -370,11 +370,11 @@ func (v *View) Adapters() (names []string) {
 	return names
 }
 
-// Continues reports whether the prompt goes on from an earlier response.
+// Continues reports whether the prompt continues from an earlier response.
 func (v *View) Continues() bool { return v.Kind == Responses && v.PreviousResponseID != "" }
 
-// ServerTools reports whether the request names tools that the engine may run by
-// itself: those of the Responses API that are neither functions nor custom.
+// ServerTools reports whether the request names tools that the engine may
+// run: those of the Responses API that are neither functions nor custom.
 func (v *View) ServerTools() bool {
 	if v.Kind != Responses {
 		return false

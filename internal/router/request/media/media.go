@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// FirstGuess is the tokens of an item of which nothing is known yet: those of an image of
-	// about a megapixel in current models.
+	// FirstGuess is the tokens of an item without any experience: those of an image of about a
+	// megapixel in current models.
 	FirstGuess = 1000
 	// recent is over how many items a mean is taken: older ones fade.
 	recent = 50
@@ -95,7 +95,7 @@ func (t *Table) Expect(model string, kind api.MediaKind) (tokens int, learned bo
 	return FirstGuess, false
 }
 
-// Learn learns that an item of the kind had so many tokens.
+// Learn learns that an item of the kind had that many tokens.
 func (t *Table) Learn(model string, kind api.MediaKind, tokens int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

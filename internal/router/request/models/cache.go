@@ -19,7 +19,7 @@ type Lists struct {
 	// Of is a worker's own answer, nil for none; hops are what questions carry that follow
 	// from a client's.
 	Of func(ctx context.Context, w *workers.Worker, hops string) []byte
-	// Failed is told of a list that could not be read.
+	// Failed gets a list that could not be read.
 	Failed func(error)
 
 	cache Cache
@@ -38,7 +38,7 @@ func (l *Lists) Get(ctx context.Context, hops string) (*List, error) {
 }
 
 // Cache keeps the merged list for a moment, so that polls of clients do not become as many
-// requests to each worker. Callers that come while the fleet is asked wait for that answer;
+// requests to each worker. Callers that come while the fleet is queried wait for that answer;
 // no lock is held meanwhile. The zero value is ready.
 type Cache struct {
 	mu     sync.Mutex
@@ -66,7 +66,7 @@ func (a *answer) fresh(revision uint64, now time.Time) bool {
 	}
 }
 
-// Get is the list at a fleet's revision, which fetch gets where there is none yet. The
+// Get is the list at a fleet's revision, which fetch gets if it is not there yet. The
 // error is that of ctx.
 func (c *Cache) Get(ctx context.Context, revision uint64, fetch func() *List) (*List, error) {
 	for {

@@ -21,8 +21,8 @@ const (
 )
 
 // Query requests the models of a fleet's usable workers, of one for each set of models, and
-// merges their answers. Models of a worker for which query returns nil are missing. The
-// answer is for other requests, too: that ctx ends does not make it empty.
+// merges their answers. Where query returns nil, the worker's models are missing. The answer is
+// for other requests, too: that ctx ends does not make it empty.
 func Query(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, query func(context.Context, *workers.Worker) []byte) (*List, error) {
 	var queried []*workers.Worker
 	for _, w := range fleet.Workers {
@@ -129,8 +129,9 @@ type Key interface {
 	Refusal(asked string, names ...string) error
 }
 
-// Find is the model that a request asks for, as a key may. The error is that there is none,
-// or that no worker serves it; with known, a model that the fleet knows may be without one.
+// Find is the model that a request asks for, as a key may. The error is that the model is
+// unknown, or that no worker serves it; with known, a model that the fleet knows may be without
+// one.
 func Find(requested string, fleet *workers.Snapshot, starting bool, key Key, known bool) (workers.Resolved, error) {
 	of := fleet.Resolve(requested)
 	if e := Unresolved(requested, of, fleet, starting, func(model string) bool { return key.May(model) }); e != nil {

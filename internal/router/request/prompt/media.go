@@ -83,7 +83,7 @@ func (t *Stage) learn(v *api.View, model string, res tokenize.Result, keep bool)
 	}
 }
 
-// nth is item number n of a kind; nil where there is none.
+// nth is item number n of a kind; nil without one.
 func nth(v *api.View, kind api.MediaKind, n int) *api.Media {
 	for i := range v.Media {
 		if v.Media[i].Kind != kind {

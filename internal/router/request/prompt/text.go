@@ -13,7 +13,7 @@ import (
 )
 
 // Decoder appends the bytes of a token, none of a special one, by the local tokenizer; ok is
-// false for an id that it does not know. It is nil where there is none, or where the
+// false for an id that it does not know. It is nil without one, or where the
 // file's decoder is not known exactly.
 func (t *Stage) Decoder() func(dst []byte, id uint32) (b []byte, ok bool) {
 	if t.local == nil {

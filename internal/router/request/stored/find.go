@@ -31,7 +31,7 @@ type Found struct {
 
 // Finder searches the fleet for responses that the router does not know, as after its restart.
 // Requests for one id share a search, and for a few seconds no worker is queried again for an id
-// that none of them knew. It is safe for concurrent use.
+// that no worker knew. It is safe for concurrent use.
 type Finder struct {
 	slots chan struct{}
 

@@ -70,7 +70,7 @@ func NewEngine(o EngineOptions) *Engine {
 	return &Engine{o: o, base: strings.TrimRight(o.BaseURL, "/"), cache: answerCache{max: o.CacheBytes}}
 }
 
-// Close waits for the calls that are still in flight; each ends by itself
+// Close waits for the calls that are still in flight; each ends on its own
 // within the timeout.
 func (e *Engine) Close() { e.wg.Wait() }
 
@@ -93,7 +93,7 @@ var chatKeys = []string{
 	"chat_template", "mm_processor_kwargs", "media_io_kwargs",
 }
 
-// Chat implements Tokenizer: the keys that matter are passed on as they stand,
+// Chat implements Tokenizer: the keys that matter are passed on as they are,
 // and those that /tokenize does not take as arguments of the chat template,
 // which is what the engine makes of them.
 func (e *Engine) Chat(ctx context.Context, body []byte) (Result, error) {

@@ -38,8 +38,8 @@ type ProbeResult struct {
 	Reason string // why not
 }
 
-// Agreement says for which aspects a local tokenizer gives an engine's ids.
-// The zero value agrees on nothing.
+// Agreement lists the aspects in which a local tokenizer gives an engine's ids. The zero value
+// agrees on nothing.
 type Agreement struct {
 	Agreed []Aspect // every probe of the aspect gave equal ids
 	Probes []ProbeResult
@@ -50,7 +50,7 @@ func (a Agreement) Has(x Aspect) bool { return slices.Contains(a.Agreed, x) }
 
 // SelfCheck compares the ids that local and engine give for each probe. An
 // aspect is agreed when it has a probe and all of its probes give equal ids.
-// An engine that cannot be asked is an error; a probe that it refuses, or that
+// An engine that cannot be queried is an error; a probe that it refuses, or that
 // local cannot do, is a disagreement.
 func SelfCheck(ctx context.Context, local, engine Tokenizer, probes []Probe) (Agreement, error) {
 	var a Agreement

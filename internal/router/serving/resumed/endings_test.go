@@ -92,7 +92,7 @@ func TestReasonWithoutUsage(t *testing.T) {
 
 // TestSlowReaderHoldsNoTurn: the same for a stream whose engine has died.
 func TestSlowReaderHoldsNoTurn(t *testing.T) {
-	run(t, "slow", "2a", func(c *settings.Config) { c.Continue.AtOnce = 1 }, func(t *testing.T, r *fakeengine.Router) {
+	run(t, "slow", "2a", func(c *settings.Config) { c.Continue.PerRank = 1 }, func(t *testing.T, r *fakeengine.Router) {
 		r.Worker("aggregated-1").State.SetDraining(true)
 		slow, n := completion(""), 0
 		slow.Piece = func([]byte) error {
@@ -128,7 +128,7 @@ func TestSlowReaderHoldsNoTurn(t *testing.T) {
 // TestClientTakesNoComment: a client that does not take the comment of a stream that waits
 // for its turn has left; no engine failed to continue it.
 func TestClientTakesNoComment(t *testing.T) {
-	run(t, "beat", "2a", func(c *settings.Config) { c.Continue.AtOnce = 1 }, func(t *testing.T, r *fakeengine.Router) {
+	run(t, "beat", "2a", func(c *settings.Config) { c.Continue.PerRank = 1 }, func(t *testing.T, r *fakeengine.Router) {
 		cut(r, 5, reset)
 		slots := []uint32{r.Worker("aggregated-0").Ranks[0].Slot, r.Worker("aggregated-1").Ranks[0].Slot}
 		if !r.Moves.Try(slots, 1) {

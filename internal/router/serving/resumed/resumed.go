@@ -413,7 +413,7 @@ func (b *body) Enter(ctx context.Context, run *decide.Run) error {
 	}
 	slots := run.Slots(b.pacedOn)
 	began := time.Now()
-	err := b.e.Moves.Enter(ctx, slots, b.call.Routing.Settings.Continue.AtOnce, heartbeat, func() error {
+	err := b.e.Moves.Enter(ctx, slots, b.call.Routing.Settings.Continue.PerRank, heartbeat, func() error {
 		return b.call.Idle.Idle("the rest is waiting for its turn on another engine")
 	})
 	if err == nil {
@@ -447,7 +447,7 @@ func (b *body) moves() bool {
 		return false
 	}
 	b.nextLook = now.Add(moveInterval)
-	fleet, limit := b.e.Fleet(), s.Continue.AtOnce
+	fleet, limit := b.e.Fleet(), s.Continue.PerRank
 	list, _ := fleet.Candidates(x.Model)
 	if !slices.ContainsFunc(list, func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()

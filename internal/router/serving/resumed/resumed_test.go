@@ -522,7 +522,7 @@ func TestReaderLeavesAtTheMove(t *testing.T) {
 func TestPaced(t *testing.T) {
 	const streams, atOnce, slow = 9, 2, 6 * time.Second
 	run(t, "all", "2a", func(c *settings.Config) {
-		c.Continue.AtOnce, c.Timeouts.Response, c.Routing.Busy.Requests = atOnce, time.Hour, 100
+		c.Continue.PerRank, c.Timeouts.Response, c.Routing.Busy.Requests = atOnce, time.Hour, 100
 	}, func(t *testing.T, r *fakeengine.Router) {
 		var mu sync.Mutex
 		now, most := 0, 0

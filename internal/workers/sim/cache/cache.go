@@ -1,14 +1,12 @@
 // Package cache is the paged KV cache of one simulated rank.
 //
-// It keeps blocks the way vLLM's block pool does (0.32, v1 core): block 0 is
-// a null block that nobody gets; a free queue holds every block without a
-// user, in the order in which blocks will be handed out; a block keeps its
-// name and its content while it waits there, and loses the name only when it
-// is handed out again (eviction: one removal event per physical block, even
-// when another block has the same name). Users count references; a user's
-// blocks are freed last first, so that the tail of a prompt is evicted before
-// its head. Blocks are not deduplicated: two requests that compute the same
-// block at the same time each store one under the same name.
+// It keeps blocks the way vLLM's block pool does (0.32, v1 core): block 0 is a null block that
+// no request gets. A free queue holds every block without a user, in the order in which blocks
+// will be handed out. A block keeps its name and its content while it waits there, and loses the
+// name only when it is handed out again (eviction: one removal event per physical block, even
+// when another block has the same name). Users count references; a user's blocks are freed last
+// first, so that the tail of a prompt is evicted before its head. Blocks are not deduplicated:
+// two requests that compute the same block at the same time each store one under the same name.
 //
 // A block is known by its sequence hash (package blockhash). The name that
 // events carry is that hash mixed with the seed of the incarnation, so names
@@ -59,7 +57,7 @@ type Event struct {
 	HasParent bool
 	// Tokens are the token ids of the run. The slice is shared and read only.
 	Tokens []uint32
-	// LoRA and Salt are what the names depend on besides the tokens. Salt is set
+	// LoRA and Salt are what the names depend on in addition to the tokens. Salt is set
 	// only when the run starts at the first block.
 	LoRA, Salt string
 }

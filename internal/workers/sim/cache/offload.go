@@ -16,12 +16,12 @@ const (
 )
 
 // Offload is what one rank has of its blocks outside its device, as vLLM's offloading
-// connector keeps it (0.32): the host's memory with room for so many blocks, from which
+// connector keeps it (0.32): the host's memory with room for that many blocks, from which
 // those go that were used longest ago, and if there is a store, all that the memory has
 // had, up to maxStorage.
 //
 // A block is there for others once it has been copied, and is published then; until then it
-// cannot go either, nor while it is copied elsewhere. Its removal is published at once.
+// cannot go either, nor while it is copied elsewhere. Its removal is published immediately.
 type Offload struct {
 	name   func(seq uint64) uint64
 	quiet  bool

@@ -14,7 +14,7 @@ func (a *Agenda) Add(at Time, do func()) {
 	heap.Push(&a.timers, timer{at: at, no: a.made, do: do})
 }
 
-// Next is when the first is due, and false if there is none.
+// Next is when the first is due, and false without one.
 func (a *Agenda) Next() (Time, bool) {
 	if len(a.timers) == 0 {
 		return 0, false

@@ -2,8 +2,8 @@
 // Rank is one data-parallel rank with its cache and its scheduler.
 //
 // A Rank never looks at a clock, opens no socket and starts no goroutine.
-// Whoever owns it passes the time with every call, asks it with Next when
-// something will happen by itself, and calls Advance then. The same Rank
+// Its owner passes the time with every call, asks it with Next when
+// something will happen, and calls Advance then. The same Rank
 // therefore runs on real sockets in real time and, thousands of times faster,
 // under a virtual clock. It is not safe for concurrent use.
 //
@@ -16,11 +16,10 @@
 //
 // # Output
 //
-// The model is a digest. Every slot of a block holds a digest of its token and
-// of everything before the block; an output token is a digest of all blocks
-// that its request used, as they are at that time. Two engines with the same
-// model and seed thus give the same answer to the same tokens, and an engine
-// that uses one wrong block gives another.
+// The model is a digest. Every slot of a block holds a digest of its token and of everything
+// before the block. An output token is a digest of all blocks that its request used, as they are
+// at that time. Two engines with the same model and seed thus give the same answer to the same
+// tokens, and an engine that uses one wrong block gives another.
 package engine
 
 import (
@@ -61,7 +60,7 @@ type Config struct {
 	Timing Timing
 	Noise  float64
 	Speed  float64
-	// Next is the id that the model goes on with after before, the prompt and what
+	// Next is the id that the model continues with after before, the prompt and what
 	// it has said; draw is what it makes of all of it. EOS is the one that ends an
 	// answer, OSL the mean length of an answer that nothing else ends.
 	Next func(before []uint32, draw uint64) uint32
@@ -81,7 +80,7 @@ type Config struct {
 	// say which directions are used.
 	Store                Store
 	LoadStore, SaveStore bool
-	// HostBlocks are how many blocks the host's memory holds besides those on the device, 0 for
+	// HostBlocks are how many blocks the host's memory holds in addition to those on the device, 0 for
 	// none; Storage says that there is a store behind that.
 	HostBlocks int
 	Storage    bool
@@ -275,7 +274,7 @@ func (r *Rank) SetSlow(factor float64) {
 	r.slow = factor
 }
 
-// Next is when something will happen by itself, and false if nothing will.
+// Next is when something will happen, and false if nothing will.
 func (r *Rank) Next() (Time, bool) {
 	at, ok := r.stepEnd, r.busy
 	if timer, due := r.agenda.Next(); due && (!ok || timer < at) {
@@ -337,7 +336,7 @@ func (r *Rank) Submit(now Time, q Request) error {
 	return nil
 }
 
-// Abort ends a request that the client gave up. It is not an error if there is none.
+// Abort ends a request that the client gave up. It is not an error without one.
 func (r *Rank) Abort(now Time, id string) {
 	r.Advance(now)
 	p := r.reqs[id]
@@ -395,7 +394,7 @@ func (r *Rank) ClearCache(now Time) bool {
 	return r.cache.Clear()
 }
 
-// Sleep stops the rank from starting steps, or lets it go on.
+// Sleep stops the rank from starting steps, or lets it continue.
 func (r *Rank) Sleep(now Time, on bool) {
 	r.Advance(now)
 	r.asleep = on

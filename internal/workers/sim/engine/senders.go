@@ -50,7 +50,7 @@ func (r *Rank) begin(name string) error {
 }
 
 // Ask wants the last want blocks of the transfer of a name. deliver gets them when its
-// prefill has ended by length, at once if it has, or an error after SendTime. It must neither
+// prefill has ended by length, immediately if it has, or an error after SendTime. It must neither
 // block nor call the rank.
 func (r *Rank) Ask(now Time, name string, want int, deliver func([]cache.Content, error)) error {
 	r.Advance(now)

@@ -149,7 +149,7 @@ func (r *Rank) admit(p *request, budget int) (admitted, wait bool) {
 	return true, false
 }
 
-// grow makes sure that p has blocks for so many tokens.
+// grow makes sure that p has blocks for that many tokens.
 func (r *Rank) grow(p *request, tokens int) bool {
 	need := blocksFor(tokens, r.cfg.BlockSize) - len(p.blocks)
 	if need <= 0 {

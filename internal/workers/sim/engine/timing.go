@@ -34,7 +34,7 @@ type Batch struct {
 type Timing interface {
 	// Step is the length of an engine step.
 	Step(Batch) time.Duration
-	// Transfer is the time that moving the KV of so many tokens takes.
+	// Transfer is the time that moving the KV of that many tokens takes.
 	Transfer(tokens int) time.Duration
 }
 
@@ -66,7 +66,7 @@ func (Mocker) Step(b Batch) time.Duration {
 	return millis(ms)
 }
 
-// Transfer is the time that moving the KV of so many tokens takes.
+// Transfer is the time that moving the KV of that many tokens takes.
 func (Mocker) Transfer(tokens int) time.Duration {
 	return millis(1000 * float64(tokens) * kvBytesPerToken / bandwidth)
 }
@@ -114,7 +114,7 @@ func padded(n, pad int) float64 {
 	return float64(n)
 }
 
-// Transfer is the time that moving the KV of so many tokens takes.
+// Transfer is the time that moving the KV of that many tokens takes.
 func (p Profile) Transfer(tokens int) time.Duration {
 	return millis(p.Transfers[0] + p.Transfers[1]*float64(tokens))
 }

@@ -66,7 +66,7 @@ const (
 	NoteDone
 )
 
-// Network reaches other ranks. Its methods return at once; the answer to Pull
+// Network reaches other ranks. Its methods return immediately; the answer to Pull
 // comes by Rank.PullDone, never from within Pull.
 type Network interface {
 	Pull(now Time, q PullRequest)
@@ -328,7 +328,7 @@ const maxRegistrations = 1 << 16
 // Register notes that a decode has room for the last want blocks of a request of
 // this rank. id is the decode's own; that of the prefill differs from it in the
 // last part, which each engine draws. deliver gets the blocks when the request has
-// ended, at once if it has. It must neither block nor call the rank, and is never
+// ended, immediately if it has. It must neither block nor call the rank, and is never
 // called if no such request ends well, or one with fewer blocks: as in vLLM 0.32,
 // the decode waits then until its client leaves.
 func (r *Rank) Register(now Time, id string, want int, deliver func([]cache.Content)) error {
@@ -399,9 +399,8 @@ func (r *Rank) lease(id string, n *pin) {
 	})
 }
 
-// Read returns the contents of blocks for a remote decode, whoever they
-// belong to by now: like NIXL it asks for no proof. Only numbers outside the
-// cache are an error.
+// Read returns the contents of blocks for a remote decode, whatever request has them by now:
+// like NIXL it asks for no proof. Only numbers outside the cache are an error.
 func (r *Rank) Read(now Time, ids []int) ([]cache.Content, error) {
 	r.Advance(now)
 	out := make([]cache.Content, len(ids))

@@ -48,7 +48,7 @@ type Set struct {
 	// Delay holds every answer back, by up to Jitter more.
 	Delay  Duration `json:"delay,omitempty"`
 	Jitter Duration `json:"delay_jitter,omitempty"`
-	// ErrorRate of the requests get ErrorStatus (500 if 0) at once.
+	// ErrorRate of the requests get ErrorStatus (500 if 0) immediately.
 	ErrorRate   float64 `json:"error_rate,omitempty"`
 	ErrorStatus int     `json:"error_status,omitempty"`
 	// Poison and Deadly are texts, "" for none. A generation request whose body contains
@@ -68,11 +68,11 @@ type Set struct {
 	// with "length", one without a KV connector.
 	EndRate   float64 `json:"end_rate,omitempty"`
 	EndReason string  `json:"end_reason,omitempty"`
-	// LateRate of the generation answers are followed at once by the idle 408
+	// LateRate of the generation answers are followed immediately by the idle 408
 	// of a server that lost its patience, which answers no request.
 	LateRate float64 `json:"late_rate,omitempty"`
 	// CloseIdle closes connections that were without a request for so long; 0 is
-	// what engines do by themselves.
+	// what engines do.
 	CloseIdle Duration `json:"close_idle,omitempty"`
 	// All extends delay, error and hang rates from generation requests to every path.
 	All bool `json:"all_paths,omitempty"`

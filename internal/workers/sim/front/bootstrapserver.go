@@ -105,7 +105,7 @@ type KVRequest struct {
 	Room uint64 `json:"room"`
 }
 
-// KVAnswer is the room's KV, or why there is none.
+// KVAnswer is the room's KV, or why it is missing.
 type KVAnswer struct {
 	Error    string          `json:"error,omitempty"`
 	Contents []cache.Content `json:"contents,omitempty"`

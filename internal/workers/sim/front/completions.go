@@ -265,7 +265,7 @@ func (e *events) last(head chunk) func(usage) {
 }
 
 // streaming runs a job and streams it: start once the engine took it, emit
-// for each piece, last for the usage if it was asked for, then [DONE].
+// for each piece, last for the usage if it was requested, then [DONE].
 func (s *Server) streaming(w http.ResponseWriter, r *http.Request, base string, j *job, e *events, start func(all []*choice) error, emit func(*choice, delta) error, last func(usage)) {
 	s.inflight.Add(1)
 	defer s.inflight.Add(-1)

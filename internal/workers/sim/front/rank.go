@@ -18,7 +18,7 @@ type Rank struct {
 	core  *engine.Rank // guarded by mu
 }
 
-// NewRank wraps core, which nobody else may use from now on. Its clock starts now.
+// NewRank wraps core, which no other may use from now on. Its clock starts now.
 func NewRank(core *engine.Rank) *Rank {
 	return &Rank{start: time.Now(), wake: make(chan struct{}, 1), core: core}
 }

@@ -26,7 +26,7 @@ type responsesRequest struct {
 // maxStored bounds the responses that an engine remembers; the oldest goes first.
 const maxStored = 1024
 
-// stored are the responses that later ones may go on from, as vLLM keeps them
+// stored are the responses that later ones may continue from, as vLLM keeps them
 // with VLLM_ENABLE_RESPONSES_API_STORE=1.
 type stored struct {
 	mu    sync.Mutex

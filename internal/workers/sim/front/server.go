@@ -196,7 +196,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// gone ends a request that nobody waits for any more, or whose engine has been
+// gone ends a request that no client waits for any more, or whose engine has been
 // killed: without an answer, which net/http would give otherwise, an empty 200.
 func gone() { panic(http.ErrAbortHandler) }
 

@@ -67,9 +67,8 @@ func outgoing() int {
 	return ports[0]
 }
 
-// PortsBelow returns the first of n ports in a row that the system gives to no
-// outgoing connection, others with each call; 0 where there are none, or none
-// are known.
+// PortsBelow returns the first of n ports in a row that the system gives to no outgoing
+// connection, others with each call; 0 if it knows no such ports.
 func PortsBelow(n int) int {
 	ours.Lock()
 	defer ours.Unlock()
@@ -138,9 +137,8 @@ func take(path string) bool {
 	return err == nil
 }
 
-// FreePorts calls bind with ports of which n in a row may be free, until it takes
-// them, and at last with 0, for which the system chooses. bind must have given
-// everything back when it fails.
+// FreePorts calls bind with n ports in a row that may be free, until it takes them, and at last
+// with 0, so that the system chooses. bind must have given everything back when it fails.
 func FreePorts(n int, bind func(port int) error) error {
 	for range tries {
 		p := PortsBelow(n)
@@ -160,9 +158,9 @@ func FreePorts(n int, bind func(port int) error) error {
 	return err
 }
 
-// BindAgain calls bind, which wants certain ports, until nobody else has them, for
-// a moment: whoever else has taken a port that was free for a while may be gone
-// soon. Then the last error is returned.
+// BindAgain calls bind, which wants certain ports, until no other process has them, for a
+// moment: one that has taken a port that was free for a while may be gone soon. Then the last
+// error is returned.
 func BindAgain(ctx context.Context, bind func() error) error {
 	end := time.Now().Add(patience)
 	for {

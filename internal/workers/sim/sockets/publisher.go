@@ -91,7 +91,7 @@ func OpenPublisher(ctx context.Context, cfg PublisherConfig) (*Publisher, error)
 // Endpoint is the endpoint of the events, with its real port.
 func (p *Publisher) Endpoint() string { return p.pub.Endpoint() }
 
-// Replay is the endpoint of the replay socket; empty if there is none.
+// Replay is the endpoint of the replay socket; empty without one.
 func (p *Publisher) Replay() string {
 	if p.router == nil {
 		return ""

@@ -112,10 +112,9 @@ func (v *Vocab) add(s string) uint32 {
 // text made of such tokens encodes to the same tokens again.
 func (v *Vocab) Word(_ []uint32, draw uint64) uint32 { return v.words[draw%uint64(len(v.words))] }
 
-// Letter is a token of an answer that is half of words and half of characters
-// that take two to four tokens, a byte each, as of scripts and signs for which a
-// model has no token. before is what it comes after; a character that is begun
-// there is gone on with.
+// Letter is a token of an answer that is half of words and half of characters that take two to
+// four tokens, a byte each. Scripts and signs without a token of their own do that in a model.
+// before is what it comes after; Letter continues a character that is begun there.
 func (v *Vocab) Letter(before []uint32, draw uint64) uint32 {
 	var begun []byte
 	for i := len(before) - 1; i >= 0 && len(begun) < utf8.UTFMax-1; i-- {

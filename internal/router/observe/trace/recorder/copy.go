@@ -21,7 +21,7 @@ type Copy struct {
 	late [][]byte
 }
 
-// NewCopy makes a Copy with so many bytes that may wait for the disk (0 means
+// NewCopy makes a Copy with that many bytes that may wait for the disk (0 means
 // DefaultBuffer).
 func NewCopy(buffer int) *Copy {
 	buffer = cmp.Or(max(buffer, 0), DefaultBuffer)

@@ -115,7 +115,7 @@ func (r *File) open() error {
 
 // Run writes until the subscription is closed or ctx ends, then completes the
 // file. An error of the disk ends it; the subscription is closed then, so that
-// the router does not go on making lines.
+// the router does not continue making lines.
 func (r *File) Run(ctx context.Context) error {
 	defer r.sub.Close()
 	tick := time.NewTicker(r.o.FlushEvery)

@@ -41,8 +41,8 @@ func alphabetBytes(token string) []byte {
 // Decodes reports whether the file says that ids are decoded as AppendBytes does.
 func (t *Tokenizer) Decodes() bool { return t.decodes }
 
-// AppendBytes appends the bytes of a token, of which a character may need several; none
-// of a special token, unless those are wanted. ok is false where no token has the id.
+// AppendBytes appends the bytes of a token, which may be a part of a character; none of a
+// special token, unless those are wanted. ok is false where no token has the id.
 func (t *Tokenizer) AppendBytes(dst []byte, id uint32, special bool) (b []byte, ok bool) {
 	if a, is := t.texts[id]; is {
 		if a.special && !special {

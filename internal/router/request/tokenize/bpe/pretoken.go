@@ -15,7 +15,7 @@ const (
 	famDeepSeek family = "deepseek3" // DeepSeek V3 and R1: three splits in sequence
 )
 
-// The patterns, as they stand in tokenizer.json after JSON decoding.
+// The patterns, as they are in tokenizer.json after JSON decoding.
 const (
 	patLlama3 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	patQwen2  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`

@@ -116,7 +116,7 @@ func itemOr(items []any, n int64, name string) any {
 	return undefined{name}
 }
 
-// element is list[n], from the end where n is below 0; nil where there is none.
+// element is list[n], from the end where n is below 0; nil without one.
 func element[T any](list []T, n int64) *T {
 	if n < 0 {
 		n += int64(len(list))
