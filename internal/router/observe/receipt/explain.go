@@ -210,7 +210,11 @@ func why(p *decision.Phase) string {
 	}
 	s := fmt.Sprintf("cost %.2f blocks", chosen.Cost)
 	if p.Unit == decision.Milliseconds {
-		s = fmt.Sprintf("expected to cost %.0f ms, %.0f of its own time and %.0f of others'", chosen.Cost, chosen.Own(), chosen.Caused())
+		risk := ""
+		if chosen.Late > 0 {
+			risk = fmt.Sprintf(", %.0f for its risk to miss the SLO", chosen.Late)
+		}
+		s = fmt.Sprintf("expected to cost %.0f ms, %.0f of its own time%s and %.0f of others'", chosen.Cost, chosen.Own()-chosen.Late, risk, chosen.Caused())
 	}
 	switch {
 	case second == nil || p.TieBreak == string(selector.TieRouter):
@@ -469,11 +473,11 @@ var meanings = map[string]string{
 	"COMPUTE": "ms to compute what is not cached",
 	"MOVE":    "ms to move its KV",
 	"ANSWER":  "ms for its answer",
-	"LATE":    "how likely it misses the SLO, in ms",
+	"LATE":    "its risk to miss the SLO, in ms",
 	"+PAUSE":  "ms that answers there pause for it, together",
 	"+BEHIND": "ms that prompts wait behind it, together",
 	"+SLOWER": "ms that answers there take longer, together",
-	"+LATE":   "how likely others miss the SLO for it, in ms",
+	"+LATE":   "what it adds to the others' risk to miss it, in ms",
 	"+EVICT":  "ms to compute again what leaves the cache for it",
 }
 

@@ -133,6 +133,12 @@ func TestExplainsTimes(t *testing.T) {
 	if strings.Contains(text, "CREDIT") || strings.Contains(text, "blocks decoding") {
 		t.Errorf("blocks among times:\n%s", text)
 	}
+	// A risk is no time.
+	fast.Late = 40
+	if text, want := explained(t, r), "1600 of its own time, 40 for its risk to miss the SLO and 100 of others'"; !strings.Contains(text, want) {
+		t.Errorf("no %q in\n%s", want, text)
+	}
+	fast.Late = 0
 	// A small difference keeps its digits.
 	r.Decode.MarginBlocks = 0.004
 	if text := explained(t, r); !strings.Contains(text, ", 0.004 less than d1/dp0") {
