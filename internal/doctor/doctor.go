@@ -226,10 +226,10 @@ func (e *exam) router(ctx context.Context, s *admin.Status, ws []admin.Worker) {
 		}
 	}
 	if s.Traffic.Recomputes > 0 {
-		e.add("silent recompute", "router", Fail, fmt.Sprintf("%d requests were prefilled remotely and computed again by the decode engine since the start", s.Traffic.Recomputes), "dynctl explain of one of them shows its workers; check the KV connector of both sides")
+		e.add("silent recompute", "router", Fail, fmt.Sprintf("the decode engine computed the prompt of %s again that had been prefilled remotely, since the start", count(int(s.Traffic.Recomputes), "request")), "dynctl explain of one of them shows its workers; check the KV connector of both sides")
 	}
 	if s.Traffic.Fallbacks > 0 {
-		e.add("fallback", "router", Warn, fmt.Sprintf("%d requests fell back to local prefill since the start", s.Traffic.Fallbacks), "")
+		e.add("fallback", "router", Warn, count(int(s.Traffic.Fallbacks), "request")+" fell back to local prefill since the start", "")
 	}
 }
 
@@ -333,7 +333,7 @@ func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
 			e.notUsable(&w, err)
 			continue
 		case !w.Usable:
-			e.add("engine", w.Name, Warn, fmt.Sprintf("draining: it gets no new requests, %d are in progress", active(&w)), fmt.Sprintf("dynctl workers resume %s ends the drain", w.Name))
+			e.add("engine", w.Name, Warn, fmt.Sprintf(draining+"it gets no new requests, %d are in progress", active(&w)), fmt.Sprintf("dynctl workers resume %s ends the drain", w.Name))
 		case err != nil && code == 0:
 			e.add("reachable", w.Name, Warn, fmt.Sprintf("the router reaches it, this machine does not: %v", err), "counters cannot be read from here: run doctor and bench beside the router")
 			continue
@@ -431,25 +431,60 @@ func verdict(r *Report) string {
 	}
 	failed, warned := pick(Fail), pick(Warn)
 	switch {
+	case len(failed) > 0 && failed[0].Check == "engines" && len(warned) > 0 && drains(&warned[0]):
+		n := slices.IndexFunc(append(warned, failed[0]), func(f Finding) bool { return !drains(&f) })
+		verb := " is"
+		if n > 1 {
+			verb = " are"
+		}
+		return fmt.Sprintf("%s%s draining, so %s; %s", subjects(warned[:n]), verb, failed[0].Text, warned[0].Advice) + rest(len(failed)-1, "check", " failed", len(warned)-n, "warning")
 	case len(failed) > 0:
-		return sentence(&failed[0]) + rest(len(failed)-1, "check", " failed", len(warned), "warning")
+		text, n := sentence(failed)
+		return text + rest(len(failed)-n, "check", " failed", len(warned), "warning")
 	case len(warned) > 0:
-		return "nothing failed; " + sentence(&warned[0]) + rest(len(warned)-1, "warning", "", 0, "")
+		text, n := sentence(warned)
+		return "nothing failed; " + text + rest(len(warned)-n, "warning", "", 0, "")
 	case len(pick(Skip)) > 0:
 		return fmt.Sprintf("nothing is wrong in what could be examined; %s could not be made", count(len(pick(Skip)), "check"))
 	}
 	return "nothing is wrong"
 }
 
-// sentence is a finding as part of one.
-func sentence(f *Finding) string {
+// sentence is the first of some findings as part of one, with the n that differ from it in
+// their subject only.
+func sentence(list []Finding) (text string, n int) {
+	f := &list[0]
+	for n < len(list) && alike(f, &list[n]) {
+		n++
+	}
 	switch {
 	case f.Check == "engine":
-		return f.Subject + " is " + f.Text
+		return f.Subject + " is " + f.Text, 1
 	case f.Subject == "router" || f.Subject == "engines":
-		return f.Check + ": " + f.Text
+		return f.Check + ": " + f.Text, n
 	}
-	return fmt.Sprintf("%s of %s: %s", f.Check, f.Subject, f.Text)
+	return fmt.Sprintf("%s of %s: %s", f.Check, subjects(list[:n]), f.Text), n
+}
+
+// alike reports whether findings differ in their subject only.
+func alike(a, b *Finding) bool {
+	return a.Check == b.Check && a.State == b.State && a.Text == b.Text && a.Advice == b.Advice
+}
+
+// drains reports whether a finding is of an engine that an operator drains.
+func drains(f *Finding) bool { return f.Check == "engine" && strings.HasPrefix(f.Text, draining) }
+
+const draining = "draining: "
+
+// subjects are those of findings, as part of a sentence: two by name and the rest as a number.
+func subjects(list []Finding) string {
+	switch {
+	case len(list) == 1:
+		return list[0].Subject
+	case len(list) == 2:
+		return list[0].Subject + " and " + list[1].Subject
+	}
+	return fmt.Sprintf("%s, %s and %d more", list[0].Subject, list[1].Subject, len(list)-2)
 }
 
 // rest counts what a verdict does not name.
@@ -652,7 +687,7 @@ func (e *exam) feeds(ws []admin.Worker) {
 		}
 	}
 	if followed > 0 && fine == followed {
-		e.add("events", "engines", OK, fmt.Sprintf("%d feeds live and trusted, no gap", followed), "")
+		e.add("events", "engines", OK, count(followed, "feed")+" live and trusted, no gap", "")
 	}
 }
 
@@ -777,18 +812,41 @@ func (e *exam) prompt(n int) []uint32 {
 }
 
 // Text writes the report for a terminal.
-func Text(w io.Writer, r *Report, verbose bool) error {
+func Text(w io.Writer, r *Report) error {
 	b := &strings.Builder{}
 	printable.Fprintf(b, "%s\n\n", r.Verdict)
 	var rows [][]string
-	for _, f := range r.Findings {
-		if f.State == OK && !verbose && f.Check == "reachable" && len(r.Findings) > 40 {
-			continue
-		}
-		rows = append(rows, []string{strings.ToUpper(string(f.State)), f.Check, f.Subject, f.Text})
+	for i := 0; i < len(r.Findings); {
+		f := &r.Findings[i]
+		// What is found of several subjects is written once, beside all of them.
+		words := []string{f.Text}
 		if f.Advice != "" && f.State != OK {
-			rows = append(rows, []string{"", "", "", "-> " + f.Advice})
+			words = append(words, "-> "+f.Advice)
 		}
+		n := 0
+		for ; i+n < len(r.Findings) && alike(f, &r.Findings[i+n]); n++ {
+		}
+		shown, more := n, ""
+		if f.State == OK && n > 4 {
+			shown, more = 2, fmt.Sprintf("and %d more", n-1)
+		}
+		for k := range max(shown, len(words)) {
+			row := make([]string, 4)
+			if k == 0 {
+				row[0], row[1] = strings.ToUpper(string(f.State)), f.Check
+			}
+			if k < shown {
+				row[2] = r.Findings[i+k].Subject
+				if k > 0 && more != "" {
+					row[2] = more
+				}
+			}
+			if k < len(words) {
+				row[3] = words[k]
+			}
+			rows = append(rows, row)
+		}
+		i += n
 	}
 	if err := table.Figures(b, []string{"STATE", "CHECK", "SUBJECT", "FINDING"}, rows, 0, 1, 2, 3); err != nil {
 		return err

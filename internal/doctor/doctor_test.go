@@ -70,7 +70,7 @@ func TestHealthyFleet(t *testing.T) {
 	r := examine(t, loopback.Options{Fleet: "1p1d:dp=2,profile=instant"}, false)
 	if r.Failed > 0 || r.Warned > 0 {
 		var b bytes.Buffer
-		_ = doctor.Text(&b, r, true)
+		_ = doctor.Text(&b, r)
 		t.Fatalf("a healthy fleet has faults:\n%s", b.String())
 	}
 	for check, n := range map[string]int{"cache probe": 2, "transfer": 1, "tokenizer": 1, "events": 1, "contradictions": 1, "clock": 1, "data plane": 1} {
@@ -89,7 +89,7 @@ func TestRouterThatMayNotBeSteered(t *testing.T) {
 	got := states(r, "transfer")
 	if r.Failed > 0 || r.Warned > 0 || len(got[doctor.Skip]) == 0 || !strings.Contains(strings.Join(got[doctor.Skip], " "), "steer") {
 		var b bytes.Buffer
-		_ = doctor.Text(&b, r, true)
+		_ = doctor.Text(&b, r)
 		t.Error(b.String())
 	}
 }

@@ -17,11 +17,11 @@ func TestFragileFeeds(t *testing.T) {
 		state State
 		words string
 	}{
-		"whole":               {admin.Feed{State: "live", Trusted: true, Replay: replay}, OK, "1 feeds live"},
+		"whole":               {admin.Feed{State: "live", Trusted: true, Replay: replay}, OK, "1 feed live"},
 		"fragile":             {admin.Feed{State: "live", Trusted: true, Replay: none}, Warn, "and so does a lost connection unless"},
 		"waits for its proof": {admin.Feed{State: "verifying", Reason: "connected again"}, Warn, "nothing is known to be missing"},
 		"fragile, and lost":   {admin.Feed{State: "live", Trusted: true, Dropped: 3, Replay: none, Reason: "rebuilding: the connection was lost"}, Warn, "dropped 3 times since the start (now: rebuilding: the connection was lost)"},
-		"dropped, brought up": {admin.Feed{State: "live", Trusted: true, Dropped: 3, Replay: replay}, OK, "1 feeds live"},
+		"dropped, brought up": {admin.Feed{State: "live", Trusted: true, Dropped: 3, Replay: replay}, OK, "1 feed live"},
 		"of a recording":      {admin.Feed{State: "live", Trusted: true, Dropped: 3}, Warn, "replay endpoint is unknown"},
 		"still replaying":     {admin.Feed{State: "replaying", Since: time.Now(), Reason: "batches 3 to 9"}, Skip, "still being brought up to date: batches 3 to 9"},
 		"replays for ever":    {admin.Feed{State: "replaying", Since: time.Now().Add(-time.Hour)}, Fail, "does not trust"},

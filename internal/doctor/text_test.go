@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,8 +47,32 @@ func TestTextIsPrintable(t *testing.T) {
 	m := r.Transfer // a matrix of one cell is not shown
 	m.Prefill, m.Cells = append(m.Prefill, "p1"), append(m.Cells, m.Cells[0])
 	var b strings.Builder
-	if err := Text(&b, &r, true); err != nil {
+	if err := Text(&b, &r); err != nil {
 		t.Fatal(err)
 	}
 	hostile.Check(t, "doctor", b.String())
+}
+
+// TestTextWritesAFindingOnce: what is found of several subjects is one finding with all of
+// them, and of many that are well one is named.
+func TestTextWritesAFindingOnce(t *testing.T) {
+	r := &Report{Verdict: "v"}
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		r.Findings = append(r.Findings, Finding{Check: "reachable", Subject: name, State: OK, Text: "vllm"})
+	}
+	for _, name := range []string{"f", "g", "h"} {
+		r.Findings = append(r.Findings, Finding{Check: "block size", Subject: name, State: Warn, Text: "blocks of 16", Advice: "64"})
+	}
+	var b strings.Builder
+	if err := Text(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(b.String()) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{"v", "", "STATE CHECK SUBJECT FINDING", "OK reachable a vllm", "and 4 more", "WARN block size f blocks of 16", "g -> 64", "h", "8 checks, 0 failed, 0 warnings"}
+	if !slices.Equal(lines, want) {
+		t.Errorf("%q", lines)
+	}
 }

@@ -55,7 +55,7 @@ func TestADeadEngineSpoilsItsOwnPairs(t *testing.T) {
 		t.Errorf("four good pairs make one finding: %v", ok)
 	}
 	var b bytes.Buffer
-	if err := doctor.Text(&b, r, false); err != nil || !strings.Contains(b.String(), "decode-0   OK") {
+	if err := doctor.Text(&b, r); err != nil || !strings.Contains(b.String(), "decode-0   OK") {
 		t.Errorf("%v\n%s", err, b.String())
 	}
 }

@@ -18,7 +18,13 @@ func TestVerdict(t *testing.T) {
 	drains := Finding{Check: "engine", Subject: "decode-1", State: Warn, Text: "draining: it gets no new requests, 0 are in progress"}
 	size := Finding{Check: "block size", Subject: "decode-0", State: Fail, Text: "16 here, 32 there"}
 	events := Finding{Check: "events", Subject: "engines", State: Warn, Text: "fragile"}
+	other, third, none := drains, size, Finding{Check: "engines", Subject: "router", State: Fail, Text: "no usable worker decodes model m"}
+	drains.Advice = "dynctl workers resume decode-1 ends the drain"
+	other.Subject, third.Subject = "decode-2", "decode-3"
 	for want, list := range map[string][]Finding{
+		"decode-1 is draining, so no usable worker decodes model m; dynctl workers resume decode-1 ends the drain":                          {drains, none},
+		"decode-1 and decode-2 are draining, so no usable worker decodes model m; dynctl workers resume decode-1 ends the drain; 1 warning": {drains, other, events, none},
+		"block size of decode-0 and decode-3: 16 here, 32 there; 1 warning":                                                                 {size, third, events},
 		"nothing is wrong": {{State: OK}},
 		"nothing is wrong in what could be examined; 1 check could not be made":                            {{State: OK}, {State: Skip}},
 		"decode-1 is down: connection refused":                                                             {down},

@@ -137,7 +137,7 @@ var rows = []*Row{
 	{Key: "routing.decode_policy", Flag: "decode-policy", At: func(c *Config) any { return &c.Routing.DecodePolicy }, Values: policies, WhatIf: true,
 		Help: "policy for decode ranks, when it differs"},
 	{Key: "routing.threshold", Flag: "routing-threshold", At: func(c *Config) any { return &c.Routing.Threshold }, WhatIf: true,
-		Help: "remote prefill from this many `TOKENS` on, 0 is always remote; auto takes the path that costs less, auto:TOKENS with a threshold for the time before enough is known (2048)"},
+		Help: "remote prefill from this many `TOKENS` on; 0, the default, is always remote; auto takes the path that costs less, and auto:TOKENS decides by TOKENS until enough is known (auto is auto:2048)"},
 	{Key: "routing.threshold_on", Flag: "routing-threshold-on", At: func(c *Config) any { return &c.Routing.ThresholdOn }, Default: string(decide.OnEffISL), Values: []string{string(decide.OnEffISL), string(decide.OnISL)}, WhatIf: true,
 		Help: "what the threshold counts: eff_isl (uncached tokens) or isl (the whole prompt)"},
 	{Key: "routing.objective", Flag: "objective", At: func(c *Config) any { return &c.Routing.Objective }, Default: string(cost.ForGoodput), Values: cost.Aims(),

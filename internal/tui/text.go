@@ -110,7 +110,7 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 			t, x := &r.Derived, &r.Index
 			ttft, itl := feed.Quantiles(r.Traffic.TTFT), feed.Quantiles(r.Traffic.ITL)
 			printable.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated, %d either), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Either, r.Workers.Usable, r.Workers.Ranks)
-			printable.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(float64(r.Traffic.Inflight)), widget.Count(float64(r.Traffic.Queued)), widget.Rate(r.RateWindow.F()))
+			printable.Fprintf(&b, "traffic   %s req/s, in %s tok/s (last %s s), out %s tok/s (mean of recent seconds), active %s, queued %s\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Rate(r.RateWindow.F()), widget.Count(t.CompletionRate.F()), widget.Count(float64(r.Traffic.Inflight)), widget.Count(float64(r.Traffic.Queued)))
 			for i := range r.Queues {
 				printable.Fprintf(&b, "queue     %s\n", r.Queues[i].Text())
 			}

@@ -250,8 +250,8 @@ func wins(objective, winner, where string, c stats.Crossover) string {
 	return text
 }
 
-// Review judges a finished run by the rules of this version: everything but the
-// cells is recomputed from them.
+// Review judges a finished run by the rules of this version: everything but the cells and
+// what the router had learned is recomputed from the cells.
 func Review(res *Result) *Result {
 	if res.Target == nil || len(res.Cells) == 0 {
 		return res
@@ -261,7 +261,7 @@ func Review(res *Result) *Result {
 		cells: res.Cells, warmup: res.Warmup, voided: res.Voided, skipped: res.Skipped,
 	}
 	out := r.analyse(res.Partial)
-	out.Name, out.Version, out.Created, out.Command, out.Target, out.Hardware, out.Simulated = res.Name, res.Version, res.Created, res.Command, res.Target, res.Hardware, res.Simulated
+	out.Name, out.Version, out.Created, out.Command, out.Target, out.Hardware, out.Simulated, out.Learned = res.Name, res.Version, res.Created, res.Command, res.Target, res.Hardware, res.Simulated, res.Learned
 	return out
 }
 

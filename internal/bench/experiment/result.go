@@ -263,8 +263,7 @@ type Result struct {
 	Gates     []Gate          `json:"gates"`
 	Sentence  string          `json:"sentence"`
 	Recommend *Recommendation `json:"recommend"`
-	// Learned are the crossings that the router had learned when the run ended, where its
-	// threshold is auto.
+	// Learned are the crossings that the router had learned when the run ended.
 	Learned  []admin.Crossing `json:"learned_crossings,omitempty"`
 	Cautions []string         `json:"cautions"`
 	Voided   int              `json:"voided_cells"`

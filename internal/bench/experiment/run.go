@@ -54,7 +54,7 @@ type Runner struct {
 	// may be nil.
 	OnEvent func(Event)
 	OnCell  func(CellResult) error
-	// Stop, when it answers true, ends the run after the cell at hand.
+	// Stop, when it answers true, ends the run after the present cell.
 	Stop func() bool
 	// Enter, when set, is called before a cell and may wait. The cell is measured with the
 	// context that it gives, until done; when that ends before the run's, the cell is void,

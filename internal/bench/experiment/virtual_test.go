@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 )
@@ -445,8 +446,9 @@ func TestNoCrossingInRange(t *testing.T) {
 		if got := res.Groups[0].Crossing("ttft"); got.Answer != c.want || res.Recommend != nil || !res.Valid {
 			t.Errorf("%v: %s (valid %v)", c.isl, got.Sentence, res.Valid)
 		}
-		if again := Review(res); again.Sentence != res.Sentence {
-			t.Errorf("judged again: %s, was %s", again.Sentence, res.Sentence)
+		res.Learned = []admin.Crossing{{Running: 8}}
+		if again := Review(res); again.Sentence != res.Sentence || len(again.Learned) != 1 {
+			t.Errorf("judged again: %s, was %s; learned %v", again.Sentence, res.Sentence, again.Learned)
 		}
 	}
 }

@@ -109,6 +109,11 @@ func TestRouterWithoutTheHeader(t *testing.T) {
 // they are estimated alike.
 func TestPreflightEstimates(t *testing.T) {
 	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
+	b.Spec.ISL = []int{100} // one length is sent once: a second prompt like it is cached
+	checks, _, err := b.Preflight(t.Context())
+	if err != nil || len(checks) != 2 || !checks[0].OK || !checks[1].OK {
+		t.Fatal(err, checks)
+	}
 	b.Spec.ISL = []int{64, 2048}
 	checks, seconds, err := b.Preflight(t.Context())
 	if err != nil || len(checks) != 4 {

@@ -130,17 +130,17 @@ func TestTextHasWhatWasLearned(t *testing.T) {
 		{admin.Crossing{Low: &low, Tokens: &low}, "agrees with concurrency 1"},
 		{admin.Crossing{Low: &far, Tokens: &far, High: &farther}, "differs from concurrency 1"},
 		{admin.Crossing{}, "differs from concurrency 1"},
-		{admin.Crossing{Running: 8, Low: &low, Tokens: &high, High: &high}, "8 running"},
+		{admin.Crossing{Running: 8, Low: &low, Tokens: &high, High: &high}, "at 8 running answers"},
 	} {
 		r.Learned = []admin.Crossing{c.learned}
 		var b bytes.Buffer
 		if err := Text(&b, r, TextOptions{Width: 200}); err != nil {
 			t.Fatal(err)
 		}
-		_, out, _ := strings.Cut(b.String(), "learned by auto")
+		_, out, _ := strings.Cut(b.String(), "router learned")
 		out, _, _ = strings.Cut(out, "\n")
-		if !strings.Contains(out, c.learned.Text()) || !strings.Contains(out, c.want) || c.learned.Running > 0 && strings.Contains(out, "concurrency") {
-			t.Errorf("%s: %q", c.learned.Text(), out)
+		if !strings.Contains(out, c.learned.Sentence()) || !strings.Contains(out, c.want) || c.learned.Running > 0 && strings.Contains(out, "concurrency") {
+			t.Errorf("%s: %q", c.learned.Sentence(), out)
 		}
 	}
 }

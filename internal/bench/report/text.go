@@ -219,7 +219,7 @@ func crossings(b *strings.Builder, r *experiment.Result, width int) {
 	}
 	for i := range r.Learned {
 		c := &r.Learned[i]
-		rows = append(rows, []string{"learned by auto", fmt.Sprintf("%d running", c.Running), c.Text() + besides(r, c)})
+		rows = append(rows, []string{"router learned", "expected", c.Sentence() + besides(r, c)})
 	}
 	_ = table.List(b, "    ", width, rows)
 }
@@ -237,9 +237,9 @@ func besides(r *experiment.Result, c *admin.Crossing) string {
 			continue
 		}
 		if c.Low != nil && float64(*c.Low) <= *m.At.High && (c.High == nil || float64(*c.High) >= *m.At.Low) {
-			return "  agrees with concurrency 1"
+			return "; agrees with concurrency 1"
 		}
-		return "  differs from concurrency 1: the intervals are apart"
+		return "; differs from concurrency 1: the intervals are apart"
 	}
 	return ""
 }

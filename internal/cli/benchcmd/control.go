@@ -12,7 +12,7 @@ import (
 )
 
 // runControl is what a person, or a signal, asks of a run under way: to pause
-// before the next cell, to skip the cell at hand, to end.
+// before the next cell, to skip the present cell, to end.
 type runControl struct {
 	cancel context.CancelFunc // ends the run at once
 
@@ -22,10 +22,10 @@ type runControl struct {
 	ending chan struct{} // closed by the first
 	resume chan struct{} // closed when a pause is over; nil without one
 	skip   context.CancelFunc
-	cut    bool // the cell at hand is being skipped
+	cut    bool // the present cell is being skipped
 }
 
-// newRunControl makes the first interrupt end the run after the cell at hand
+// newRunControl makes the first interrupt end the run after the present cell
 // and the second one at once. end must be called.
 func newRunControl(interrupted context.Context, stderr io.Writer) (run context.Context, c *runControl, end func()) {
 	run, cancel := context.WithCancel(context.WithoutCancel(interrupted))
@@ -70,7 +70,7 @@ func (c *runControl) print(format string, a ...any) {
 	say(format, a...)
 }
 
-// stop ends the run after the cell at hand, the second time at once.
+// stop ends the run after the present cell, the second time at once.
 func (c *runControl) stop() {
 	c.mu.Lock()
 	c.asked++
@@ -84,7 +84,7 @@ func (c *runControl) stop() {
 		c.cancel()
 		return
 	}
-	c.print("end     after the cell at hand, what is done is kept; once more: at once")
+	c.print("end     after the present cell, with what is done kept; once more ends it immediately")
 }
 
 // stopped reports whether the run should end.
@@ -117,10 +117,10 @@ func (c *runControl) press(key byte) {
 		case c.asked > 0:
 		case c.resume != nil:
 			c.unpause()
-			text = "go on"
+			text = "continue"
 		default:
 			c.resume = make(chan struct{})
-			if text = "pause   after the cell at hand, until p is pressed again"; c.skip == nil {
+			if text = "pause   after the present cell, until p is pressed again"; c.skip == nil {
 				text = "pause   until p is pressed again"
 			}
 		}

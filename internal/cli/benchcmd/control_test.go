@@ -181,7 +181,7 @@ func TestKeysOfARun(t *testing.T) {
 	at = s.wait(t, at, "pause   ")
 	at = s.wait(t, at, "PAUSED")
 	s.press(t, "p")
-	at = s.wait(t, at, "go on")
+	at = s.wait(t, at, "continue")
 	at = s.wait(t, at, "p pause")
 	at = s.pressUntil(t, "s", "s skip this cell", at, ": void, skipped by hand")
 	s.press(t, "q")

@@ -58,7 +58,7 @@ drained; 2 for wrong flags or an address that is no admin API; 3 when a check fa
 				return cli.AdminError(err)
 			}
 			if output == "table" {
-				err = doctor.Text(cmd.OutOrStdout(), r, false)
+				err = doctor.Text(cmd.OutOrStdout(), r)
 				printable.Fprintf(cmd.ErrOrStderr(), "examined %s\n", t.What)
 			} else {
 				l := cli.Listing{Whole: r, Head: []string{"STATE", "CHECK", "SUBJECT", "TEXT", "ADVICE"}}

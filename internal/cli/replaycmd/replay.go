@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/printable"
@@ -198,9 +200,74 @@ did not see of each other's decisions, and what that cost.`,
 	return cmd
 }
 
+// A way is one of the things that replay does with a trace, in words.
+type way string
+
+const (
+	toPlay     way = "a trace that is only played"
+	toVerify   way = "--verify"
+	toRedecide way = "--what-if"
+	toSimulate way = "a simulation (--policy, --routing-threshold, --fleet and the like)"
+	toTune     way = "--tune"
+	toShow     way = "a recording that is shown (--tui, --admin-listen)"
+)
+
+// way is what the flags ask for.
+func (f *replayFlags) way(cmd *cobra.Command) way {
+	switch {
+	case f.tui || f.listen != "":
+		return toShow
+	case f.tunes:
+		return toTune
+	case f.compare.asked(cmd):
+		return toSimulate
+	case len(f.whatIf) > 0:
+		return toRedecide
+	case f.verify:
+		return toVerify
+	}
+	return toPlay
+}
+
+// readBy are the ways that look at a flag. Those of reading a trace and of the output are for
+// all of them, and all others for simulations.
+var readBy = map[string][]way{
+	"help": nil, "output": nil, "format": nil, "max-bad": nil, "max-line": nil, "quiet": nil,
+	"speed": {toPlay, toVerify, toShow}, "block-size": {toPlay, toVerify, toShow}, "at": {toPlay, toVerify}, "step": {toPlay, toVerify},
+	"from": {toPlay, toVerify, toShow, toSimulate, toTune}, "to": {toPlay, toVerify, toSimulate, toTune},
+	"verify": {toVerify}, "min-match": {toVerify},
+	"what-if": {toRedecide, toSimulate}, "tune": {toTune}, "seeds": {toTune},
+	"tui": {toShow}, "admin-listen": {toShow},
+	"seed": {toRedecide, toSimulate, toTune}, "scrape-interval": {toRedecide, toSimulate, toTune}, "slow-factor": {toRedecide, toSimulate, toTune},
+	"slo-ttft": {toRedecide, toSimulate, toTune}, "slo-itl": {toRedecide, toSimulate, toTune}, "queue-size": {toRedecide, toSimulate, toTune}, "queue-timeout": {toRedecide, toSimulate, toTune},
+}
+
+// idle is an error that names a given flag which the way does not look at.
+func (w way) idle(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(flag *pflag.Flag) {
+		by, listed := readBy[flag.Name]
+		if !listed {
+			by = []way{toSimulate, toTune}
+		}
+		if by == nil || slices.Contains(by, w) {
+			return
+		}
+		names := make([]string, len(by))
+		for i, one := range by {
+			names[i] = string(one)
+		}
+		err = cli.WithCode(cli.ExitUsage, fmt.Errorf("--%s has no effect with %s; it is for %s", flag.Name, w, strings.Join(names, ", ")))
+	})
+	return err
+}
+
 func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 	files, err := f.trace.files(cmd, args)
 	if err != nil {
+		return err
+	}
+	way := f.way(cmd)
+	if err := way.idle(cmd.Flags()); err != nil {
 		return err
 	}
 	var changes []replay.Change
@@ -217,27 +284,21 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--min-match %s: %w", f.minMatch, err))
 		}
 	}
-	if f.tui || f.listen != "" {
+	switch way {
+	case toShow:
 		return f.show(cmd, files)
-	}
-	if f.tunes {
-		return f.tune(cmd, files, changes)
-	}
-	if cmd.Flags().Changed("seeds") {
-		return cli.WithCode(cli.ExitUsage, errors.New("--seeds has no effect without --tune"))
-	}
-	if f.compare.asked(cmd) {
+	case toTune:
+		return f.tune(cmd, files)
+	case toSimulate:
 		return f.simulate(cmd, files, changes)
-	}
-	for _, c := range changes {
-		if c.Constant() {
-			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--what-if %s has no effect on recorded decisions: their cost models have constants of their own. Simulate the requests: --policy kv --set %s", c, c))
+	case toRedecide:
+		for _, c := range changes {
+			if c.Constant() {
+				return cli.WithCode(cli.ExitUsage, fmt.Errorf("--what-if %s has no effect on recorded decisions: their cost models have constants of their own. Simulate the requests: --policy kv --set %s", c, c))
+			}
 		}
-	}
-	if len(changes) > 0 {
 		return f.redecide(cmd, files, changes)
-	}
-	if f.verify {
+	case toVerify:
 		routers, err := files.byRouter()
 		if err != nil {
 			return err
@@ -245,6 +306,7 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 		if routers != nil {
 			return f.verifyRouters(cmd, routers, minMatch)
 		}
+	case toPlay:
 	}
 	return f.play(cmd, files, minMatch)
 }

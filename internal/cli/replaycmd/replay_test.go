@@ -96,7 +96,7 @@ func TestNoSuchLine(t *testing.T) {
 func TestNothingIsIgnoredBesideTheScreen(t *testing.T) {
 	for _, flags := range [][]string{{"--to", "1m"}, {"--at", "3"}, {"--step"}, {"--verify"}, {"--min-match", "1"}, {"--what-if", "threshold=4096"}, {"--tune"}, {"--policy", "kv"}} {
 		code, _, stderr := typed(append([]string{"replay", realRecording, "--tui"}, flags...)...)
-		if code != cli.ExitUsage || !strings.Contains(stderr, "not for a recording that is shown") {
+		if code != cli.ExitUsage || !strings.Contains(stderr, "has no effect with a recording that is shown") {
 			t.Errorf("%s: code %d, %q", flags, code, stderr)
 		}
 	}
@@ -214,8 +214,12 @@ func TestReplayCommand(t *testing.T) {
 		{name: "tune two policies", args: []string{"replay", requests, "--tune", "--fleet", "2a", "--policy", "kv,session"}, code: cli.ExitUsage, stderr: "name one --policy"},
 		{name: "tune what is set", args: []string{"replay", requests, "--tune", "--set", "others=2"}, code: cli.ExitUsage, stderr: "--set others=2: --tune tries several values of it"},
 		{name: "tune once", args: []string{"replay", requests, "--tune", "--seeds", "1"}, code: cli.ExitUsage, stderr: "--seeds 1: want 2 to 100"},
-		{name: "tune and what-if", args: []string{"replay", requests, "--tune", "--what-if", "threshold=1"}, code: cli.ExitUsage, stderr: "--what-if: not with --tune"},
-		{name: "seeds of nothing", args: []string{"replay", requests, "--seeds", "3"}, code: cli.ExitUsage, stderr: "--seeds has no effect without --tune"},
+		{name: "tune and what-if", args: []string{"replay", requests, "--tune", "--what-if", "threshold=1"}, code: cli.ExitUsage, stderr: "--what-if has no effect with --tune"},
+		{name: "seeds of nothing", args: []string{"replay", requests, "--seeds", "3"}, code: cli.ExitUsage, stderr: "--seeds has no effect with a trace that is only played; it is for --tune"},
+		{name: "limits of nothing", args: []string{"replay", realRecording, "--slo-ttft", "1s"}, code: cli.ExitUsage, stderr: "--slo-ttft has no effect with a trace that is only played; it is for --what-if, a simulation"},
+		{name: "a share of no proofs", args: []string{"replay", realRecording, "--policy", "kv", "--min-match", "9%"}, code: cli.ExitUsage, stderr: "--min-match has no effect with a simulation"},
+		{name: "a simulation that is verified", args: []string{"replay", realRecording, "--fleet", "2a", "--verify"}, code: cli.ExitUsage, stderr: "--verify has no effect with a simulation"},
+		{name: "a part of what-if", args: []string{"replay", realRecording, "--what-if", "spread=0", "--to", "1s"}, code: cli.ExitUsage, stderr: "--to has no effect with --what-if; it is for a trace that is only played, --verify"},
 		{name: "a what-if without effect", args: []string{"replay", requests, "--policy", "kv_dynamo", "--what-if", "decode_load=0.5", "--fleet", "2a"}, code: cli.ExitUsage, stderr: "--what-if decode_load=0.5 has no effect"},
 		{name: "a setting that is a flag", args: []string{"replay", requests, "--set", "threshold=4"}, code: cli.ExitUsage, stderr: "--set threshold=4: the rows of a simulation have this by --routing-threshold"},
 		{name: "no such setting", args: []string{"replay", requests, "--set", "moon=1"}, code: cli.ExitUsage, stderr: `--set "moon=1": want KEY=VALUE`},

@@ -26,14 +26,6 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if err := files.again(); err != nil {
 		return err
 	}
-	for _, other := range []string{"to", "at", "step", "verify", "min-match", "what-if", "tune"} {
-		if cmd.Flags().Changed(other) {
-			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--%s is not for a recording that is shown (--tui, --admin-listen)", other))
-		}
-	}
-	if f.compare.asked(cmd) {
-		return cli.WithCode(cli.ExitUsage, errors.New("a simulation is not for a recording that is shown (--tui, --admin-listen)"))
-	}
 	speed, err := parseSpeed(f.speed)
 	if err != nil {
 		return cli.WithCode(cli.ExitUsage, err)

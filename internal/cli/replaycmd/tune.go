@@ -115,10 +115,7 @@ func (f *replayFlags) present() float64 {
 func text(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
 // tune simulates the requests with several values of a setting, and prints how they compare.
-func (f *replayFlags) tune(cmd *cobra.Command, files *traceFiles, changes []replay.Change) error {
-	if len(changes) > 0 {
-		return cli.WithCode(cli.ExitUsage, errors.New("--what-if: not with --tune; --set simulates with another setting"))
-	}
+func (f *replayFlags) tune(cmd *cobra.Command, files *traceFiles) error {
 	src, stat, err := f.requests(cmd, files)
 	if err != nil {
 		return err

@@ -76,7 +76,7 @@ a missing terminal, or an address that is no admin API; 4 when no router answers
 	fl.BoolVar(&f.reverse, "reverse", false, "turn the order of ranks round")
 	fl.StringVar(&f.view, "view", "overview", "first view: overview|workers|radix|decisions|events")
 	fl.DurationVar(&f.rate, "rate", time.Second, "time between two questions to a router")
-	fl.DurationVar(&f.timeout, "timeout", 2*time.Second, "longest wait for an answer (default 15s where there is no screen)")
+	fl.DurationVar(&f.timeout, "timeout", 2*time.Second, "longest wait for an answer; 15s where there is no screen")
 	fl.BoolVar(&f.ascii, "ascii", false, "draw with ASCII only")
 	fl.StringVar(&f.color, "color", "auto", "auto|always|never; auto obeys NO_COLOR and the terminal")
 	fl.StringVar(&f.theme, "theme", theme.Names()[0], "colours: dark|light|mono")
@@ -129,6 +129,11 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		return usage("--timeout %s: must be above 0", f.timeout)
 	}
 	plain := f.once || f.watch > 0 || f.output != "table"
+	for _, name := range []string{"view", "theme"} {
+		if plain && cmd.Flags().Changed(name) {
+			return usage("--%s is for the screen: --once, --watch and -o json write all that they have", name)
+		}
+	}
 	if plain && !cmd.Flags().Changed("timeout") {
 		f.timeout = plainTimeout
 	}

@@ -73,6 +73,8 @@ func TestTopFlags(t *testing.T) {
 		{"both", []string{"--once", "--watch", "1s"}, cli.ExitUsage, "once"},
 		{"profile", []string{"--once", "--profile", "cpu"}, cli.ExitUsage, "--profile is for the engines of --demo"},
 		{"view", []string{"--view", "nosuch"}, cli.ExitUsage, "--view nosuch"},
+		{"view without a screen", []string{"--once", "--view", "radix"}, cli.ExitUsage, "--view is for the screen"},
+		{"theme without a screen", []string{"-o", "json", "--theme", "light"}, cli.ExitUsage, "--theme is for the screen"},
 		{"theme", []string{"--theme", "pink"}, cli.ExitUsage, "--theme pink"},
 		{"color", []string{"--color", "often"}, cli.ExitUsage, "--color often"},
 		{"watch", []string{"--watch", "1ms"}, cli.ExitUsage, "--watch 1ms"},

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/table"
@@ -23,17 +22,6 @@ type Crossing struct {
 
 // Unknown reports whether the interval leaves everything open.
 func (c *Crossing) Unknown() bool { return c.Low != nil && *c.Low == 0 && c.High == nil }
-
-// Text is the crossing with its interval, as in "1200 (900 to 1700)".
-func (c *Crossing) Text() string {
-	text := func(n *int) string {
-		if n == nil {
-			return "never"
-		}
-		return strconv.Itoa(*n)
-	}
-	return fmt.Sprintf("%s (%s to %s)", text(c.Tokens), text(c.Low), text(c.High))
-}
 
 // Sentence is the crossing with the load that it is for, and its interval: "remote from about
 // 1,700 tokens at 8 running answers (1,200 to 2,400)".

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/printable"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
 	"github.com/dynctl/dynctl/internal/table"
 )
@@ -209,7 +210,11 @@ func why(p *decision.Phase) string {
 	}
 	s := fmt.Sprintf("cost %.2f blocks", chosen.Cost)
 	if p.Unit == decision.Milliseconds {
-		s = fmt.Sprintf("expected to cost %.0f ms, %.0f of its own time and %.0f of others'", chosen.Cost, chosen.Own(), chosen.Caused())
+		risk := ""
+		if chosen.Late > 0 {
+			risk = fmt.Sprintf(", %.0f for its risk to miss the SLO", chosen.Late)
+		}
+		s = fmt.Sprintf("expected to cost %.0f ms, %.0f of its own time%s and %.0f of others'", chosen.Cost, chosen.Own()-chosen.Late, risk, chosen.Caused())
 	}
 	switch {
 	case second == nil || p.TieBreak == string(selector.TieRouter):
@@ -219,7 +224,7 @@ func why(p *decision.Phase) string {
 	case p.Tied > 1:
 		return s + ", as " + second.Rank + tie(p)
 	}
-	s += fmt.Sprintf(", %.2f less than %s", p.MarginBlocks, second.Rank)
+	s += fmt.Sprintf(", %s less than %s", figure(p.MarginBlocks), second.Rank)
 	// The largest difference between the two is what decided.
 	best, word := 0.0, ""
 	terms := decision.EachTerm()
@@ -229,6 +234,17 @@ func why(p *decision.Phase) string {
 		}
 	}
 	return s + word
+}
+
+// figure is a difference of costs with the digits that show it: never 0.00.
+func figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 0.01:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.1g", v)
 }
 
 func tie(p *decision.Phase) string {
@@ -332,7 +348,7 @@ func (r *Receipt) legs(b *strings.Builder) {
 		if l.Error != "" {
 			printable.Fprintf(b, "; %s", l.Error)
 		}
-		if l.RetryReason != "" {
+		if l.RetryReason != "" && !strings.Contains(l.Error, l.RetryReason) {
 			printable.Fprintf(b, "; given up: %s", l.RetryReason)
 		}
 		b.WriteByte('\n')
@@ -381,9 +397,24 @@ func (r *Receipt) outcome(b *strings.Builder) {
 	if o.NotContinued != "" {
 		printable.Fprintf(b, "             not continued: %s\n", o.NotContinued)
 	}
-	if o.ErrorCode != "" || o.Error != "" {
-		printable.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(o.Error, "-"))
+	if (o.ErrorCode != "" || o.Error != "") && !(o.Cancelled && o.ErrorCode == string(api.CodeClientClosed)) {
+		printable.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(r.failure(), "-"))
 	}
+}
+
+// failure is the error of the request without what the lines before it say: its code, the
+// reason for its path, and the errors of its legs.
+func (r *Receipt) failure() string {
+	text := strings.TrimPrefix(r.Outcome.Error, r.Outcome.ErrorCode+": ")
+	if r.ReasonText != "" {
+		text = strings.TrimSuffix(text, ": "+r.ReasonText)
+	}
+	for i := range r.Legs {
+		if e := r.Legs[i].Error; e != "" {
+			text = strings.TrimSuffix(text, ": "+e)
+		}
+	}
+	return text
 }
 
 // verdict compares the cached tokens that were predicted with those that the engine found.
@@ -442,11 +473,11 @@ var meanings = map[string]string{
 	"COMPUTE": "ms to compute what is not cached",
 	"MOVE":    "ms to move its KV",
 	"ANSWER":  "ms for its answer",
-	"LATE":    "how likely it misses the SLO, in ms",
+	"LATE":    "its risk to miss the SLO, in ms",
 	"+PAUSE":  "ms that answers there pause for it, together",
 	"+BEHIND": "ms that prompts wait behind it, together",
 	"+SLOWER": "ms that answers there take longer, together",
-	"+LATE":   "how likely others miss the SLO for it, in ms",
+	"+LATE":   "what it adds to the others' risk to miss it, in ms",
 	"+EVICT":  "ms to compute again what leaves the cache for it",
 }
 

@@ -62,6 +62,29 @@ func TestExplainComparesThePaths(t *testing.T) {
 	}
 }
 
+// TestExplainSaysAFailureOnce: the error of a request repeats neither its code, nor the reason
+// of its path, nor the error of a leg; a client that left is no error.
+func TestExplainSaysAFailureOnce(t *testing.T) {
+	const cause = "POST /v1/completions: 500 out of memory"
+	for _, c := range []struct {
+		code, text string
+		cancelled  bool
+		want       string
+	}{
+		{"worker_failed", "worker_failed: d0 failed: " + cause, false, "             error worker_failed: d0 failed\n"},
+		{"no_decode_worker", "no_decode_worker: no worker can take it: eff_isl 800 >= 512", false, "             error no_decode_worker: no worker can take it\n"},
+		{"client_closed", "client_closed: the client closed the connection: " + cause, true, "             the client left before the end\n"},
+	} {
+		r := decided("remote")
+		r.Legs = []LegEntry{{Kind: "decode", Rank: "d0/dp0", Status: 500, Error: cause, RetryReason: "500"}}
+		r.Outcome.Status, r.Outcome.ErrorCode, r.Outcome.Error, r.Outcome.Cancelled = 502, c.code, c.text, c.cancelled
+		text := explained(t, r)
+		if !strings.Contains(text, c.want) || strings.Count(text, cause) != 1 || strings.Count(text, "eff_isl 800") != 1 || strings.Contains(text, "given up") || c.cancelled && strings.Contains(text, "error ") {
+			t.Errorf("%s:\n%s", c.code, text)
+		}
+	}
+}
+
 // TestExplainVerdict: predicted and found tokens are compared once.
 func TestExplainVerdict(t *testing.T) {
 	for found, want := range map[int]string{
@@ -100,7 +123,7 @@ func TestExplainsTimes(t *testing.T) {
 	slow.Wait, slow.Compute, slow.Answer, slow.Slower, slow.Cost = 20, 40, 1600, 350, 2010
 	text := explained(t, r)
 	for _, want := range []string{
-		"d0/dp0 by kv: expected to cost 1700 ms, 1600 of its own time and 100 of others', 310.00 less than d1/dp0: it slows answers there less",
+		"d0/dp0 by kv: expected to cost 1700 ms, 1600 of its own time and 100 of others', 310 less than d1/dp0: it slows answers there less",
 		"WAIT", "COMPUTE", "ANSWER", "+SLOWER", "1500.0", "ms that answers there take longer, together",
 	} {
 		if !strings.Contains(text, want) {
@@ -109,6 +132,17 @@ func TestExplainsTimes(t *testing.T) {
 	}
 	if strings.Contains(text, "CREDIT") || strings.Contains(text, "blocks decoding") {
 		t.Errorf("blocks among times:\n%s", text)
+	}
+	// A risk is no time.
+	fast.Late = 40
+	if text, want := explained(t, r), "1600 of its own time, 40 for its risk to miss the SLO and 100 of others'"; !strings.Contains(text, want) {
+		t.Errorf("no %q in\n%s", want, text)
+	}
+	fast.Late = 0
+	// A small difference keeps its digits.
+	r.Decode.MarginBlocks = 0.004
+	if text := explained(t, r); !strings.Contains(text, ", 0.004 less than d1/dp0") {
+		t.Errorf("a small difference:\n%s", text)
 	}
 	// As near as that they are equal, and a tie is broken.
 	r.Decode.MarginBlocks, r.Decode.Tied, r.Decode.TieBreak, slow.Cost = -3, 2, "overlap", 1697

@@ -134,7 +134,7 @@ func TestGolden(t *testing.T) {
 		r.Note("decode-2 refused; decode-1 took over")
 	})
 	local.Finish(func(r *Receipt) {
-		r.Outcome.Status, r.Outcome.ErrorCode, r.Outcome.Error, r.Outcome.Cancelled = 499, "client_gone", "the client left", true
+		r.Outcome.Status, r.Outcome.ErrorCode, r.Outcome.Error, r.Outcome.Cancelled = 499, "client_closed", "client_closed: the client closed the connection: connection refused", true
 	})
 	none := ring.Begin(at)
 	none.Finish(func(r *Receipt) {

@@ -76,7 +76,7 @@ var terms = []Term{
 	{Title: "DECODE", At: func(t *Terms) *float64 { return &t.Decode }, Why: func(c, than *Candidate) string {
 		return fmt.Sprintf("%d fewer blocks decoding", than.DecodeBlocks-c.DecodeBlocks)
 	}},
-	{Title: "SPREAD", At: func(t *Terms) *float64 { return &t.Spread }, Why: func(_, _ *Candidate) string { return "less new work of late" }},
+	{Title: "SPREAD", At: func(t *Terms) *float64 { return &t.Spread }, Why: func(_, _ *Candidate) string { return "less new work recently" }},
 	{Title: "REQS", At: func(t *Terms) *float64 { return &t.Request }, Why: func(_, _ *Candidate) string { return "fewer requests" }},
 	{Title: "STALL", Rare: true, At: func(t *Terms) *float64 { return &t.Stall }, Why: func(c, than *Candidate) string {
 		if n := than.ActiveRequests - c.ActiveRequests; n > 0 {
