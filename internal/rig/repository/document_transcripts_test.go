@@ -265,7 +265,9 @@ func TestDocumentTranscripts(t *testing.T) {
 		out = longTime.ReplaceAllString(out, "$1 ")
 		var got []string
 		for l := range strings.Lines(strings.TrimRight(out, "\n")) {
-			got = append(got, strings.TrimRight(l, " \n"))
+			if !strings.HasPrefix(l, "still examining ") { // only a slow machine shows that
+				got = append(got, strings.TrimRight(l, " \n"))
+			}
 		}
 		got = cut(got, x.shown)
 		exact := strings.Contains(x.typed, "explain")
