@@ -59,6 +59,12 @@ type flagGroup struct {
 	flags *pflag.FlagSet
 }
 
+// Given are the names of the flags that a command line has, by name.
+func Given(cmd *cobra.Command) (names []string) {
+	cmd.Flags().Visit(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return names
+}
+
 func flagGroups(all *pflag.FlagSet, everyday []string) []flagGroup {
 	groups := []flagGroup{{title: "Everyday flags"}, {title: "Other flags"}}
 	at, shown := map[string]int{"": 1}, map[string]bool{}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/printable"
@@ -243,22 +242,22 @@ var readBy = map[string][]way{
 }
 
 // idle is an error that names a given flag which the way does not look at.
-func (w way) idle(flags *pflag.FlagSet) (err error) {
-	flags.Visit(func(flag *pflag.Flag) {
-		by, listed := readBy[flag.Name]
+func (w way) idle(cmd *cobra.Command) error {
+	for _, name := range cli.Given(cmd) {
+		by, listed := readBy[name]
 		if !listed {
 			by = []way{toSimulate, toTune}
 		}
 		if by == nil || slices.Contains(by, w) {
-			return
+			continue
 		}
 		names := make([]string, len(by))
 		for i, one := range by {
 			names[i] = string(one)
 		}
-		err = cli.WithCode(cli.ExitUsage, fmt.Errorf("--%s has no effect with %s; it is for %s", flag.Name, w, strings.Join(names, ", ")))
-	})
-	return err
+		return cli.WithCode(cli.ExitUsage, fmt.Errorf("--%s has no effect with %s; it is for %s", name, w, strings.Join(names, ", ")))
+	}
+	return nil
 }
 
 func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
@@ -267,7 +266,7 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	way := f.way(cmd)
-	if err := way.idle(cmd.Flags()); err != nil {
+	if err := way.idle(cmd); err != nil {
 		return err
 	}
 	var changes []replay.Change
