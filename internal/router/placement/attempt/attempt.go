@@ -180,17 +180,20 @@ func (h *History) Banned(w *workers.State, p route.Phase) (why string, ok bool) 
 // Stay returns the worker that the next attempt of a phase stays on; ok is false if it may
 // be any.
 func (h *History) Stay(p route.Phase) (s Stay, ok bool) {
-	i := slices.IndexFunc(h.Stays, func(s Stay) bool { return s.Phase == p })
-	if i < 0 {
-		return Stay{}, false
+	for i := range h.Stays {
+		if h.Stays[i].Phase == p {
+			return h.Stays[i], true
+		}
 	}
-	return h.Stays[i], true
+	return Stay{}, false
 }
 
 // Elsewhere returns why a phase must use another worker than w, or "".
 func (h *History) Elsewhere(w *workers.State, p route.Phase) string {
-	if s, ok := h.Stay(p); ok && s.Worker != w {
-		return s.Why
+	for i := range h.Stays { // a phase has one at most
+		if s := &h.Stays[i]; s.Phase == p && s.Worker != w {
+			return s.Why
+		}
 	}
 	return ""
 }

@@ -82,7 +82,7 @@ func rankTimes(in *Input, out *Ranking) {
 		}
 	}
 	equal := in.Pricing.Model.Equal(best)
-	order(out.Order, in.sorted(), func(a, b int) int { c, _ := compareTimes(in, equal, a, b); return c })
+	order(out.Order, in.sorted(), func(a, b int) int { return compareTimes(in, equal, a, b) })
 	for _, i := range out.Order {
 		if in.Candidates[i].Cost <= equal {
 			out.Tied++
@@ -92,18 +92,21 @@ func rankTimes(in *Input, out *Ranking) {
 	case in.Weights.Temperature > 0:
 		sample(in, out)
 	case out.Tied > 1:
-		_, out.TieBreak = compareTimes(in, equal, out.Order[0], out.Order[1])
+		_, out.TieBreak = compareTies(in, out.Order[0], out.Order[1])
 	}
 }
 
 // compareTimes is the order of policy kv by times, of which those up to equal are.
-func compareTimes(in *Input, equal float64, a, b int) (int, TieBreak) {
+func compareTimes(in *Input, equal float64, a, b int) int {
 	x, y := &in.Candidates[a], &in.Candidates[b]
-	if x.Cost <= equal && y.Cost <= equal {
-		return compareTies(in, a, b)
+	switch {
+	case x.Cost < y.Cost && y.Cost > equal: // nearly always this or the next
+		return -1
+	case y.Cost < x.Cost && x.Cost > equal:
+		return 1
+	case x.Cost <= equal && y.Cost <= equal:
+		c, _ := compareTies(in, a, b)
+		return c
 	}
-	if c := compareCost(x, y); c != 0 {
-		return c, TieNone
-	}
-	return cmp.Compare(x.Rank, y.Rank), TieNone
+	return cmp.Or(cmp.Compare(x.Cost, y.Cost), cmp.Compare(x.Rank, y.Rank))
 }
