@@ -10,7 +10,9 @@ package rawjson
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"math/bits"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -36,8 +38,8 @@ type Walker struct {
 func Walk(b []byte) Walker { return Walker{b: b} }
 
 func (w *Walker) space() {
-	for w.i < len(w.b) && (w.b[w.i] == ' ' || w.b[w.i] == '\n' || w.b[w.i] == '\r' || w.b[w.i] == '\t') {
-		w.i++
+	if w.i < len(w.b) && w.b[w.i] <= ' ' {
+		w.i = Space(w.b, w.i)
 	}
 }
 
@@ -46,12 +48,15 @@ func (w *Walker) At(c byte) bool { return w.i < len(w.b) && w.b[w.i] == c }
 
 // pass goes over c and the white space after it, or else to the end.
 func (w *Walker) pass(c byte) bool {
-	if !w.At(c) {
-		w.i = len(w.b)
+	b, i := w.b, w.i
+	if i >= len(b) || b[i] != c {
+		w.i = len(b)
 		return false
 	}
-	w.i++
-	w.space()
+	if i++; i < len(b) && b[i] <= ' ' {
+		i = Space(b, i)
+	}
+	w.i = i
 	return true
 }
 
@@ -63,6 +68,10 @@ func (w *Walker) Open(bracket byte) bool {
 
 // Next steps to the next member or element and reports whether there is one.
 func (w *Walker) Next() bool {
+	if i := w.i + 1; i < len(w.b) && w.b[i-1] == ',' && w.b[i] > ' ' {
+		w.i = i
+		return true
+	}
 	w.space()
 	return w.At(',') && w.pass(',') && w.i < len(w.b)
 }
@@ -79,80 +88,118 @@ func (w *Walker) Key() []byte {
 		return nil
 	}
 	k := w.text()
+	if i := w.i + 1; i < len(w.b) && w.b[i-1] == ':' && w.b[i] > ' ' {
+		w.i = i
+		return k
+	}
 	if w.space(); !w.pass(':') {
 		return nil
 	}
 	return k
 }
 
-// short is how long a string is that is read byte by byte.
-const short = 16
+// short is how long a string is that is read in words.
+const short = 32
 
 // text passes over a string and returns what is between its quotes; nil if it is
 // not closed.
 func (w *Walker) text() []byte {
-	start := w.i + 1
-	// Most are short: a look at each byte costs less than a search that is called.
-	for k, c := range w.b[start:min(start+short, len(w.b))] {
-		if c == '\\' {
-			break
-		}
-		if c == '"' {
-			w.i = start + k + 1
-			return w.b[start : start+k : start+k]
+	b, start := w.b, w.i+1
+	// Most are short: a look at each word costs less than a search that is called.
+	for k := start; k < start+short && k+8 <= len(b); k += 8 {
+		if m := interrupts(binary.LittleEndian.Uint64(b[k:])); m != 0 {
+			k += bits.TrailingZeros64(m) >> 3
+			if b[k] == '\\' {
+				break
+			}
+			w.i = k + 1
+			return b[start:k:k]
 		}
 	}
-	for k := start; k < len(w.b); {
-		q := bytes.IndexByte(w.b[k:], '"')
+	for k := start; k < len(b); {
+		q := bytes.IndexByte(b[k:], '"')
 		if q < 0 {
 			break
 		}
 		k += q
 		n := k
-		for n > start && w.b[n-1] == '\\' {
+		for n > start && b[n-1] == '\\' {
 			n--
 		}
 		k++
 		if (k-1-n)%2 == 0 {
 			w.i = k
-			return w.b[start : k-1 : k-1]
+			return b[start : k-1 : k-1]
 		}
 	}
-	w.i, w.cut = len(w.b), true
+	w.i, w.cut = len(b), true
 	return nil
 }
+
+// scalar marks the bytes that end or interrupt a number or a literal.
+var scalar = [256]bool{'"': true, '{': true, '[': true, '}': true, ']': true, ',': true, ':': true, ' ': true, '\n': true, '\r': true, '\t': true}
 
 // Value passes over any value and returns it, or as much of it as there is; it is
 // empty for none.
 func (w *Walker) Value() []byte {
-	start, depth := w.i, 0
-	for w.i < len(w.b) {
-		switch w.b[w.i] {
+	b, start := w.b, w.i
+	k := start
+	for k < len(b) && !scalar[b[k]] {
+		k++
+	}
+	if w.i = k; k < len(b) {
+		switch b[k] {
 		case '"':
 			w.text()
-			if depth == 0 {
-				return w.b[start:w.i]
+		case '{', '[':
+			w.nested()
+		}
+	}
+	return b[start:w.i]
+}
+
+// nested passes over an object or an array, or goes to the end.
+func (w *Walker) nested() {
+	b, depth := w.b, 0
+	for w.i < len(b) {
+		if w.i+8 <= len(b) {
+			m := brackets(binary.LittleEndian.Uint64(b[w.i:]))
+			if m == 0 {
+				w.i += 8
+				continue
 			}
+			w.i += bits.TrailingZeros64(m) >> 3
+		}
+		switch b[w.i] {
+		case '"':
+			w.text()
 			continue
 		case '{', '[':
 			depth++
 		case '}', ']':
-			if depth--; depth < 0 { // the end of what is around a scalar
-				return w.b[start:w.i]
-			}
-			if depth == 0 {
+			if depth--; depth == 0 {
 				w.i++
-				return w.b[start:w.i]
-			}
-		case ',', ':', ' ', '\n', '\r', '\t':
-			if depth == 0 {
-				return w.b[start:w.i]
+				return
 			}
 		}
 		w.i++
 	}
-	w.cut = w.cut || depth > 0
-	return w.b[start:]
+	w.cut = true
+}
+
+// interrupts sets the high bit of each byte of x that is a quote or a backslash, as [special]
+// does.
+func interrupts(x uint64) uint64 {
+	q, e := x^ones*'"', x^ones*'\\'
+	return ((q-ones)&^q | (e-ones)&^e) & highs
+}
+
+// brackets sets the high bit of each byte of x that is a quote or a bracket of an object or an
+// array, as [special] does.
+func brackets(x uint64) uint64 {
+	q, t := x^ones*'"', x|ones*0x20 // [ and ] become { and }
+	open, shut := t^ones*'{', t^ones*'}'
+	return ((q-ones)&^q | (open-ones)&^open | (shut-ones)&^shut) & highs
 }
 
 // Object calls f for each member of the object b, in order, until f returns

@@ -105,3 +105,54 @@ func TestWalkerNeverReadsBeyond(t *testing.T) {
 		}
 	}
 }
+
+// stepped is Value, read byte by byte.
+func stepped(b []byte) (end int, cut bool) {
+	depth := 0
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case c == '"':
+			for i++; i < len(b) && b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+			if i >= len(b) {
+				return len(b), true
+			}
+			if depth == 0 {
+				return i + 1, false
+			}
+		case c == '{' || c == '[':
+			depth++
+		case c == '}' || c == ']':
+			if depth == 0 {
+				return i, false
+			}
+			if depth--; depth == 0 {
+				return i + 1, false
+			}
+		case depth == 0 && bytes.IndexByte([]byte(",: \n\r\t"), c) >= 0:
+			return i, false
+		}
+	}
+	return len(b), depth > 0
+}
+
+// FuzzSkip: a value that is passed over in words ends where it ends byte by byte.
+func FuzzSkip(f *testing.F) {
+	for _, text := range []string{
+		`{"a": [1, {"b\"": "x]"}], "long": "a text of more than 32 bytes with \\\" and }", "c":"d\\"} `,
+		`[[1000001,1000002,1000003],[7]],`, `"not closed \"`, `[[{]}"`, `12"a",`, `-1.5e3]`, "\x00\x80[\xdb\x5a\xfd]", `"1234567\"9"`, `[{"12345678":"]"}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		w := Walk(b)
+		got := w.Value()
+		end, cut := stepped(b)
+		if len(got) != end || w.i != end || w.cut != cut {
+			t.Fatalf("%q: ends at %d (cut: %v), want %d (%v)", b, w.i, w.cut, end, cut)
+		}
+	})
+}

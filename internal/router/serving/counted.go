@@ -4,7 +4,6 @@ import (
 	"io"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 )
 
@@ -17,10 +16,13 @@ func counted(c *Call, t *disagg.Transfer, a *Answer) *Answer {
 		a.Body = &countedBody{Body: a.Body, c: c, t: t}
 	case a.Whole != nil:
 		var u disagg.Usage
-		body := u.Pass(a.Whole, prefillCached(c, t))
+		cached := prefillCached(c, t)
+		body := u.Pass(a.Whole, cached)
 		if body = append(body, u.Rest()...); u.Replaced {
 			a.Whole = body
-			c.Record.Answer.Learn(sse.Inspect(body))
+			if c.Record.Answer.Cached >= 0 {
+				c.Record.Answer.Cached = cached
+			}
 			c.Record.Answer.FromPrefill, c.Record.Answer.Decode = true, u.Own
 		}
 	}

@@ -302,10 +302,8 @@ func readParams(t *Transfer, a *answer) (*params, error) {
 	p := &params{report: t.dispatch.Check == workers.TransferReport}
 	for key, v := range a.params.Members() {
 		p.count++
-		for i, name := range fieldNames {
-			if string(key) == name {
-				p.m[i] = v
-			}
+		if i := slices.Index(fieldNames[:], string(key)); i >= 0 {
+			p.m[i] = v
 		}
 	}
 	if p.count == 0 {
@@ -437,11 +435,11 @@ func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 	} else if w := d.Prefill.Worker; w != nil {
 		size = w.BlockSize
 	}
-	first := list.Get("0")
-	if !first.Exists() {
+	first := rawjson.Walk(list)
+	if !first.Open('[') {
 		return bad("empty")
 	}
-	flat := !rawjson.IsArray(first)
+	flat := !first.At('[')
 	if flat {
 		for _, k := range [...]int{fieldMode, fieldPP, fieldDCP, fieldPCP, fieldBlockSize} {
 			if p.m[k].Exists() {
@@ -578,7 +576,12 @@ func (p *params) name(field int) string {
 
 // printable reports whether a text is valid and without control characters.
 func printable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] == 0x7f {
+			return false
+		}
+	}
+	return utf8.ValidString(s)
 }
 
 // port is a member that must be there.

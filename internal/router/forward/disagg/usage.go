@@ -12,7 +12,8 @@ import (
 // byte, and holds back no more than a usage whose end has not come. The zero value is ready
 // for use.
 type Usage struct {
-	// Replaced says that a count was replaced, and Own is the decode engine's newest one.
+	// Replaced says that the prefill's count stands in a usage, and Own is the decode engine's
+	// newest one.
 	Replaced bool
 	Own      int
 
@@ -54,11 +55,12 @@ func (u *Usage) Pass(p []byte, cached int) []byte {
 		}
 		from, to = at+from, at+to
 		if count, own, ok := recount(p[from:to], cached); ok {
-			if !changed {
-				changed, u.out = true, u.out[:0]
+			if u.Replaced, u.Own = true, own; own != cached {
+				if !changed {
+					changed, u.out = true, u.out[:0]
+				}
+				u.out, sent = append(append(u.out, p[sent:from]...), count...), to
 			}
-			u.out = append(append(u.out, p[sent:from]...), count...)
-			u.Replaced, u.Own, sent = true, own, to
 		}
 		at = to
 	}
@@ -74,9 +76,10 @@ func (u *Usage) Rest() []byte { return u.held }
 
 // beginning is the size of the part of a usage's name that p ends with.
 func beginning(p []byte) int {
-	for n := min(len(usageName)-1, len(p)); n > 0; n-- {
-		if string(p[len(p)-n:]) == usageName[:n] {
-			return n
+	p = p[max(0, len(p)-len(usageName)+1):]
+	for i, c := range p {
+		if c == usageName[0] && string(p[i:]) == usageName[:len(p)-i] {
+			return len(p) - i
 		}
 	}
 	return 0
@@ -139,17 +142,22 @@ func recount(usage rawjson.Value, cached int) (_ []byte, own int, ok bool) {
 	if cached < 0 || prompt < 0 || !counts {
 		return nil, 0, false
 	}
-	count := strconv.Itoa(cached)
 	if read >= 0 {
 		rest := prompt + read - cached // neither read from the cache nor written to it
 		if rest < 0 {
 			return nil, 0, false
 		}
-		out := rawjson.Put(usage, "cache_read_input_tokens", []byte(count))
+		if read == cached {
+			return usage, read, true
+		}
+		out := rawjson.Put(usage, "cache_read_input_tokens", []byte(strconv.Itoa(cached)))
 		return rawjson.Put(out, "input_tokens", []byte(strconv.Itoa(rest))), read, true
 	}
 	if path == "" || cached > prompt {
 		return nil, 0, false
 	}
-	return rawjson.Put(usage, path, []byte(count)), own, true
+	if own == cached {
+		return usage, own, true
+	}
+	return rawjson.Put(usage, path, []byte(strconv.Itoa(cached))), own, true
 }

@@ -26,6 +26,8 @@ func TestUsage(t *testing.T) {
 		"twice":       {`{"usage":{"input_tokens":4,"output_tokens":1,"cache_read_input_tokens":1020}} {"usage":{"input_tokens":4,"output_tokens":2,"cache_read_input_tokens":1020}}`, `{"usage":{"input_tokens":384,"output_tokens":1,"cache_read_input_tokens":640}} {"usage":{"input_tokens":384,"output_tokens":2,"cache_read_input_tokens":640}}`, 1020},
 		"written":     {`{"usage":{"cache_creation_input_tokens":30,"input_tokens":900,"output_tokens":1,"cache_read_input_tokens":0}}`, `{"usage":{"cache_creation_input_tokens":30,"input_tokens":260,"output_tokens":1,"cache_read_input_tokens":640}}`, 0},
 		"responses":   {`{"response":{"usage":{"input_tokens":1024,"output_tokens":4,"input_tokens_details":{"cached_tokens":1023}}}}`, `{"response":{"usage":{"input_tokens":1024,"output_tokens":4,"input_tokens_details":{"cached_tokens":640}}}}`, 1023},
+		"equal":       {`{"usage":{"prompt_tokens":1024,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":640}},"z":1}`, `{"usage":{"prompt_tokens":1024,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":640}},"z":1}`, 640},
+		"equal read":  {`{"usage":{"input_tokens":384,"output_tokens":1,"cache_read_input_tokens":640}}`, `{"usage":{"input_tokens":384,"output_tokens":1,"cache_read_input_tokens":640}}`, 640},
 		"no details":  {in: `{"usage":{"prompt_tokens":1024,"completion_tokens":4,"prompt_tokens_details":null}}`, own: -1},
 		"too short":   {in: `{"usage":{"prompt_tokens":639,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":3}}}`, own: -1},
 		"short rest":  {in: `{"usage":{"input_tokens":600,"output_tokens":4,"cache_read_input_tokens":39}}`, own: -1},

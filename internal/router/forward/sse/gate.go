@@ -78,10 +78,12 @@ func (g *Gate) ended(p []byte) int {
 		}
 		return p[i]
 	}
-	n := bytes.LastIndex(p, []byte("\r\r")) + 2
-	if n < 2 {
-		if n = 0; p[0] == '\r' && at(-1) == '\r' {
-			n = 1
+	n := 0
+	if bytes.IndexByte(p, '\r') >= 0 { // few streams have one, and LastIndex reads slowly
+		if n = bytes.LastIndex(p, []byte("\r\r")) + 2; n < 2 {
+			if n = 0; p[0] == '\r' && at(-1) == '\r' {
+				n = 1
+			}
 		}
 	}
 	for i := len(p); i > n; {
