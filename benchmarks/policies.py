@@ -22,8 +22,10 @@ import math
 import os
 import pathlib
 import random
+import re
 import shlex
 import shutil
+import socket
 import statistics
 import struct
 import subprocess
@@ -69,9 +71,9 @@ def requests(seconds, rate, seed):
     return [(at * seconds / out[-1][0], blocks, answer) for at, blocks, answer in out]
 
 
-def write_trace(file, args, number):
+def write_trace(file, args, number, rate, seconds):
     lines = [{"schema": "dynctl.trace/v2", "source": "benchmarks/policies.py", "start": "1970-01-01T00:00:00Z"}]
-    for at, blocks, answer in requests(args.seconds, args.rate, args.seed + number):
+    for at, blocks, answer in requests(seconds, rate, args.seed + number):
         lines.append({
             "kind": "request", "t_us": int(at * 1e6), "isl_tokens": len(blocks) * BLOCK, "osl_tokens": answer, "block_size_tokens": BLOCK,
             "ids": "local", "blocks": base64.b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode(),
@@ -86,7 +88,11 @@ class Fleet(routers.Stand):
         self.run = pathlib.Path(tempfile.mkdtemp(prefix="policies-"))
         self.processes, self.values, self.env, self.key = [], {}, None, ""
         self.spec, self.dynctl, self.args, self.router = spec, dynctl, args, None
-        self.real = False
+        self.names = []  # of real engines
+        for port in range(FIRST, FIRST + sum(map(int, re.findall(r"\d+", spec)))):
+            with socket.socket() as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                s.bind(("127.0.0.1", port))  # what listens there already would be measured
         try:
             if args.sim:
                 sim = spec if "p" in spec else spec.replace("d", "a")
@@ -99,8 +105,8 @@ class Fleet(routers.Stand):
                 self.pids = [self.processes[0].pid]
             else:
                 line = [*BEHIND, *ENGINES, "up", spec, "--port", str(FIRST), "--model", args.model, "--kv-blocks", str(args.kv_blocks), "--timeout", "1500"]
-                self.real = True
                 engines = json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE).stdout)
+                self.names = [e["name"] for e in engines]
                 urls = [e["url"] for e in engines]
                 roles = [{"aggregated": "worker"}.get(e["role"], e["role"]) for e in engines]
                 self.pids = [e["pid"] for e in engines]
@@ -136,7 +142,7 @@ class Fleet(routers.Stand):
             with urllib.request.urlopen(f"http://127.0.0.1:{ADMIN}/metrics", timeout=5) as page:
                 known = [line.rpartition(" ")[2] for line in page.read().decode().splitlines() if line.startswith("dynctl_routing_times_known{")]
             return {
-                "requests": m["requests"] + m["failed"], "good": m["good"], "failed": m["failed"], "ttft_p50_ms": m["ttft"]["p50_ms"], "tpot_p50_ms": m["tpot"]["p50_ms"],
+                "policy": policy, "requests": m["requests"] + m["failed"], "good": m["good"], "failed": m["failed"], "ttft_p50_ms": m["ttft"]["p50_ms"], "tpot_p50_ms": m["tpot"]["p50_ms"],
                 "e2e_p50_ms": m["e2e"]["p50_ms"], "hit": m["cache_hit_share"], "starved": not result["client_gate"]["passed"], "gate": result["client_gate"]["text"],
                 "others": others, "times_known": bool(known) and known[0] == "1",
             }
@@ -147,18 +153,48 @@ class Fleet(routers.Stand):
 
     def close(self, keep=False):
         super().close(keep)
-        if self.real:
-            subprocess.run([*ENGINES, "down"], check=False)
+        if self.names:
+            subprocess.run([*ENGINES, "down", *self.names], check=False)
 
 
 def settings(args):
     """What runs must have in common to be compared."""
-    return {"sim": args.sim, "seconds": args.seconds, "rate": args.rate, "slo": args.slo, "threshold": args.threshold, "seed": args.seed,
+    return {"sim": args.sim, "seconds": args.seconds, "rate": args.rate, "good": args.good, "slo": args.slo, "threshold": args.threshold, "seed": args.seed,
             "serve": args.serve} | ({"sim_options": args.sim_options} if args.sim else {"model": args.model, "kv_blocks": args.kv_blocks})
 
 
-def kept(args):
-    return [r for r in routers.runs(args.out) if r["settings"] == settings(args)]
+def kept(args, what="policy"):
+    return [r for r in routers.runs(args.out) if what in r and r["settings"] == settings(args)]
+
+
+def keep(args, row):
+    with args.out.open("a") as f:
+        f.write(json.dumps(row | {"settings": settings(args)}) + "\n")
+
+
+def pace(fleet, trace, args):
+    """Requests a second of a fleet: those that --rate says, or at which the last policy has --good
+    of them good. Warms the engines up."""
+    def good(rate):
+        write_trace(trace, args, 1000, rate, args.search)
+        row = fleet.measure(args.policy[-1], trace)
+        print(f"{fleet.spec}, {rate:.2f} requests a second, {line(row)}", flush=True)
+        return row["good"] / max(1, row["requests"])
+
+    found = [r["pace"] for r in kept(args, "pace") if r["fleet"] == fleet.spec]
+    rate = float(args.rate or (found[0] if found else 1))
+    good(rate)  # what engines do for the first time is slow
+    if args.rate or found:
+        return rate
+    below = good(rate)
+    while below >= args.good and rate < 100:
+        rate, above = rate * 1.4, below
+        below = good(rate)
+        if below < args.good:  # between these two
+            rate /= 1.4 ** ((args.good - below) / (above - below))
+    keep(args, {"fleet": fleet.spec, "pace": rate})
+    print(f"{fleet.spec}: {rate:.2f} requests a second", flush=True)
+    return rate
 
 
 def run(args):
@@ -170,7 +206,7 @@ def run(args):
         for policy in args.policy[number % len(args.policy):] + args.policy[:number % len(args.policy)]
         if (fleet, number, policy) not in done
     ]
-    print(f"{len(todo)} runs of {args.seconds} s, about {len(todo) * (args.seconds + 8) / 60:.0f} minutes with real engines' start; {len(done)} are in {args.out}", flush=True)
+    print(f"{len(todo)} runs of {args.seconds} s, about {len(todo) * (args.seconds + 5) / 60:.0f} minutes, and a few for the start of each fleet; {len(done)} are in {args.out}", flush=True)
     began, took, fleet = time.monotonic(), [], None
     try:
         for i, (spec, number, policy) in enumerate(todo):
@@ -180,14 +216,12 @@ def run(args):
                 fleet = None
                 fleet = Fleet(spec, dynctl, args)
                 trace = fleet.run / "trace.jsonl"
-                write_trace(trace, args, -1)
-                fleet.measure(policy, trace)  # what engines do the first time is not counted
-            write_trace(trace, args, number)
+                rate = pace(fleet, trace, args)
+            write_trace(trace, args, number, rate, args.seconds)
             start = time.monotonic()
-            row = {"fleet": spec, "round": number, "policy": policy} | fleet.measure(policy, trace) | {"settings": settings(args)}
+            row = {"fleet": spec, "round": number, "rate": rate} | fleet.measure(policy, trace)
             took.append(time.monotonic() - start)
-            with args.out.open("a") as f:
-                f.write(json.dumps(row) + "\n")
+            keep(args, row)
             left = statistics.mean(took) * (len(todo) - i - 1) / 60
             print(f"{spec}, round {number + 1}, {line(row)}; {left:.0f} minutes left", flush=True)
     finally:
@@ -246,7 +280,7 @@ def table(args):
             print(f"  These rounds cannot tell differences under {max(widths):.0%}.")
         good = [r["good"] / max(1, r["requests"]) for r in rows if r["fleet"] == fleet and counts(r, args)]
         if good and not 0.3 <= statistics.mean(good) <= 0.95:
-            print(f"  {statistics.mean(good):.0%} of the requests were good: at {'a lower' if statistics.mean(good) < 0.3 else 'a higher'} --rate policies differ more.")
+            print(f"  {statistics.mean(good):.0%} of the requests were good: at a {'lower' if statistics.mean(good) < 0.3 else 'higher'} --rate policies differ more.")
         if fleet == "1p1d":
             print("  With one rank in each phase policies choose the same ranks: what differs is the path alone.")
     if not args.sim:
@@ -265,8 +299,10 @@ def main():
     p.add_argument("command", choices=["run", "table", "trace"])
     p.add_argument("--rounds", type=int, choices=STUDENT, metavar="N", default=5, help="rounds, 2 to 10 (default %(default)s)")
     p.add_argument("--seconds", type=int, default=120, help="length of a run (default %(default)s)")
-    p.add_argument("--rate", type=float, default=2.0, help="requests a second, on average (default %(default)s)")
-    p.add_argument("--slo", type=slo, default="ttft=2s,tpot=100ms", help="what a good request keeps to, as ttft=2s,tpot=100ms (default %(default)s)")
+    p.add_argument("--rate", type=float, help="requests a second; without it the pace is found for each fleet first")
+    p.add_argument("--good", type=float, default=0.85, help="share of good requests that the last policy has at the pace that is found (default %(default)s)")
+    p.add_argument("--search", type=int, default=30, help="seconds of a run that looks for the pace (default %(default)s)")
+    p.add_argument("--slo", type=slo, default="ttft=1500ms,tpot=50ms", help="what a good request keeps to, as ttft=2s,tpot=100ms (default ttft=1500ms,tpot=50ms)")
     p.add_argument("--fleet", type=names, default="1p1d,2d", help="fleets, one after the other (default %(default)s)")
     p.add_argument("--policy", type=names, default="kv,kv_dynamo,least_loaded", help="policies; the first is compared with each other one (default %(default)s)")
     p.add_argument("--threshold", default="auto", help="routing.threshold (default %(default)s)")
@@ -284,7 +320,7 @@ def main():
     p.add_argument("-w", "--write", type=pathlib.Path, default=pathlib.Path("trace.jsonl"), help="file of command trace (default %(default)s)")
     args = p.parse_args()
     if args.command == "trace":
-        write_trace(args.write, args, 0)
+        write_trace(args.write, args, 0, args.rate or 1, args.seconds)
     elif args.command == "table":
         sys.exit(table(args))
     else:
