@@ -4,7 +4,7 @@
     benchmarks/policies.py run                      real vLLM on this CPU: 1p1d and 2d, about an hour
     benchmarks/policies.py run --sim --rounds 2 --seconds 15
     benchmarks/policies.py table                    the table and the ratios of the runs that are kept
-    benchmarks/policies.py trace -w FILE            the requests of one round
+    benchmarks/policies.py record -w FILE           a recording of the first policy on the first fleet
 
 Engines start once for each fleet: those of e2e/engines.py (install them first), or with --sim
 simulated ones. In each round every policy serves the same requests at the same times, through a
@@ -25,6 +25,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import socket
 import statistics
 import struct
@@ -115,14 +116,14 @@ class Fleet(routers.Stand):
             self.close(keep=True)
             raise
 
-    def measure(self, policy, trace):
-        """One router, one policy, the requests of a trace."""
+    def measure(self, policy, trace, *more):
+        """One router with these further arguments, one policy, the requests of a trace."""
         a, out = self.args, self.run / "bench"
         shutil.rmtree(out, ignore_errors=True)
         slo = ",".join(f"{k}={v}" for k, v in a.slo.items())
         router = self.start("router", shlex.join([
             str(self.dynctl), "serve", f"--listen=127.0.0.1:{PORT}", f"--admin-listen=127.0.0.1:{ADMIN}", *self.workers, f"--policy={policy}",
-            f"--routing-threshold={a.threshold}", "--allow-routing-headers", f"--slo={slo.replace('tpot', 'itl')}", *a.serve,
+            f"--routing-threshold={a.threshold}", "--allow-routing-headers", f"--slo={slo.replace('tpot', 'itl')}", *a.serve, *more,
         ]))
         try:
             self.until(ADMIN, lambda: urllib.request.Request(f"http://127.0.0.1:{ADMIN}/readyz"))
@@ -186,12 +187,16 @@ def pace(fleet, trace, args):
     good(rate)  # what engines do for the first time is slow
     if args.rate or found:
         return rate
-    below = good(rate)
-    while below >= args.good and rate < 100:
-        rate, above = rate * 1.4, below
-        below = good(rate)
-        if below < args.good:  # between these two
-            rate /= 1.4 ** ((args.good - below) / (above - below))
+    share = good(rate)
+    while share < args.good and rate > 0.05:
+        rate /= 1.4
+        if (share := good(rate)) >= args.good:
+            break
+    else:
+        while share >= args.good and rate < 100:
+            rate, above = rate * 1.4, share
+            if (share := good(rate)) < args.good:  # between these two
+                rate /= 1.4 ** ((args.good - share) / (above - share))
     keep(args, {"fleet": fleet.spec, "pace": rate})
     print(f"{fleet.spec}: {rate:.2f} requests a second", flush=True)
     return rate
@@ -231,12 +236,24 @@ def run(args):
     sys.exit(table(args))
 
 
+def record(args):
+    fleet = Fleet(args.fleet[0], routers.binary(args), args)
+    try:
+        trace = fleet.run / "trace.jsonl"
+        write_trace(trace, args, 0, args.rate or 1, args.seconds)
+        print(line(fleet.measure(args.policy[0], trace, f"--record={args.write.resolve()}")))
+    finally:
+        fleet.close()
+
+
 def line(row):
     text = f"{row['policy']}: {row['good']} of {row['requests']} good, TTFT {row['ttft_p50_ms']:.0f} ms, between tokens {row['tpot_p50_ms']:.1f} ms, E2E {row['e2e_p50_ms']:.0f} ms"
     if row["hit"] is not None:
         text += f", {row['hit']:.0%} cached"
     if row["failed"]:
         text += f", {row['failed']} FAILED"
+    if row["policy"] == "kv" and not row["times_known"]:
+        text += ", by blocks to the end"
     return text + (" (STARVED CLIENT: " + row["gate"] + ")" if row["starved"] else "") + f", others {row['others']:.2f} cores"
 
 
@@ -276,6 +293,8 @@ def table(args):
             below |= mean + half < 0
             widths.append(math.exp(half) - 1)
             print(f"{name} {math.exp(mean):.3f} ({math.exp(mean - half):.3f} to {math.exp(mean + half):.3f}), {len(logs)} rounds" + (", BELOW 1" if mean + half < 0 else ""))
+        own = [r for r in rows if (r["fleet"], r["policy"]) == (fleet, "kv")]
+        print(f"  At the end of {sum(r['times_known'] for r in own)} of {len(own)} runs kv compared times, no longer blocks.")
         if widths:
             print(f"  These rounds cannot tell differences under {max(widths):.0%}.")
         good = [r["good"] / max(1, r["requests"]) for r in rows if r["fleet"] == fleet and counts(r, args)]
@@ -296,7 +315,7 @@ def names(text):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("command", choices=["run", "table", "trace"])
+    p.add_argument("command", choices=["run", "table", "record"])
     p.add_argument("--rounds", type=int, choices=STUDENT, metavar="N", default=5, help="rounds, 2 to 10 (default %(default)s)")
     p.add_argument("--seconds", type=int, default=120, help="length of a run (default %(default)s)")
     p.add_argument("--rate", type=float, help="requests a second; without it the pace is found for each fleet first")
@@ -317,10 +336,11 @@ def main():
     p.add_argument("--home", type=pathlib.Path, default=pathlib.Path.home() / ".cache/dynctl-benchmarks", help="where dynctl is built")
     p.add_argument("--dynctl", type=pathlib.Path, help="the binary to measure; otherwise one is built from this tree")
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("policies.jsonl"), help="file of the runs (default %(default)s)")
-    p.add_argument("-w", "--write", type=pathlib.Path, default=pathlib.Path("trace.jsonl"), help="file of command trace (default %(default)s)")
+    p.add_argument("-w", "--write", type=pathlib.Path, default=pathlib.Path("times.jsonl.zst"), help="file of command record (default %(default)s)")
     args = p.parse_args()
-    if args.command == "trace":
-        write_trace(args.write, args, 0, args.rate or 1, args.seconds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engines end, too
+    if args.command == "record":
+        record(args)
     elif args.command == "table":
         sys.exit(table(args))
     else:
