@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
 // everyField lets reports be compared with what they hold inside.
@@ -524,7 +525,8 @@ func TestUnknownWhenItWasDecided(t *testing.T) {
 
 // TestKeptRecordingsVerify: every decision of the recordings that are kept is made again the
 // same, whatever version they are of: costs to the last bit, whoever chose what a stall is
-// worth. Those that explored are told from it, as made by other rules.
+// worth. Those that explored are told from it, as made by other rules. Some are of policy kv
+// with the cost in time, and most of their decisions compare times.
 func TestKeptRecordingsVerify(t *testing.T) {
 	files, err := filepath.Glob("../../testdata/trace/*.jsonl.zst")
 	if err != nil {
@@ -535,8 +537,17 @@ func TestKeptRecordingsVerify(t *testing.T) {
 	}
 	explored := map[string]uint64{"sim-2p4d-auto-explore.jsonl.zst": 3}
 	for _, path := range files {
-		other := explored[filepath.Base(path)]
-		if v := playFile(t, path, Options{Verify: true}).Verify; v.Decisions < 70 || v.Proven+other != v.Decisions || v.OtherRules != other {
+		other, timed := explored[filepath.Base(path)], uint64(0)
+		v := playFile(t, path, Options{Verify: true, Each: func(rec *trace.Record, _ *Player) error {
+			if d := rec.Decision; d != nil && d.Input.Decode.Policy == selector.KV && d.Input.Costs.Timed() {
+				timed++
+			}
+			return nil
+		}}).Verify
+		if strings.Contains(path, "-times.") && timed*10 < v.Decisions*8 {
+			t.Errorf("%s: %d of %d decisions compare times, want 80 %%", path, timed, v.Decisions)
+		}
+		if v.Decisions < 70 || v.Proven+other != v.Decisions || v.OtherRules != other {
 			t.Errorf("%s: %d of %d decisions are proven, %d are of other rules, want %d; %+v", path, v.Proven, v.Decisions, v.OtherRules, other, v.First)
 		} else if other > 0 && (v.First == nil || len(v.First.Because) != 1) {
 			t.Errorf("%s: the first that explored has no one reason: %+v", path, v.First)
