@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
@@ -53,25 +52,6 @@ func beside(t *testing.T, o *outlet, other sibling, more string) *life {
 	})
 	s.register(t, "http://127.0.0.1:9,name=first", strings.Replace(o.worker(), "name=a", "name=b", 1)+more)
 	return l
-}
-
-// reaches waits until the rank of a router beside another one is trusted as of n batches.
-func (l *life) reaches(n int) {
-	l.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(20 * time.Second)
-	for {
-		all := l.feeds.Status()
-		if len(all) == 1 && all[0].Trusted && all[0].LastSeq == int64(n)-1 {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			l.t.Fatalf("not live at batch %d: %+v", n, all)
-		}
-	}
 }
 
 // TestCopy: a router that starts beside another one has all of its blocks, although the replay
