@@ -56,7 +56,9 @@ func (l *retrying) ask(url, body string) {
 			l.retries.Add(1)
 			continue
 		case err != nil:
+			failure = err.Error()
 			l.cut.Add(1)
+			continue
 		case !strings.Contains(string(raw), "[DONE]"):
 			l.fail(fmt.Sprintf("an answer without an end: %.300s", raw))
 		default:
