@@ -244,7 +244,7 @@ func FuzzCopy(f *testing.F) {
 // BenchmarkNewRouter copies a rank of so many blocks from one router to another over two NATS
 // servers, as a router that starts does for each of its ranks, one after the other.
 func BenchmarkNewRouter(b *testing.B) {
-	for _, blocks := range []int{16 << 10, 256 << 10, 2 << 20} {
+	for _, blocks := range []int{16 << 10, 128 << 10, 1 << 20} {
 		b.Run(fmt.Sprint(blocks>>10, "Ki-blocks"), func(b *testing.B) {
 			old, now := newFixtureOf(b, "", 4<<20), newFixtureOf(b, "", 4<<20)
 			snap := old.set(b, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
