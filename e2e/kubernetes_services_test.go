@@ -30,14 +30,22 @@ func (c *cluster) apply(path, name, object string) {
 	}
 }
 
+// withHosts is how to run a command that has a file as its /etc/hosts: the names of a test's own
+// network, for its routers alone.
+func withHosts(t *testing.T, file string) []string {
+	t.Helper()
+	if out, err := exec.Command("unshare", "-m", "true").CombinedOutput(); err != nil {
+		t.Skipf("skipped: a router's own /etc/hosts needs unshare -m, which says %v %s", err, out)
+	}
+	return []string{"unshare", "-m", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, file}
+}
+
 // TestKubernetesServices: engines that are asked by the names of their Services. One
 // becomes Ready, one has a successor, one goes; requests go to those that can be used.
 func TestKubernetesServices(t *testing.T) {
 	c := newCluster(t, 104)
-	// The names are those of the test's own network, for the router alone.
-	if out, err := exec.Command("unshare", "-m", "true").CombinedOutput(); err != nil {
-		t.Skipf("skipped: the router's own /etc/hosts needs unshare -m, which says %v %s", err, out)
-	}
+	file := filepath.Join(t.TempDir(), "hosts")
+	under := withHosts(t, file)
 	engines := simulate(t, "2a")["aggregated"]
 	known, err := os.ReadFile("/etc/hosts")
 	if err != nil {
@@ -80,12 +88,11 @@ func TestKubernetesServices(t *testing.T) {
 	service("engine-b", engines[1], `"clusterIP":"None","ports":[{"port":80,"targetPort":8000}]`)
 	behind("engine-a", pod{uid: "a1", ready: true})
 	behind("engine-b", pod{uid: "b1"})
-	file := filepath.Join(t.TempDir(), "hosts")
 	if err := os.WriteFile(file, []byte(hosts), 0o600); err != nil {
 		t.Fatal(err)
 	}
 
-	r := serveBy(t, []string{"unshare", "-m", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, file}, "both are known, one of them usable", func(r *router) bool {
+	r := serveBy(t, under, "both are known, one of them usable", func(r *router) bool {
 		st, err := r.admin.Status(t.Context())
 		return err == nil && st.Workers.Total == 2 && st.Workers.Usable == 1
 	}, "--kubeconfig", c.kubeconfig, "--kube-namespace", c.namespace, "--kube-selector", "app=engine", "--kube-discovery", "service-name")

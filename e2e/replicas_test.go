@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // retrying are clients that send a request again when it fails before the first byte of its
@@ -56,7 +57,9 @@ func (l *retrying) ask(url, body string) {
 			l.retries.Add(1)
 			continue
 		case err != nil:
+			failure = err.Error()
 			l.cut.Add(1)
+			continue
 		case !strings.Contains(string(raw), "[DONE]"):
 			l.fail(fmt.Sprintf("an answer without an end: %.300s", raw))
 		default:
@@ -127,4 +130,51 @@ func TestReplicasKilled(t *testing.T) {
 		t.Error("no request met the killed router")
 	}
 	t.Logf("%d answers, %d tries again, %d answers that broke off after their first byte", l.answered.Load(), l.retries.Load(), l.cut.Load())
+}
+
+// TestReplicasCost prints what sharing takes of a router with 128 ranks and without requests: CPU
+// and memory of one without --replicas, of one with it that finds no other, and of one of four.
+func TestReplicasCost(t *testing.T) {
+	need(t)
+	port := thousandfold(t, simulate(t, "1a")["aggregated"][0])
+	var args []string
+	for n := range 128 {
+		args = append(args, "--worker", fmt.Sprintf("http://127.2.0.%d:%d,name=w%d", n+1, port, n))
+	}
+	const idle = 10 * time.Second
+	measure := func(what string, replicas ...[]string) {
+		var routers []*router
+		for _, own := range replicas {
+			routers = append(routers, serveUntil(t, "128 ranks are usable", func(r *router) bool {
+				s, err := r.admin.Status(t.Context())
+				return err == nil && s.Workers.Usable == 128
+			}, append(own, args...)...))
+		}
+		r := routers[0]
+		r.until("all know each other", func() bool {
+			s, err := r.admin.Status(t.Context())
+			return err == nil && (s.Replicas == nil || s.Replicas.Live == len(routers)-1)
+		})
+		before, began := counter(t, r.metrics, "process_cpu_seconds_total"), time.Now()
+		r.until("the time is over", func() bool { return time.Since(began) > idle })
+		used := counter(t, r.metrics, "process_cpu_seconds_total") - before
+		t.Logf("%s: %.2f %% of a core, %.0f MB", what, 100*used/time.Since(began).Seconds(), counter(t, r.metrics, "process_resident_memory_bytes")/1e6)
+		for _, r := range routers {
+			r.kill()
+		}
+	}
+	share := func(n int) (list [][]string) {
+		first := freeAddr(t)
+		for i := range n {
+			own := first
+			if i > 0 {
+				own = freeAddr(t)
+			}
+			list = append(list, []string{"--replicas", first, "--replicas-listen", own, "--replicas-name", fmt.Sprint("router-", i)})
+		}
+		return list
+	}
+	measure("without --replicas", nil)
+	measure("alone with --replicas", share(1)...)
+	measure("one of four", share(4)...)
 }

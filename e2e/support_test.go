@@ -101,6 +101,7 @@ type router struct {
 	admin   *admin.Client
 	process *os.Process
 	killed  bool
+	ended   chan struct{} // closed when the process has ended
 }
 
 // kill ends the router as kill -9 does.
@@ -152,7 +153,14 @@ func serveBy(t *testing.T, by []string, what string, ok func(*router) bool, args
 	t.Helper()
 	bin := built(t)
 	data, adm := freeAddr(t), freeAddr(t)
-	words := slices.Concat(by, []string{bin, "serve", "--listen", data, "--admin-listen", adm}, args)
+	r := launch(t, data, adm, admin.Options{}, slices.Concat(by, []string{bin, "serve", "--listen", data, "--admin-listen", adm}, args))
+	r.until(what, func() bool { return ok(r) })
+	return r
+}
+
+// launch runs a command that serves at two addresses until the test ends.
+func launch(t *testing.T, data, adm string, o admin.Options, words []string) *router {
+	t.Helper()
 	cmd := exec.Command(words[0], words[1:]...)
 	log, err := os.Create(filepath.Join(t.TempDir(), "serve.log"))
 	if err != nil {
@@ -162,22 +170,27 @@ func serveBy(t *testing.T, by []string, what string, ok func(*router) bool, args
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, process: cmd.Process}
+	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, process: cmd.Process, ended: make(chan struct{})}
+	var failed error
+	go func() {
+		defer close(r.ended)
+		failed = cmd.Wait()
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil && !r.killed {
-			t.Errorf("serve ended with %v", err)
+		<-r.ended
+		if failed != nil && !r.killed {
+			t.Errorf("serve ended with %v", failed)
 		}
 		if t.Failed() {
 			raw, _ := os.ReadFile(log.Name())
 			t.Logf("log of serve:\n%s", raw[max(0, len(raw)-8000):])
 		}
 	})
-	if r.admin, err = admin.NewClient(adm, admin.Options{}); err != nil {
+	if r.admin, err = admin.NewClient(adm, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.admin.Close)
-	r.until(what, func() bool { return ok(r) })
 	return r
 }
 

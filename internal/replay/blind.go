@@ -22,14 +22,24 @@ type BlindReport struct {
 	// choices.
 	Blind  uint64 `json:"blind_decisions"`
 	Unseen uint64 `json:"unseen_choices"`
-	// ByTimes are decisions among ranks by times, which are not judged further.
-	ByTimes uint64 `json:"decisions_by_times,omitempty"`
 	// Otherwise are decisions that would have taken another rank, had they seen all choices.
 	Otherwise uint64 `json:"otherwise"`
 	// Regret is by how much the ranks that they took cost more than the best ones, with all
-	// choices seen, in the unit of the policy's costs; Greatest is that of one decision.
-	Regret   float64 `json:"regret"`
-	Greatest float64 `json:"greatest_regret"`
+	// choices seen, in the unit of the policy's costs; Greatest is that of one decision. ByTimes
+	// are those of decisions by times.
+	Regret   float64     `json:"regret"`
+	Greatest float64     `json:"greatest_regret"`
+	ByTimes  TimesRegret `json:"by_times"`
+}
+
+// TimesRegret is the regret of decisions by times, in milliseconds of all the requests that they
+// concern.
+type TimesRegret struct {
+	// Decisions had unseen choices among their ranks.
+	Decisions uint64  `json:"decisions"`
+	Otherwise uint64  `json:"otherwise"`
+	Regret    float64 `json:"regret_ms"`
+	Greatest  float64 `json:"greatest_regret_ms"`
 }
 
 // Blindness merges the recordings of several routers. Note takes all records of each
@@ -119,6 +129,7 @@ func (b *Blindness) judge(d *trace.Decision, at time.Time) {
 	if d.Path == string(route.Remote) {
 		in, taken = &b.m.in.Prefill, d.PrefillRank
 	}
+	timed := in.Policy == selector.KV && b.m.in.Costs.Timed()
 	added := false
 	for i := range in.Candidates {
 		c := &in.Candidates[i]
@@ -142,15 +153,15 @@ func (b *Blindness) judge(d *trace.Decision, at time.Time) {
 	if !added {
 		return
 	}
+	if timed {
+		b.judgeTimes(in, taken)
+		return
+	}
 	phase := *in
 	if in == &b.m.in.Decode {
 		phase = b.m.in.DecodePhase()
 	}
 	phase.Siblings, phase.Limit = nil, 0
-	if phase.Policy == selector.KV && b.m.in.Costs.Timed() {
-		b.report.ByTimes++ // its prices are made with the plan
-		return
-	}
 	var out selector.Ranking
 	selector.Pick(&phase, &out)
 	best, ok := out.Best()
@@ -165,6 +176,33 @@ func (b *Blindness) judge(d *trace.Decision, at time.Time) {
 	}
 }
 
+// judgeTimes judges a decision by times, with all choices in its candidates. Their prices are made
+// with the plan. Ranks that cost the same within what prices are sure of are as good.
+func (b *Blindness) judgeTimes(in *selector.Input, taken string) {
+	t := &b.report.ByTimes
+	t.Decisions++
+	for _, phase := range []*selector.Input{&b.m.in.Decode, &b.m.in.Prefill} {
+		phase.Siblings, phase.Limit = nil, 0
+	}
+	ranking := &b.m.decide().Decode
+	if in == &b.m.in.Prefill {
+		ranking = &b.m.plan.Prefill
+	}
+	i := slices.IndexFunc(in.Candidates, func(c decision.Candidate) bool { return c.Rank == taken })
+	if !ranking.InTime || !slices.Contains(ranking.Order, i) {
+		return
+	}
+	best := in.Candidates[i].Cost
+	for _, k := range ranking.Order {
+		best = min(best, in.Candidates[k].Cost)
+	}
+	if cost := in.Candidates[i].Cost; cost > b.m.in.Costs.Equal(best) {
+		t.Otherwise++
+		t.Regret += cost - best
+		t.Greatest = max(t.Greatest, cost-best)
+	}
+}
+
 // Report is what was found.
 func (b *Blindness) Report() *BlindReport { return &b.report }
 
@@ -176,12 +214,13 @@ func (r *BlindReport) Text(out io.Writer) error {
 		}
 		return fmt.Sprintf("%.2f%%", 100*float64(n)/float64(r.Decisions))
 	}
+	t := &r.ByTimes
 	_, err := printable.Fprintf(out, "BLIND   %s of %d decisions took a rank that another router had just chosen unseen (%d choices)\n", share(r.Blind), r.Decisions, r.Unseen)
-	if err == nil {
+	if err == nil && (r.Otherwise > 0 || t.Otherwise == 0) {
 		_, err = printable.Fprintf(out, "        %s would have taken another rank, had they seen all choices; regret %.4g in sum, %.4g at most\n", share(r.Otherwise), r.Regret, r.Greatest)
 	}
-	if err == nil && r.ByTimes > 0 {
-		_, err = printable.Fprintf(out, "        not judged: %d decisions with unseen choices that were made by times\n", r.ByTimes)
+	if err == nil && t.Decisions > 0 {
+		_, err = printable.Fprintf(out, "        %s would have taken another rank by its times, had they seen all choices; regret %.4g ms in sum, %.4g ms at most\n", share(t.Otherwise), t.Regret, t.Greatest)
 	}
 	return err
 }

@@ -77,7 +77,7 @@ type playRank struct {
 	trustKnown bool
 	began      bool // the first batch was seen
 	described  bool // there was a rank record
-	partial    bool // the recording began in the middle of its life: the cache before is not known
+	partial    bool // it began with entries that the recording does not have
 	next       uint64
 	lastLine   int64    // line of the newest record that changed the entries
 	gap        *missing // the newest gap
@@ -142,6 +142,9 @@ func (p *Player) Play(rec *trace.Record) error {
 		switch {
 		case rec.RankInfo.New:
 			p.renew(r)
+		case rec.RankInfo.Kept:
+			p.renew(r)
+			r.partial = true
 		case !r.described:
 			r.partial = true // unless its first batch is number 0
 		}
@@ -187,7 +190,7 @@ func (p *Player) Play(rec *trace.Record) error {
 // anySeq is a next batch number that may be any.
 const anySeq = ^uint64(0)
 
-// renew forgets a rank: its worker left the fleet and came again.
+// renew forgets a rank: its feed begins, as after its worker left the fleet and returned.
 func (p *Player) renew(r *playRank) {
 	p.index.ClearRank(r.slot)
 	r.stream, r.began, r.partial, r.next, r.gap = nil, false, false, 0, nil
@@ -328,7 +331,7 @@ type RankState struct {
 	BlockSize int    `json:"block_size_tokens"`
 	// Checksum is that of the rank's entries.
 	Checksum string `json:"checksum"`
-	// Partial says that the recording began after the rank's cache.
+	// Partial says that the rank's cache began with entries that the recording does not have.
 	Partial bool `json:"partial,omitempty"`
 }
 

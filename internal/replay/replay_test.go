@@ -258,8 +258,39 @@ func TestRecordingInTheMiddle(t *testing.T) {
 	if v.First == nil || !strings.Contains(v.First.Because[0], "the inputs are the same") {
 		t.Errorf("first %+v", v.First)
 	}
-	if v.FirstTaken == nil || !strings.Contains(v.FirstTaken.Because[0], "from before the recording is not known") {
+	if v.FirstTaken == nil || !strings.Contains(v.FirstTaken.Because[0], "began with is not in the recording") {
 		t.Errorf("first with recorded figures %+v", v.FirstTaken)
+	}
+}
+
+// TestReturnedWithCopy: a rank that left and came back with another router's copy does not have
+// the blocks that it had before, and may have any that the recording lacks.
+func TestReturnedWithCopy(t *testing.T) {
+	r := newRecording(t)
+	had, copied := r.prompt(), []uint32{}
+	for i := range 4 * testBlock {
+		copied = append(copied, uint32(99_000+i))
+	}
+	r.batch(0, had)
+	r.decide(had)
+	r.add(trace.Record{Kind: trace.KindRank, Rank: rankName(0), RankInfo: trace.RankInfo{BlockSize: testBlock, Kept: true}})
+	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
+	r.now += time.Second // past all that a decision may have seen
+	found := func() int {
+		d := r.recs[len(r.recs)-1].Decision
+		return d.Input.Decode.Candidates[0].OverlapBlocks
+	}
+	r.decide(had)
+	if n := found(); n != 0 {
+		t.Errorf("%d blocks of before are found", n)
+	}
+	r.decide(copied)
+	d := r.recs[len(r.recs)-1].Decision
+	d.Input.Decode.Candidates[0].OverlapBlocks = 4
+	plan(d)
+	v := play(t, r.file(), Options{Verify: true}).Verify
+	if v.Decisions != 3 || v.Proven != 2 || v.OnTrust != 1 || v.Unknown != 1 || v.InputsDiffer != 0 {
+		t.Errorf("%+v, %+v", v, v.FirstInput)
 	}
 }
 

@@ -365,7 +365,7 @@ func (s *Stage) next() {
 	switch rec.Kind {
 	case trace.KindRank:
 		k := s.rank(rec.Rank)
-		if rec.RankInfo.New {
+		if rec.RankInfo.New || rec.RankInfo.Kept {
 			s.event(at, "feed_began", eventlog.Info, rec.Rank, rec.Rank+": the feed of KV events began")
 		}
 		k.block = rec.RankInfo.BlockSize

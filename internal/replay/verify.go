@@ -158,8 +158,8 @@ type seen struct {
 	// at are the figures at the decision's own place.
 	overlapAt  prefix
 	residentAt int
-	// partial says that the rank's cache from before the recording was not known
-	// then, though it may have been cleared since.
+	// partial says that what the rank's cache began with was not known then, though it may
+	// have been cleared since.
 	partial bool
 	// named says that more may have been found by the engine's names than is known here.
 	named bool
@@ -470,7 +470,7 @@ type findings struct {
 
 // Why a recorded figure is taken.
 const (
-	before  = "; the rank's cache from before the recording is not known"
+	before  = "; what the rank's cache began with is not in the recording"
 	after   = "; what it saw may be recorded after the end of this file"
 	byNames = "; more may be found by the engine's names of the prompt's blocks, which this recording does not have"
 )

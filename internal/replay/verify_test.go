@@ -347,7 +347,7 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 				t.Errorf("(-want +got):\n%s%+v\n%+v", d, v.First, v.FirstInput)
 			}
 			var text strings.Builder
-			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.text) || strings.Contains(text.String(), "from before the recording is not known") {
+			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.text) || strings.Contains(text.String(), "began with is not in the recording") {
 				t.Errorf("%v, %q is to be in\n%s", err, c.text, &text)
 			}
 			if v.First != nil && !strings.Contains(strings.Join(v.First.Because, "\n"), c.text) {

@@ -58,7 +58,7 @@ func observeBatch(t *recorder.Tap, o kvfeed.Observation) {
 	rank := kvfeed.Key{Worker: o.Worker, DP: o.DP}.String()
 	switch {
 	case o.OfFeed && o.Began:
-		t.Rank(rank, trace.RankInfo{Slot: uint32(o.Rank), BlockSize: o.BlockSize, Traits: o.Traits, New: !o.Kept})
+		t.Rank(rank, trace.RankInfo{Slot: uint32(o.Rank), BlockSize: o.BlockSize, Traits: o.Traits, New: !o.Kept, Kept: o.Kept})
 	case o.OfFeed:
 		t.Feed(rank, o.Trusted)
 	case o.Cleared:

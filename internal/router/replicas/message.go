@@ -58,17 +58,13 @@ const orderFields, storedFields, spentFields = 3, 3, 5
 
 // Append appends the encoded message to b. The caller keeps the limits of this package.
 func (m *Message) Append(b []byte) []byte {
-	n := uint32(4)
+	n := uint32(0)
 	for _, has := range []bool{m.Seq > 0, m.Ask != "", m.Version != "", m.Settings != "", m.Full, len(m.Rows) > 0, len(m.Orders) > 0, len(m.Stored) > 0, len(m.Spent) > 0, len(m.Ejected) > 0, m.Gone} {
 		if has {
 			n++
 		}
 	}
-	b = msgp.AppendMapHeader(b, n)
-	b = msgp.AppendInt(msgp.AppendString(b, keyVersion), wireVersion)
-	b = msgp.AppendString(msgp.AppendString(b, keyFleet), m.Fleet)
-	b = msgp.AppendString(msgp.AppendString(b, keyOrigin), m.Origin)
-	b = msgp.AppendInt64(msgp.AppendString(b, keyEpoch), m.Epoch.UnixNano())
+	b = m.appendHead(b, n)
 	if m.Seq > 0 {
 		b = msgp.AppendUint64(msgp.AppendString(b, keySeq), m.Seq)
 	}
@@ -135,17 +131,10 @@ func (m *Message) Decode(b []byte) error {
 }
 
 func (m *Message) decode(b []byte) error {
-	if len(b) > MaxMessage {
-		return fmt.Errorf("it has %d bytes, at most %d are read", len(b), MaxMessage)
-	}
-	if err := readMap(b, m.member); err != nil {
+	if err := m.read(b, m.member); err != nil {
 		return err
 	}
 	switch {
-	case m.Origin == "":
-		return errors.New("it names no origin")
-	case m.Epoch.IsZero():
-		return errors.New("it has no epoch")
 	case (m.Ask == "") != (m.Seq > 0):
 		return errors.New("it is neither a state with a sequence number nor a request")
 	case m.Full && len(m.Rows) > 0 && (m.Rows[0].Rank < m.From || m.Rows[len(m.Rows)-1].Rank > m.To):
@@ -154,27 +143,56 @@ func (m *Message) decode(b []byte) error {
 	return nil
 }
 
-// readMap calls member with each key of a message's map and what follows it, and takes back
-// what follows the value.
-func readMap(b []byte, member func(key string, b []byte) (rest []byte, err error)) error {
+// appendHead appends the head of a map with so many members beside the version and the identity.
+func (i *Identity) appendHead(b []byte, members uint32) []byte {
+	b = msgp.AppendMapHeader(b, 4+members)
+	b = msgp.AppendInt(msgp.AppendString(b, keyVersion), wireVersion)
+	b = msgp.AppendString(msgp.AppendString(b, keyFleet), i.Fleet)
+	b = msgp.AppendString(msgp.AppendString(b, keyOrigin), i.Origin)
+	return msgp.AppendInt64(msgp.AppendString(b, keyEpoch), i.Epoch.UnixNano())
+}
+
+// read reads the map of a message. It calls member with each further key and what follows it,
+// and takes back what follows the value.
+func (i *Identity) read(b []byte, member func(key string, b []byte) (rest []byte, err error)) error {
+	if len(b) > MaxMessage {
+		return fmt.Errorf("it has %d bytes, at most %d are read", len(b), MaxMessage)
+	}
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	if err != nil {
 		return err
 	}
-	for i := range n {
+	for k := range n {
 		key, rest, err := msgp.ReadStringZC(b)
 		if err != nil {
 			return err
 		}
-		if (string(key) == keyVersion) != (i == 0) {
-			return fmt.Errorf("its member %d is %.20q; the version %q comes first, and once", i+1, key, keyVersion)
+		if (string(key) == keyVersion) != (k == 0) {
+			return fmt.Errorf("its member %d is %.20q; the version %q comes first, and once", k+1, key, keyVersion)
 		}
-		if b, err = member(string(key), rest); err != nil {
+		switch string(key) {
+		case keyVersion:
+			b, err = readVersion(rest)
+		case keyFleet:
+			i.Fleet, b, err = readText(rest)
+		case keyOrigin:
+			i.Origin, b, err = readText(rest)
+		case keyEpoch:
+			i.Epoch, b, err = readTime(rest)
+		default:
+			b, err = member(string(key), rest)
+		}
+		if err != nil {
 			return fmt.Errorf("member %.20q: %w", key, err)
 		}
 	}
-	if len(b) > 0 {
+	switch {
+	case len(b) > 0:
 		return fmt.Errorf("%d bytes follow its end", len(b))
+	case i.Origin == "":
+		return errors.New("it names no origin")
+	case i.Epoch.IsZero():
+		return errors.New("it has no epoch")
 	}
 	return nil
 }
@@ -182,14 +200,6 @@ func readMap(b []byte, member func(key string, b []byte) (rest []byte, err error
 // member reads the value of one member, and returns what follows it.
 func (m *Message) member(key string, b []byte) (rest []byte, err error) {
 	switch key {
-	case keyVersion:
-		return readVersion(b)
-	case keyFleet:
-		m.Fleet, rest, err = readText(b)
-	case keyOrigin:
-		m.Origin, rest, err = readText(b)
-	case keyEpoch:
-		m.Epoch, rest, err = readTime(b)
 	case keySeq:
 		m.Seq, rest, err = msgp.ReadUint64Bytes(b)
 	case keyAsk:

@@ -43,11 +43,7 @@ const (
 
 // Append appends the encoded piece to b. The caller keeps the limits of this package.
 func (p *Piece) Append(b []byte) []byte {
-	b = msgp.AppendMapHeader(b, 11)
-	b = msgp.AppendInt(msgp.AppendString(b, keyVersion), wireVersion)
-	b = msgp.AppendString(msgp.AppendString(b, keyFleet), p.Fleet)
-	b = msgp.AppendString(msgp.AppendString(b, keyOrigin), p.Origin)
-	b = msgp.AppendInt64(msgp.AppendString(b, keyEpoch), p.Epoch.UnixNano())
+	b = p.appendHead(b, 7)
 	b = msgp.AppendUint64(msgp.AppendString(b, keyRank), uint64(p.Rank))
 	b = msgp.AppendUint64(msgp.AppendString(b, keyCopy), p.Copy)
 	b = msgp.AppendInt(msgp.AppendString(b, keyOffset), p.Offset)
@@ -61,21 +57,11 @@ func (p *Piece) Append(b []byte) []byte {
 // p must not be used then.
 func (p *Piece) Decode(b []byte) error {
 	*p = Piece{}
-	if len(b) > MaxMessage {
-		return fmt.Errorf("it has %d bytes, at most %d are read", len(b), MaxMessage)
+	err := p.read(b, p.member)
+	if err == nil && p.Total > 0 && p.Offset+len(p.Data) > p.Total {
+		err = errors.New("it ends behind the end of its copy")
 	}
-	if err := readMap(b, p.member); err != nil {
-		return err
-	}
-	switch {
-	case p.Origin == "":
-		return errors.New("it names no origin")
-	case p.Epoch.IsZero():
-		return errors.New("it has no epoch")
-	case p.Total > 0 && p.Offset+len(p.Data) > p.Total:
-		return errors.New("it ends behind the end of its copy")
-	}
-	return nil
+	return err
 }
 
 func (p *Piece) member(key string, b []byte) (rest []byte, err error) {
@@ -87,14 +73,6 @@ func (p *Piece) member(key string, b []byte) (rest []byte, err error) {
 		return n, rest, err
 	}
 	switch key {
-	case keyVersion:
-		return readVersion(b)
-	case keyFleet:
-		p.Fleet, rest, err = readText(b)
-	case keyOrigin:
-		p.Origin, rest, err = readText(b)
-	case keyEpoch:
-		p.Epoch, rest, err = readTime(b)
 	case keyRank:
 		var r uint64
 		r, rest, err = msgp.ReadUint64Bytes(b)

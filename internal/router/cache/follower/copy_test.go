@@ -5,6 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,8 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/replicas"
+	"github.com/dynctl/dynctl/internal/router/replicas/natsbus"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -53,25 +58,6 @@ func beside(t *testing.T, o *outlet, other sibling, more string) *life {
 	})
 	s.register(t, "http://127.0.0.1:9,name=first", strings.Replace(o.worker(), "name=a", "name=b", 1)+more)
 	return l
-}
-
-// reaches waits until the rank of a router beside another one is trusted as of n batches.
-func (l *life) reaches(n int) {
-	l.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(20 * time.Second)
-	for {
-		all := l.feeds.Status()
-		if len(all) == 1 && all[0].Trusted && all[0].LastSeq == int64(n)-1 {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			l.t.Fatalf("not live at batch %d: %+v", n, all)
-		}
-	}
 }
 
 // TestCopy: a router that starts beside another one has all of its blocks, although the replay
@@ -253,4 +239,64 @@ func FuzzCopy(f *testing.F) {
 		stream.Resume(*p)
 		stream.Offer(stream.Next(), nil)
 	})
+}
+
+// BenchmarkNewRouter copies a rank of so many blocks from one router to another over two NATS
+// servers, as a router that starts does for each of its ranks, one after the other.
+func BenchmarkNewRouter(b *testing.B) {
+	for _, blocks := range []int{16 << 10, 128 << 10, 1 << 20} {
+		b.Run(fmt.Sprint(blocks>>10, "Ki-blocks"), func(b *testing.B) {
+			old, now := newFixtureOf(b, "", 4<<20), newFixtureOf(b, "", 4<<20)
+			snap := old.set(b, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
+			w := now.set(b, "http://127.0.0.1:1,name=a").Workers[0]
+			old.restored = map[uint32]restoredRank{0: {label: "a/dp0", note: []byte(`{"block_size_tokens":16,"position":{"seq":7,"stamp":9,"engine_block_tokens":16,"parts":1,"group":-1}}`)}}
+			rng := rand.New(rand.NewPCG(44, uint64(blocks)))
+			var ops kvindex.Batch
+			const chain = 512
+			for range blocks / chain {
+				names, locals := make([]uint64, chain), make([]uint64, chain)
+				for i := range names {
+					names[i], locals[i] = rng.Uint64(), rng.Uint64()
+				}
+				ops.Reset()
+				ops.Store(0, false, names, locals)
+				old.Index.Apply(0, &ops)
+			}
+			var buses [2]*natsbus.Bus
+			route := []string{}
+			for i := range buses {
+				var err error
+				if buses[i], err = natsbus.Embed(natsbus.Cluster{Name: fmt.Sprint("router-", i), Listen: "127.0.0.1:0", Routes: route, Log: slog.New(slog.DiscardHandler)}); err != nil {
+					b.Fatal(err)
+				}
+				defer buses[i].Close()
+				route = []string{buses[i].Addr().String()}
+			}
+			giver, taker := replicas.Identity{Fleet: "a", Origin: "old", Epoch: time.Now()}, replicas.Identity{Fleet: "a", Origin: "new", Epoch: time.Now()}
+			g := replicas.NewGiver(giver, time.Now, func(replicas.Rank) ([]byte, error) { return old.Copy(snap.Ranks[0], replicas.MaxCopy) })
+			if err := buses[0].Answer(giver.Address(), g.Answer); err != nil {
+				b.Fatal(err)
+			}
+			fetch := func() (copied []byte, err error) {
+				return replicas.Fetch(b.Context(), buses[1], &taker, giver.Origin, 7)
+			}
+			copied, err := fetch()
+			for err != nil { // until the servers have found each other
+				copied, err = fetch()
+			}
+			for b.Loop() {
+				now.Index.ClearRank(0)
+				if copied, err = fetch(); err == nil {
+					now.ranksMu.Lock()
+					err = now.take(w, w.Ranks[0], copied)
+					now.ranksMu.Unlock()
+				}
+				if s, _ := now.Index.RankStats(0); err != nil || s.Blocks != int64(blocks) {
+					b.Fatalf("%d of %d blocks, %v", s.Blocks, blocks, err)
+				}
+			}
+			b.ReportMetric(float64(blocks)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+			b.ReportMetric(float64(len(copied))/1e6, "MB")
+		})
+	}
 }

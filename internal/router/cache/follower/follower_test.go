@@ -34,9 +34,15 @@ type fixture struct {
 
 func newFixture(t testing.TB, snapshot string) *fixture {
 	t.Helper()
+	return newFixtureOf(t, snapshot, 1<<12)
+}
+
+// newFixtureOf is newFixture with room for so many blocks.
+func newFixtureOf(t testing.TB, snapshot string, blocks int64) *fixture {
+	t.Helper()
 	s := &fixture{Ledger: ledger.New()}
 	o := Options{
-		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: s.Ledger,
+		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: blocks}), Predicted: approx.New(approx.Options{}), Ledger: s.Ledger,
 		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
 		BlockOf: func(*workers.Worker) int { return 16 },
 		Learn:   func(context.Context, *workers.Worker) error { return errors.New("nobody to ask") },

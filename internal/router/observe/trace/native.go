@@ -43,6 +43,7 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 		o.some("block_size_tokens", r.RankInfo.BlockSize)
 		o.some("kv_blocks", r.RankInfo.KVBlocks)
 		o.yes("new", r.RankInfo.New)
+		o.yes("kept", r.RankInfo.Kept)
 		o.yes("once", r.RankInfo.IgnoreCopies)
 		o.yes("last_block_dropped", r.RankInfo.Drops)
 		o.some("chunk_tokens", r.RankInfo.Chunk)

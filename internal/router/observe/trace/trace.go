@@ -124,8 +124,10 @@ type RankInfo struct {
 	// such blocks; 0 when unknown.
 	BlockSize int `json:"block_size_tokens,omitempty"`
 	KVBlocks  int `json:"kv_blocks,omitempty"`
-	// New says that the rank's entries begin empty: its feed begins.
-	New bool `json:"new,omitempty"`
+	// New says that the rank's entries begin empty: its feed begins. Kept says that it begins
+	// with entries that the recording does not have, from before a restart or from another router.
+	New  bool `json:"new,omitempty"`
+	Kept bool `json:"kept,omitempty"`
 	// Traits are what the router knew of the engine.
 	kvgroup.Traits
 }

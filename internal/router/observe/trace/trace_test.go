@@ -33,6 +33,7 @@ func every() []Record {
 	us := func(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 	return []Record{
 		{Kind: KindRank, Rank: "decode-0/dp1", RankInfo: RankInfo{Slot: 3, BlockSize: 16, KVBlocks: 4096, New: true, Traits: kvgroup.Traits{IgnoreCopies: true, Drops: true, Chunk: 8192, HashAlgorithm: "sha256_cbor", HashSeed: "42"}}},
+		{Kind: KindRank, Rank: "decode-0/dp1", RankInfo: RankInfo{Slot: 3, BlockSize: 16, Kept: true}},
 		{Kind: KindFeed, Time: us(5), Rank: "decode-0/dp1", Trusted: true},
 		{Kind: KindBatch, Time: us(9), Rank: "decode-0/dp1", Batch: Batch{Seq: 7, Received: us(8), Replayed: true, Payload: []byte{0x93, 1, 2, 0xff}}},
 		{Kind: KindBatch, Time: us(9), Rank: `odd "name"\n/dp0`, Batch: Batch{Seq: 1<<64 - 1, Received: us(-8), Payload: []byte{}}},

@@ -34,6 +34,10 @@ const (
 	maxPending = 4 << 20
 	// startTime is how long the server may take to listen.
 	startTime = 10 * time.Second
+	// triesAgain is how often a server tries to reach one that it learned of from another and
+	// has lost, about once a second, and tryReports each how many tries it reports that.
+	triesAgain = 3600
+	tryReports = 600
 )
 
 // Cluster configures a router's own server, and how it finds those of the others. All of
@@ -44,8 +48,9 @@ type Cluster struct {
 	// Listen is the address for the servers of other routers; port 0 takes a free one.
 	// Without TLS it must be a loopback address.
 	Listen string
-	// Routes are the addresses of other routers; this router's may be among them. A host
-	// name may have the addresses of several. One that answers leads to all others.
+	// Routes are the addresses of other routers; this router's may be among them. One that
+	// answers leads to all others. A single host name may have the addresses of several, and
+	// others in the course of time.
 	Routes []string
 	// TLS secures connections that come in and that go out; nil for none.
 	TLS *tls.Config
@@ -54,12 +59,17 @@ type Cluster struct {
 	Password string
 	// Log gets what the server warns of.
 	Log *slog.Logger
+	// lookup replaces the resolver of the host in tests.
+	lookup func(ctx context.Context, host string) ([]string, error)
 }
 
 // Bus is a replicas.Transport and a replicas.Direct over NATS.
 type Bus struct {
 	server *server.Server // nil for an external one
 	conn   *nats.Conn
+
+	stop      context.CancelFunc // ends following
+	following sync.WaitGroup
 
 	mu     sync.Mutex // held during calls of received
 	closed bool
@@ -83,27 +93,36 @@ func Embed(c Cluster) (*Bus, error) {
 		Host: "127.0.0.1", Port: server.RANDOM_PORT, Authorization: token,
 		Cluster: server.ClusterOpts{
 			Name: "dynctl", Host: host, Port: port, TLSConfig: c.TLS, TLSTimeout: 2,
-			PoolSize: -1, Compression: server.CompressionOpts{Mode: server.CompressionOff},
+			ConnectRetries: triesAgain, PoolSize: -1, Compression: server.CompressionOpts{Mode: server.CompressionOff},
 			WriteDeadline: replicas.Lifetime, PingInterval: 2 * replicas.Lifetime,
 		},
 		NoSigs: true, NoSystemAccount: true,
 		MaxPayload: replicas.MaxMessage, MaxPending: maxPending,
 		WriteDeadline: replicas.Lifetime, PingInterval: 2 * replicas.Lifetime,
+		ReconnectErrorReports: tryReports,
 	}
 	var login *url.Userinfo
 	if c.Password != "" {
 		o.Cluster.Username, o.Cluster.Password = user, c.Password
 		login = url.UserPassword(user, c.Password)
 	}
-	for _, r := range c.Routes {
-		o.Routes = append(o.Routes, &url.URL{Scheme: "nats-route", Host: r, User: login})
+	found := c.found(login)
+	if found == nil {
+		for _, r := range c.Routes {
+			o.Routes = append(o.Routes, route(r, login))
+		}
+	} else if c.TLS != nil && c.TLS.ServerName == "" {
+		// All have a certificate of the name, and are reached at their addresses.
+		o.Cluster.TLSConfig = c.TLS.Clone()
+		o.Cluster.TLSConfig.ServerName = found.host
 	}
 	s, err := server.NewServer(o)
 	if err != nil {
 		return nil, fmt.Errorf("replicas: NATS server: %w", err)
 	}
 	s.SetLoggerV2(logger{c.Log}, false, false, false)
-	b := &Bus{server: s}
+	ctx, stop := context.WithCancel(context.Background())
+	b := &Bus{server: s, stop: stop}
 	s.Start()
 	if !s.ReadyForConnections(startTime) {
 		_ = b.Close()
@@ -113,7 +132,14 @@ func Embed(c Cluster) (*Bus, error) {
 		_ = b.Close()
 		return nil, err
 	}
+	if found != nil {
+		b.following.Go(func() { found.follow(ctx, s, o) })
+	}
 	return b, nil
+}
+
+func route(address string, login *url.Userinfo) *url.URL {
+	return &url.URL{Scheme: "nats-route", Host: address, User: login}
 }
 
 // check returns the host and port to listen on, or what is wrong with the settings.
@@ -260,6 +286,8 @@ func (b *Bus) Close() error {
 		b.conn.Close()
 	}
 	if b.server != nil {
+		b.stop()
+		b.following.Wait()
 		b.server.Shutdown()
 		b.server.WaitForShutdown()
 	}

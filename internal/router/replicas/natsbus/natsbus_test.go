@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -104,6 +105,17 @@ func (r *router) sees(requests int) func() bool {
 	}
 }
 
+// free is an address whose port was free a moment ago.
+func free(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
 func embed(t *testing.T, c Cluster) *Bus {
 	t.Helper()
 	if c.Log == nil {
@@ -168,6 +180,116 @@ func TestCluster(t *testing.T) {
 				r.end()
 			}
 		})
+	}
+}
+
+// TestFoundByName: routers that are found by one name with the addresses of all of them have each
+// other's load, with certificates of that name. One that returns is found by the others also where
+// its own resolver knows only itself; so is one at a new address.
+func TestFoundByName(t *testing.T) {
+	ca := certtest.NewAuthority(t, "routers")
+	cert, key := ca.Leaf(t, "routers.test", time.Hour)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, err := net.SplitHostPort(free(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var known []string // by the name
+	var log warnings
+	var routers [4]*router
+	join := func(n int, alone bool) {
+		own := fmt.Sprint("127.0.44.", n+1)
+		mu.Lock()
+		if !slices.Contains(known, own) {
+			known = append(known, own)
+		}
+		mu.Unlock()
+		routers[n] = start(t, n, embed(t, Cluster{
+			Name: fmt.Sprint("router-", n), Listen: net.JoinHostPort(own, port), Routes: []string{net.JoinHostPort("routers.test", port)},
+			TLS: &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: ca.Pool(), ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert},
+			Log: slog.New(slog.NewTextHandler(&log, nil)),
+			lookup: func(context.Context, string) ([]string, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if alone {
+					return []string{own}, nil
+				}
+				return slices.Clone(known), nil
+			},
+		}))
+	}
+	all := func() {
+		t.Helper()
+		sum := 0
+		for n, r := range routers {
+			if r != nil {
+				sum |= 1 << n
+			}
+		}
+		for n, r := range routers {
+			if r != nil {
+				eventually(t, fmt.Sprint("the sum at router ", n), r.sees(sum&^(1<<n)))
+			}
+		}
+	}
+	for n := range 3 {
+		join(n, n == 0)
+	}
+	all()
+	for range 3 { // by chance it could be found anyway
+		routers[0].end()
+		routers[0] = nil
+		all()
+		join(0, true)
+		all()
+	}
+	join(3, false)
+	all()
+	for _, r := range routers {
+		r.end()
+	}
+	if log.has("cannot be found") {
+		t.Error("routes could not be changed")
+	}
+}
+
+// TestAddresses: an address is kept for a while after the name has lost it, and there is a limit.
+func TestAddresses(t *testing.T) {
+	f := (&Cluster{Routes: []string{"routers:6222"}}).found(nil)
+	now := time.Unix(1_800_000_000, 0)
+	for i, c := range []struct {
+		list    []string
+		after   time.Duration
+		changed bool
+		kept    int
+	}{
+		{[]string{"10.0.0.1"}, 0, true, 1},
+		{[]string{"10.0.0.1"}, 0, false, 1},
+		{[]string{"10.0.0.2"}, forgetAfter, true, 2},
+		{[]string{"10.0.0.2"}, time.Second, true, 1},
+		{nil, forgetAfter, false, 1},
+		{nil, time.Second, true, 0},
+	} {
+		now = now.Add(c.after)
+		if got := f.note(now, c.list); got != c.changed || len(f.seen) != c.kept {
+			t.Errorf("lookup %d: changed %v, %v", i, got, f.seen)
+		}
+	}
+	var many []string
+	for i := range 1000 {
+		many = append(many, fmt.Sprint("10.0.1.", i))
+	}
+	if f.note(now, many); len(f.seen) != maxAddresses {
+		t.Errorf("%d addresses are kept", len(f.seen))
+	}
+	for _, c := range []Cluster{{}, {Routes: []string{"127.0.0.1:6222"}}, {Routes: []string{"[::1]:6222"}}, {Routes: []string{"a:1", "b:1"}}} {
+		if c.found(nil) != nil {
+			t.Errorf("%v is a name of several routers", c.Routes)
+		}
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -117,65 +117,75 @@ func TestKilledProcess(t *testing.T) {
 	until("a new one in the place of the killed one", 2|8|32)
 }
 
-// BenchmarkChangeToView measures the time from a change of one router's load to its effect in
-// the view of another, over two servers.
-func BenchmarkChangeToView(b *testing.B) {
-	var buses [2]*Bus
-	var ex [2]*replicas.Exchange
-	load := make(chan int, 1)
-	own := 0
-	heard := make(chan int, 64)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
+// BenchmarkFourRouters is what four routers take over four servers while each of 128 ranks changes
+// at every router all the time, in one process: a router's share of a core, and what they send.
+func BenchmarkFourRouters(b *testing.B) {
+	const routers, ranks = 4, 128
+	list := make([]replicas.Rank, ranks)
+	for i := range list {
+		list[i] = replicas.RankOf("http://engine", i)
+	}
+	var buses [routers]*Bus
+	ctx, cancel := context.WithCancel(b.Context())
+	var running sync.WaitGroup
+	var sees [routers]*replicas.Exchange
 	for i := range buses {
 		c := Cluster{Name: fmt.Sprint("router-", i), Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)}
-		if i == 1 {
+		if i > 0 {
 			c.Routes = []string{buses[0].Addr().String()}
 		}
 		var err error
 		if buses[i], err = Embed(c); err != nil {
 			b.Fatal(err)
 		}
-		defer buses[i].Close()
-		more := replicas.More{}
-		if i == 1 {
-			more.Heard = func(*replicas.Message) {
-				select {
-				case heard <- sumOf(ex[1]).Requests:
-				default:
+		n := i
+		x, err := replicas.NewExchange(replicas.Identity{Fleet: "a", Origin: c.Name, Epoch: time.Now()}, buses[i], time.Now, func(into []replicas.Row) []replicas.Row {
+			for _, r := range list {
+				n++
+				into = append(into, replicas.Row{Rank: r, Load: replicas.Load{Requests: 1 + n%50, Answering: n % 20, PrefillTokens: n % 100_000, DecodeBlocks: n % 9000, FreshTokens: n % 100_000}})
+			}
+			return into
+		}, replicas.More{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		x.View().SetRanks(list)
+		sees[i] = x
+		running.Go(func() { x.Run(ctx) })
+	}
+	for _, x := range sees {
+		for live := 0; live < routers-1; {
+			<-time.After(replicas.Pace)
+			live = 0
+			for _, o := range x.View().Snapshot(time.Now()).Origins {
+				if o.Live && o.Complete {
+					live++
 				}
 			}
 		}
-		if ex[i], err = replicas.NewExchange(replicas.Identity{Fleet: "a", Origin: fmt.Sprint(i), Epoch: time.Now()}, buses[i], time.Now, func(into []replicas.Row) []replicas.Row {
-			if i > 0 {
-				return into
-			}
-			select {
-			case own = <-load:
-			default:
-			}
-			return append(into, replicas.Row{Rank: rank, Load: replicas.Load{Requests: own}})
-		}, more); err != nil {
+	}
+	used := func() (cpu time.Duration, sent uint64) {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 			b.Fatal(err)
 		}
-		ex[i].View().SetRanks([]replicas.Rank{rank})
-	}
-	go func() { defer close(done); ex[0].Run(ctx) }()
-	defer func() { cancel(); <-done }()
-	var took []time.Duration
-	for n := 1; b.Loop(); n++ {
-		began := time.Now()
-		load <- n
-		for got := range heard {
-			if got == n {
-				break
-			}
+		for _, bus := range buses {
+			sent += bus.conn.Stats().OutBytes
 		}
-		took = append(took, time.Since(began))
-		// Changes come at any time of the rhythm.
-		<-time.After(time.Duration(n*37%50) * time.Millisecond)
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano()), sent
 	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Milliseconds()), "ms-p50")
-	b.ReportMetric(float64(took[len(took)*99/100].Milliseconds()), "ms-p99")
+	began := time.Now()
+	cpu, sent := used()
+	for b.Loop() {
+		<-time.After(time.Second)
+	}
+	took := time.Since(began).Seconds()
+	cpuNow, sentNow := used()
+	b.ReportMetric(100*(cpuNow-cpu).Seconds()/took/routers, "%-of-a-core")
+	b.ReportMetric(float64(sentNow-sent)*(routers-1)/took/1000, "KB/s-in-all")
+	cancel()
+	running.Wait()
+	for _, bus := range buses {
+		_ = bus.Close()
+	}
 }

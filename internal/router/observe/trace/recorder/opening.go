@@ -133,7 +133,10 @@ func (o *opening) rank(p []byte, feed bool) {
 	}
 	// In a later part the rank is in the middle of its life, and not trusted until
 	// the next line says so.
-	*k = [2]line{split(bytes.Replace(p, []byte(`,"new":true`), nil, 1)).clone()}
+	for _, begins := range []string{`,"new":true`, `,"kept":true`} {
+		p = bytes.Replace(p, []byte(begins), nil, 1)
+	}
+	*k = [2]line{split(p).clone()}
 }
 
 // lines are those with which a part begins.

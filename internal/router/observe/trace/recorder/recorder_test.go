@@ -652,7 +652,7 @@ func TestOpeningIsBounded(t *testing.T) {
 func TestPartsAreOfTheirTime(t *testing.T) {
 	tap := NewTap(trace.Header{})
 	sub := listen(t, tap)
-	tap.Rank("w/dp0", trace.RankInfo{BlockSize: 16, New: true})
+	tap.Rank("w/dp0", trace.RankInfo{BlockSize: 16, New: true, Kept: true})
 	tap.Feed("w/dp0", true)
 	for i := range 40 {
 		tap.Batch("w/dp0", uint64(i), time.Now(), false, make([]byte, 60))
@@ -671,8 +671,8 @@ func TestPartsAreOfTheirTime(t *testing.T) {
 		if len(part) < 3 {
 			t.Fatalf("%s has %d records", p, len(part))
 		}
-		if k := kinds(part[:2]); !slices.Equal(k, []trace.Kind{trace.KindRank, trace.KindFeed}) || part[0].RankInfo.New || !part[1].Trusted {
-			t.Errorf("%s begins with %v, a new rank %v, trusted %v", p, k, part[0].RankInfo.New, part[1].Trusted)
+		if k := kinds(part[:2]); !slices.Equal(k, []trace.Kind{trace.KindRank, trace.KindFeed}) || part[0].RankInfo.New || part[0].RankInfo.Kept || !part[1].Trusted {
+			t.Errorf("%s begins with %v, a rank %+v, trusted %v", p, k, part[0].RankInfo, part[1].Trusted)
 		}
 		if feed, next := part[1].Time, part[2].Time; feed > next {
 			t.Errorf("%s: the feed's record is of %v, the next of %v", p, feed, next)

@@ -90,7 +90,7 @@ func (t *Tap) Rank(rank string, info trace.RankInfo) {
 	if k != nil {
 		// A listener to come finds the rank in the middle of its life.
 		k.info, k.trusted = info, false
-		k.info.New = false
+		k.info.New, k.info.Kept = false, false
 	}
 	t.mu.Unlock()
 	t.put(&trace.Record{Kind: trace.KindRank, Rank: rank, RankInfo: info})
