@@ -160,6 +160,8 @@ type Event struct {
 	// multimodal inputs and prompt embeddings, not LoRA and salt. 0 is nothing.
 	// It is empty when no block has any. See [blockhash.Extras] for those of a prompt.
 	ExtraKeys []uint64
+	// Placeholder is the token that stands for media in Tokens.
+	Placeholder Placeholder
 	// Ahead is how many tokens after a block its name and its digest cover (vLLM 0.33 with
 	// EAGLE or MTP); 0 for none.
 	Ahead int32
@@ -167,6 +169,19 @@ type Event struct {
 	Locality  Locality
 	Ownership string // id of the secondary tier that owns the blocks
 	SessionID []byte // session of the request that caused the event
+}
+
+// Placeholder is the token id that stands for images, sounds and videos in a prompt.
+type Placeholder struct {
+	Token uint32
+	// Known says that one was seen, Mixed that others were, too: places cannot be found by Token.
+	Known, Mixed bool
+}
+
+// See takes note of a token at which an item begins, or in the middle of one.
+func (p *Placeholder) See(token uint32) {
+	p.Mixed = p.Mixed || p.Known && token != p.Token
+	p.Token, p.Known = token, true
 }
 
 // Batch is one decoded payload. Decode it again and again into the same Batch to

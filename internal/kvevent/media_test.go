@@ -44,6 +44,36 @@ func TestMediaKeys(t *testing.T) {
 	}
 }
 
+// TestPlaceholder: what stands for media is the token where an item begins, and that of a block
+// in the middle of one. An engine that has several is not one whose places are known.
+func TestPlaceholder(t *testing.T) {
+	t.Parallel()
+	var d Decoder
+	var b Batch
+	for _, c := range []struct {
+		name, tokens, keys string
+		want               Placeholder
+	}{
+		// Two blocks of 2 tokens.
+		{"none", "9407080909", "c0", Placeholder{}},
+		{"text", "9407080909", "92" + "c0" + "c0", Placeholder{}},
+		{"one item in two blocks", "9407090909", "92" + "9192a16101" + "9192a161ff", Placeholder{Token: 9, Known: true}},
+		{"its first token is another one", "9407080909", "92" + "9192a16101" + "9192a161ff", Placeholder{Token: 9, Known: true, Mixed: true}},
+		{"an item after the block", "9407080909", "92" + "9192a16102" + "c0", Placeholder{}},
+		{"another form", "9407080909", "92" + "91a161" + "c0", Placeholder{}},
+		{"fewer tokens than blocks", "9107", "92" + "c0" + "9192a16100", Placeholder{}},
+	} {
+		// ["BlockStored", [1, 2], nil, tokens, 2, nil, "GPU", nil, keys]
+		raw, err := hex.DecodeString("92cb3ff8000000000000" + "91" + "99ab426c6f636b53746f726564" + "920102" + "c0" + c.tokens + "02" + "c0" + "a3475055" + "c0" + c.keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Decode(raw, &b); err != nil || len(b.Events) != 1 || b.Events[0].Placeholder != c.want {
+			t.Errorf("%s: %v, %+v, want %+v", c.name, err, b.Events, c.want)
+		}
+	}
+}
+
 // TestWideTokens: SGLang's ids in place of an image have up to 63 bits. Blocks with others differ.
 func TestWideTokens(t *testing.T) {
 	t.Parallel()
