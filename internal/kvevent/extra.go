@@ -26,6 +26,10 @@ func (d *Decoder) foldExtras(e *Event) error {
 			return err
 		}
 	}
+	if len(d.items) > 0 && !d.others && d.mm == nil && d.ahead == nil && len(d.wide) == 0 {
+		e.Items = d.b.items.take(len(d.items))
+		copy(e.Items, d.items)
+	}
 	for _, x := range e.ExtraKeys {
 		if x != 0 {
 			return nil
@@ -81,6 +85,7 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, nth, size int) (uint64, error) 
 		return 0, nil
 	}
 	if !isArray(c.peek()) { // a form not known yet still distinguishes blocks
+		d.others = true
 		return foldValue(c, 0)
 	}
 	n, ok := c.arrayLen()
@@ -126,7 +131,7 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, nth, size int) (uint64, error) 
 			c.pos = start
 		}
 		var err error
-		if digest, err = e.foldKey(c, digest, nth*size, size); err != nil {
+		if digest, err = d.foldKey(c, digest, e, nth*size, size); err != nil {
 			return 0, err
 		}
 	}
@@ -136,7 +141,7 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, nth, size int) (uint64, error) 
 // foldKey adds one key to a digest. A media item, [identifier, offset], counts as its values,
 // however they are encoded, so that the digest can be computed for a prompt. The block has
 // size tokens from from on.
-func (e *Event) foldKey(c *cursor, digest uint64, from, size int) (uint64, error) {
+func (d *Decoder) foldKey(c *cursor, digest uint64, e *Event, from, size int) (uint64, error) {
 	probe := *c
 	if n, ok := probe.arrayLen(); isArray(c.peek()) && ok && n == 2 && isStr(probe.peek()) {
 		if id, ok := probe.str(); ok && isInt(probe.peek()) {
@@ -145,11 +150,34 @@ func (e *Event) foldKey(c *cursor, digest uint64, from, size int) (uint64, error
 				if begins := max(int(at), 0); begins < size && from+begins < len(e.Tokens) && !e.Bigram {
 					e.Placeholder.See(e.Tokens[from+begins])
 				}
-				return blockhash.ExtraMedia(digest, string(id), int(at)), nil
+				name := blockhash.MediaName(string(id))
+				d.item(name, from, int(at))
+				return blockhash.ExtraNamed(digest, name, int(at)), nil
 			}
 		}
 	}
+	d.others = true
 	return foldValue(c, digest)
+}
+
+// item takes note of an item of the event, which begins at tokens behind from, where a block begins.
+func (d *Decoder) item(name uint64, from, at int) {
+	const far = 1 << 31
+	if at < -far || at > far {
+		d.others = true
+		return
+	}
+	at += from
+	if n := len(d.items); n > 0 {
+		switch last := d.items[n-1]; {
+		case last == Item{name, at}: // in the block before, too
+			return
+		case last.At >= at:
+			d.others = true
+			return
+		}
+	}
+	d.items = append(d.items, Item{name, at})
 }
 
 // foldInfos adds the per-block multimodal infos of Dynamo's form to the digests.

@@ -42,7 +42,6 @@ type recordedRequest struct {
 // pages are those of vLLM 0.32 and 0.33.
 type recordedEngine struct {
 	requests []recordedRequest
-	coarse   bool // its full attention has larger blocks than the router
 	renders  bool // --enable-scale-out
 	pub      *zmtp.Pub
 
@@ -68,18 +67,12 @@ func readMedia(t *testing.T, path string) *recordedEngine {
 		var l struct {
 			Type    string
 			Payload []byte
-			Unit    int `json:"hash_block_size"`
-			Groups  []struct {
-				Size int `json:"block_size"`
-			}
 			recordedRequest
 		}
 		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
 			t.Fatal(err)
 		}
 		switch l.Type {
-		case "header":
-			e.coarse = l.Groups[0].Size > l.Unit
 		case "request":
 			e.requests = append(e.requests, l.recordedRequest)
 		case "batch":
@@ -165,7 +158,7 @@ func (e *recordedEngine) chat(n int, named bool) object {
 // managers found and published for them: several images, again, moved, exchanged under equal
 // text, mixed with text, with caches of one kind and of several. In every request whose
 // names are known, by the engine's render page or by the client's uuids, the router predicts
-// what the engine reports; where the engine's full attention has larger blocks, no more than that.
+// what the engine reports, and elsewhere no more.
 func TestMediaThroughTheRouter(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.FromSlash("../../testdata/media/*.jsonl.gz"))
@@ -232,7 +225,7 @@ func (e *recordedEngine) play(t *testing.T) {
 			known++
 			if got == q.Cached {
 				equal++
-			} else if !e.coarse {
+			} else {
 				t.Errorf("request %d: predicted %d, the engine found %d of %d", n, got, q.Cached, len(q.Tokens))
 			}
 			found += got
@@ -258,7 +251,7 @@ func (e *recordedEngine) play(t *testing.T) {
 	if n := e.asked["/v1/chat/completions/render"]; e.renders != (n > 1) {
 		t.Errorf("%d prompts were rendered", n)
 	}
-	if known < with/2 || found == 0 || equal < known/2 {
-		t.Errorf("names known of %d of %d requests with images, %d predicted as found, %d tokens", known, with, equal, found)
+	if known < with/2 || found == 0 {
+		t.Errorf("names known of %d of %d requests with images, %d tokens found", known, with, found)
 	}
 }
