@@ -26,7 +26,15 @@ const (
 // of an item. An engine that names a block by (id, offset) pairs, as vLLM (0.17 and later)
 // does in extra_keys, gives the digest of all pairs in their order.
 func ExtraMedia(digest uint64, id string, offset int) uint64 {
-	return fold(fold(digest, xxh3.HashStringSeed(id, mediaSeed), mediaSeed), uint64(offset), mediaSeed)
+	return ExtraNamed(digest, MediaName(id), offset)
+}
+
+// MediaName is the hash of an engine's name of an item.
+func MediaName(id string) uint64 { return xxh3.HashStringSeed(id, mediaSeed) }
+
+// ExtraNamed is [ExtraMedia] of an item whose name has the given hash.
+func ExtraNamed(digest, name uint64, offset int) uint64 {
+	return fold(fold(digest, name, mediaSeed), uint64(offset), mediaSeed)
 }
 
 // ExtraWide adds a token id that has more than 32 bits to the extra digest of a block. at is

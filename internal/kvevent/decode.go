@@ -59,6 +59,8 @@ type Decoder struct {
 	mm     []byte // the raw block_mm_infos of the event in work
 	ahead  []byte // the raw lookahead_token_ids of the event in work
 	wide   []wideToken
+	items  []Item // of the event in work
+	others bool   // there is more than items in its extra keys
 }
 
 // Decode reads payload into b, whose former contents are overwritten. Events
@@ -206,7 +208,7 @@ func (d *Decoder) events(c *cursor, b *Batch) error {
 // event reads one event and always consumes the whole of it, unless it returns
 // errTruncated. Kind Unknown without an error is an unknown tag.
 func (d *Decoder) event(c *cursor, e *Event) error {
-	d.extras, d.mm, d.ahead, d.wide = nil, nil, nil, d.wide[:0]
+	d.extras, d.mm, d.ahead, d.wide, d.items, d.others = nil, nil, nil, d.wide[:0], d.items[:0], false
 	var present fields
 	var err error
 	switch b := c.peek(); {

@@ -28,6 +28,8 @@
 // The ZeroMQ frames around a payload are in frames.go.
 package kvevent
 
+import "github.com/dynctl/dynctl/internal/blockhash"
+
 // Kind says what happened to the blocks of an Event.
 type Kind uint8
 
@@ -160,6 +162,11 @@ type Event struct {
 	// multimodal inputs and prompt embeddings, not LoRA and salt. 0 is nothing.
 	// It is empty when no block has any. See [blockhash.Extras] for those of a prompt.
 	ExtraKeys []uint64
+	// Items are the media of ExtraKeys in the order of their places, empty where there is
+	// anything else in it.
+	Items []Item
+	// Placeholder is the token that stands for media in Tokens.
+	Placeholder Placeholder
 	// Ahead is how many tokens after a block its name and its digest cover (vLLM 0.33 with
 	// EAGLE or MTP); 0 for none.
 	Ahead int32
@@ -167,6 +174,65 @@ type Event struct {
 	Locality  Locality
 	Ownership string // id of the secondary tier that owns the blocks
 	SessionID []byte // session of the request that caused the event
+}
+
+// Item is an image, a sound or a video of an event. Name is [blockhash.MediaName] of the engine's
+// name, At the place in the event's tokens at which it begins, negative where that is
+// before the event.
+type Item struct {
+	Name uint64
+	At   int
+}
+
+// ItemExtras appends the digests of the event's first n blocks of size tokens, which need not be
+// those of the engine, to dst. Events do not state where an item ends: here it is where
+// other tokens follow than that at which it began, or another item.
+func (e *Event) ItemExtras(dst []uint64, n, size int) []uint64 {
+	items, end := e.Items, e.itemEnd(e.Items)
+	for from := 0; from < n*size; from += size {
+		for len(items) > 0 && end <= from {
+			items = items[1:]
+			end = e.itemEnd(items)
+		}
+		var x uint64
+		for _, m := range items {
+			if m.At >= from+size {
+				break
+			}
+			x = blockhash.ExtraNamed(x, m.Name, m.At-from)
+		}
+		dst = append(dst, x)
+	}
+	return dst
+}
+
+// itemEnd is where the first of items ends, 0 for none.
+func (e *Event) itemEnd(items []Item) int {
+	if len(items) == 0 {
+		return 0
+	}
+	at, limit := max(items[0].At, 0), len(e.Tokens)
+	if len(items) > 1 {
+		limit = min(limit, items[1].At)
+	}
+	end := at
+	for end < limit && e.Tokens[end] == e.Tokens[at] {
+		end++
+	}
+	return end
+}
+
+// Placeholder is the token id that stands for images, sounds and videos in a prompt.
+type Placeholder struct {
+	Token uint32
+	// Known says that one was seen, Mixed that others were, too: places cannot be found by Token.
+	Known, Mixed bool
+}
+
+// See takes note of a token at which an item begins, or in the middle of one.
+func (p *Placeholder) See(token uint32) {
+	p.Mixed = p.Mixed || p.Known && token != p.Token
+	p.Token, p.Known = token, true
 }
 
 // Batch is one decoded payload. Decode it again and again into the same Batch to
@@ -188,6 +254,7 @@ type Batch struct {
 	// The slices of the Events are cut from these, so that the memory of a Batch
 	// follows the largest payload and not the largest event at each position.
 	hashes arena[Hash] // ExtraKeys too
+	items  arena[Item]
 	tokens arena[uint32]
 	text   arena[byte]
 }
@@ -197,6 +264,7 @@ func (b *Batch) reset() {
 	b.TS, b.Rank, b.Events = 0, -1, b.Events[:0]
 	b.Unknown, b.Skipped, b.Reason = 0, 0, nil
 	b.hashes.reset()
+	b.items.reset()
 	b.tokens.reset()
 	b.text.reset()
 }

@@ -26,6 +26,10 @@ func (d *Decoder) foldExtras(e *Event) error {
 			return err
 		}
 	}
+	if len(d.items) > 0 && !d.others && d.mm == nil && d.ahead == nil && len(d.wide) == 0 {
+		e.Items = d.b.items.take(len(d.items))
+		copy(e.Items, d.items)
+	}
 	for _, x := range e.ExtraKeys {
 		if x != 0 {
 			return nil
@@ -54,8 +58,9 @@ func (d *Decoder) foldKeys(e *Event) error {
 		return errBlocks
 	}
 	e.ExtraKeys = d.b.hashes.take(n)
+	size := e.blockTokens()
 	for i := range n {
-		digest, err := d.foldBlock(&c, e, i == 0 && !e.HasParent)
+		digest, err := d.foldBlock(&c, e, i, size)
 		if err != nil {
 			e.ExtraKeys = nil
 			return err
@@ -65,12 +70,22 @@ func (d *Decoder) foldKeys(e *Event) error {
 	return nil
 }
 
-// foldBlock reads the keys of one block.
-func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
+// blockTokens is how many tokens each block of the event has, 0 where it does not say.
+func (e *Event) blockTokens() int {
+	if size := int(e.BlockSize); size > 0 || len(e.Hashes) == 0 {
+		return size
+	}
+	return len(e.Tokens) / len(e.Hashes)
+}
+
+// foldBlock reads the keys of block number nth, of size tokens.
+func (d *Decoder) foldBlock(c *cursor, e *Event, nth, size int) (uint64, error) {
+	first := nth == 0 && !e.HasParent
 	if c.null() {
 		return 0, nil
 	}
 	if !isArray(c.peek()) { // a form not known yet still distinguishes blocks
+		d.others = true
 		return foldValue(c, 0)
 	}
 	n, ok := c.arrayLen()
@@ -116,7 +131,7 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
 			c.pos = start
 		}
 		var err error
-		if digest, err = foldKey(c, digest); err != nil {
+		if digest, err = d.foldKey(c, digest, e, nth*size, size); err != nil {
 			return 0, err
 		}
 	}
@@ -124,18 +139,45 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
 }
 
 // foldKey adds one key to a digest. A media item, [identifier, offset], counts as its values,
-// however they are encoded, so that the digest can be computed for a prompt.
-func foldKey(c *cursor, digest uint64) (uint64, error) {
+// however they are encoded, so that the digest can be computed for a prompt. The block has
+// size tokens from from on.
+func (d *Decoder) foldKey(c *cursor, digest uint64, e *Event, from, size int) (uint64, error) {
 	probe := *c
 	if n, ok := probe.arrayLen(); isArray(c.peek()) && ok && n == 2 && isStr(probe.peek()) {
 		if id, ok := probe.str(); ok && isInt(probe.peek()) {
 			if at, neg, ok := probe.integer(); ok && (neg || at <= math.MaxInt64) {
 				*c = probe
-				return blockhash.ExtraMedia(digest, string(id), int(at)), nil
+				if begins := max(int(at), 0); begins < size && from+begins < len(e.Tokens) && !e.Bigram {
+					e.Placeholder.See(e.Tokens[from+begins])
+				}
+				name := blockhash.MediaName(string(id))
+				d.item(name, from, int(at))
+				return blockhash.ExtraNamed(digest, name, int(at)), nil
 			}
 		}
 	}
+	d.others = true
 	return foldValue(c, digest)
+}
+
+// item takes note of an item of the event, which begins at tokens behind from, where a block begins.
+func (d *Decoder) item(name uint64, from, at int) {
+	const far = 1 << 31
+	if at < -far || at > far {
+		d.others = true
+		return
+	}
+	at += from
+	if n := len(d.items); n > 0 {
+		switch last := d.items[n-1]; {
+		case last == Item{name, at}: // in the block before, too
+			return
+		case last.At >= at:
+			d.others = true
+			return
+		}
+	}
+	d.items = append(d.items, Item{name, at})
 }
 
 // foldInfos adds the per-block multimodal infos of Dynamo's form to the digests.
@@ -173,10 +215,7 @@ func (d *Decoder) needDigests(e *Event, n int) {
 
 // foldWide adds the token ids of more than 32 bits to the digests of their blocks.
 func (d *Decoder) foldWide(e *Event) {
-	size := int(e.BlockSize)
-	if size == 0 && len(e.Hashes) > 0 {
-		size = len(e.Tokens) / len(e.Hashes)
-	}
+	size := e.blockTokens()
 	if len(d.wide) == 0 || size == 0 {
 		return
 	}

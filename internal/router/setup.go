@@ -153,6 +153,16 @@ type engines struct {
 	feeds          *kvfeed.Manager
 }
 
+// placeholder is what stands for media in the prompts of a worker's engine.
+func (e *engines) placeholder(w *workers.Worker) (token uint32, ok bool) {
+	for _, k := range w.Ranks {
+		if token, ok = e.feeds.Placeholder(kvindex.Rank(k.Slot)); ok {
+			return token, true
+		}
+	}
+	return 0, false
+}
+
 func newEngines(o *Options, hop api.Hop, b *base, in *entry, s *others) (*engines, error) {
 	c := &o.Config
 	e := &engines{
@@ -272,7 +282,7 @@ func newDeciding(c *settings.Config, hop api.Hop, b *base, in *entry, e *engines
 	tokens, err := prompt.New(prompt.Options{
 		TLS: b.secure.EngineTLS(), Header: hop.Header(),
 		Mode: c.Tokens.Tokenizer, Path: c.Tokens.Path, Registry: b.registry, Event: b.event, DialTimeout: c.Timeouts.Dial,
-		CacheBytes: c.Tokens.CacheBytes, Media: l.media,
+		CacheBytes: c.Tokens.CacheBytes, Media: l.media, Placeholder: e.placeholder,
 	})
 	if err != nil {
 		return nil, err

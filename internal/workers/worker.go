@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -314,6 +315,7 @@ type Rank struct {
 
 	WorkerName string
 	push       atomic.Pointer[KVAddress]
+	senders    Senders
 }
 
 // Times is how many times as long as its peers the rank takes, by what its requests show; 1
@@ -340,6 +342,48 @@ func (r *Rank) KVAddress() *KVAddress { return r.push.Load() }
 
 // SetKVAddress keeps an address, or forgets it with nil.
 func (r *Rank) SetKVAddress(a *KVAddress) { r.push.Store(a) }
+
+// Senders are those of the prefill rank that decode engines may be taking.
+func (r *Rank) Senders() *Senders { return &r.senders }
+
+// Senders bounds how many of a prefill engine's senders wait for KV that may never come. vLLM's
+// Mooncake connector has twenty, and each waits 480 s for a prefill that failed or was aborted
+// after the decode engine had requested its blocks. The zero value has none taken. It is
+// safe for concurrent use.
+type Senders struct {
+	mu    sync.Mutex
+	taken int
+	until time.Time // a sender is lost before then
+}
+
+// Take takes a sender, which [Senders.Free] or [Senders.Lose] gives back. It reports false
+// where limit are taken, or one is lost.
+func (s *Senders) Take(now time.Time, limit int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.taken >= limit || now.Before(s.until) {
+		return false
+	}
+	s.taken++
+	return true
+}
+
+// Free gives a sender back whose KV has come, or for which no decode engine has asked.
+func (s *Senders) Free() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken--
+}
+
+// Lose gives a sender back that waits until a time for KV that does not come.
+func (s *Senders) Lose(until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken--
+	if until.After(s.until) {
+		s.until = until
+	}
+}
 
 // Load is what an engine says of one of its ranks.
 type Load struct {

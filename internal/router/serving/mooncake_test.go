@@ -102,6 +102,9 @@ func (m *mooncake) serve(q *fakeengine.Request) fakeengine.Answer {
 		if got := strings.Join(names, " "); got != "do_remote_decode do_remote_prefill transfer_id" || !params.Get("do_remote_decode").Bool() || params.Get("do_remote_prefill").Bool() {
 			m.t.Errorf("a prefill leg with %s", params)
 		}
+		if !rawjson.Value(q.Body).Get("ignore_eos").Bool() {
+			m.t.Errorf("the prefill could end by itself: %s", q.Body)
+		}
 		if legs != nil {
 			m.t.Errorf("the transfer %s has two prefill legs", id)
 		}
@@ -138,17 +141,21 @@ func (m *mooncake) serve(q *fakeengine.Request) fakeengine.Answer {
 	return m.Model.Answer(q).After(max(m.step, time.Until(legs.ready)))
 }
 
-// senders counts those that wait for KV that never comes.
-func (m *mooncake) senders() (n int) {
+// senders counts those of the engine that has most that wait for KV that never comes.
+func (m *mooncake) senders() (most int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	n := map[string]int{}
 	for _, l := range m.legs {
-		// A decode engine whose request was given up before its first step asked for nothing.
-		if l.ready.IsZero() && l.decode != nil && l.decode.Ended.Sub(l.decode.At) >= m.step {
-			n++
+		// A decode engine whose request was given up before its first step asked for nothing; a
+		// prefill that is given up leaves no KV.
+		gone := l.ready.IsZero() || !l.prefill.Ended.IsZero() && l.prefill.Ended.Before(l.ready)
+		if gone && l.decode != nil && l.decode.Ended.Sub(l.decode.At) >= m.step && time.Since(l.decode.At) < 480*time.Second {
+			n[l.prefill.Worker]++
+			most = max(most, n[l.prefill.Worker])
 		}
 	}
-	return n
+	return most
 }
 
 // send has a request answered and wants it to be.
@@ -226,7 +233,6 @@ func TestFailingPrefillsTakeNoSender(t *testing.T) {
 		{"closed", fakeengine.Fails(upstream.Reset, true).After(time.Millisecond), true, 1},
 		{"late", fakeengine.JSON(500, `{"error":{"message":"no"}}`).After(50 * time.Millisecond), true, 1},
 		{"late, from the start", fakeengine.JSON(500, `{"error":{"message":"no"}}`).After(50 * time.Millisecond), false, 0},
-		{"ended by itself", fakeengine.JSON(200, strings.Replace(fakeengine.Prefilled("x", 64, "null"), `"length"`, `"stop"`, 1)).After(50 * time.Millisecond), true, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMooncake(t, "1p1d")
@@ -243,6 +249,80 @@ func TestFailingPrefillsTakeNoSender(t *testing.T) {
 			}
 			if n := m.senders(); n != c.want {
 				t.Errorf("%s: %d senders are taken, want %d", c.name, n, c.want)
+			}
+		})
+	}
+}
+
+// TestSendersAtRisk: of a prefill engine's twenty senders one router leaves sixteen free, whatever
+// fails and in whatever order; in a row it takes no second one. While one is taken, decode
+// legs wait for the prefill's answer.
+func TestSendersAtRisk(t *testing.T) {
+	late := fakeengine.JSON(500, `{"error":{"message":"no"}}`).After(50 * time.Millisecond)
+	for _, c := range []struct {
+		name           string
+		leaves, fails  func(i int) bool // the client, the prefill
+		atOnce         bool
+		want, heldThen int // senders, and decode legs that are held after that
+	}{
+		{"every second one fails", nil, func(i int) bool { return i%2 == 1 }, false, 1, 0},
+		{"all fail at once", nil, func(int) bool { return true }, true, 4, 0},
+		{"clients leave", func(i int) bool { return i%2 == 1 }, nil, false, 1, 0},
+		{"all clients leave at once", func(int) bool { return true }, nil, true, 4, 0},
+		{"all are well, at once", nil, nil, true, 0, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMooncake(t, "1p1d")
+			m.prefill = 40 * time.Millisecond
+			m.send("remote")
+			m.send("remote")
+			n := 0 // of the prefills
+			m.fails = func(*fakeengine.Request) *fakeengine.Answer {
+				if n++; c.fails != nil && c.fails(n) {
+					return &late
+				}
+				return nil
+			}
+			var wg sync.WaitGroup
+			for i := range 30 {
+				ctx, leave := context.WithCancel(t.Context())
+				wg.Go(func() {
+					defer leave()
+					m.Send(ctx, ask(false, "")) // what fails is in the senders
+				})
+				if c.leaves != nil && c.leaves(i) {
+					time.AfterFunc(30*time.Millisecond, leave)
+				}
+				if !c.atOnce {
+					wg.Wait()
+				}
+			}
+			wg.Wait()
+			synctest.Wait()
+			if got := m.senders(); got != c.want {
+				t.Errorf("%s: %d senders are taken, want %d", c.name, got, c.want)
+			}
+			m.fails = nil
+			held := func() (n int) {
+				before := len(m.Requests("decode"))
+				m.send("remote")
+				m.send("remote")
+				for _, d := range m.Requests("decode")[before:] {
+					for _, l := range m.legs {
+						if l.decode == d && d.At.Sub(l.prefill.At) == m.writes {
+							n++
+						}
+					}
+				}
+				return min(n, 1)
+			}
+			<-time.After(time.Minute)
+			if got := held(); got != c.heldThen {
+				t.Errorf("%s: %d decode legs are held a minute later, want %d", c.name, got, c.heldThen)
+			}
+			<-time.After(8 * time.Minute)
+			if got := held(); m.senders() != 0 || got != 1 {
+				t.Errorf("%s: after 480 s %d senders are taken, %d decode legs held", c.name, m.senders(), got)
 			}
 		})
 	}
@@ -279,11 +359,11 @@ func TestMooncakeProperties(t *testing.T) {
 				defer mu.Unlock()
 				return rng.IntN(n)
 			}
-			late := 0                                                // failures after the decode engine has asked
+			late := 0                                                // failures and clients that leave, after the decode engine has asked
 			m.fails = func(*fakeengine.Request) *fakeengine.Answer { // m.mu is held
 				after := time.Duration(draw(30)) * time.Millisecond
 				a := fakeengine.Answer{}
-				switch draw(10) {
+				switch draw(9) {
 				case 0:
 					a = fakeengine.Fails(upstream.Connect, false)
 				case 1:
@@ -292,8 +372,6 @@ func TestMooncakeProperties(t *testing.T) {
 					a = fakeengine.Fails(upstream.Reset, true)
 				case 3:
 					a = fakeengine.Stale()
-				case 4:
-					a = fakeengine.JSON(200, strings.Replace(fakeengine.Prefilled("x", 64, "null"), `"length"`, `"stop"`, 1))
 				default:
 					return nil
 				}
@@ -308,6 +386,11 @@ func TestMooncakeProperties(t *testing.T) {
 				}
 				ctx, leave := context.WithCancel(t.Context())
 				leaves := draw(5) == 0
+				if leaves {
+					m.mu.Lock()
+					late++
+					m.mu.Unlock()
+				}
 				wg.Go(func() {
 					defer leave()
 					got := m.Send(ctx, ask(false, ""))
@@ -323,7 +406,7 @@ func TestMooncakeProperties(t *testing.T) {
 			}
 			wg.Wait()
 			synctest.Wait()
-			if n := m.senders(); n > late {
+			if n := m.senders(); n > min(late, 4) {
 				t.Errorf("seed %d: %d senders are taken after %d failures", seed, n, late)
 			}
 		})

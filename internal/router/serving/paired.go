@@ -159,11 +159,22 @@ type both struct {
 	fresh bool
 }
 
-func (b *both) Prefill(ctx context.Context, written func()) error {
+func (b *both) Prefill(ctx context.Context, written func()) (err error) {
+	sent := false
+	err = errPanic // until it returns
+	defer func() { b.t.PrefillEnded(sent && lost(err)) }()
 	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim, func(fresh bool) {
-		b.fresh = fresh
+		b.fresh, sent = fresh, true
 		written()
 	})
+}
+
+// lost reports whether the KV of a prefill leg that was sent never comes to a decode engine that
+// may wait for it. A request that a prefill engine does not accept (4xx) is none for
+// the decode engine either.
+func lost(err error) bool {
+	f, ok := errors.AsType[*upstream.Failure](err)
+	return err != nil && (!ok || f.Kind != upstream.Status || f.Status/100 != 4)
 }
 
 func (b *both) Decode(ctx context.Context) (err error) {

@@ -278,6 +278,7 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	r.reader.word.Store(0)
 	r.reader.groups.Store(nil)
 	r.reader.tiers.Store(nil)
+	r.reader.placeholder.Store(0)
 	r.observeFeed(Observation{})
 	r.mu.Unlock()
 	return true
@@ -389,6 +390,17 @@ func (m *Manager) Naming(id kvindex.Rank) (ahead, parts int) {
 		parts = int(w >> wordParts)
 	}
 	return int(uint8(w >> wordAhead)), parts
+}
+
+// Placeholder returns the token that stands for media in the prompts of rank id's engine, as its
+// events have shown; ok is false where that is not known.
+func (m *Manager) Placeholder(id kvindex.Rank) (token uint32, ok bool) {
+	at := m.readerState(id)
+	if at == nil {
+		return 0, false
+	}
+	v := at.placeholder.Load()
+	return uint32(v), v != 0
 }
 
 // Untrusted reports whether rank id is fed and its entries may not be used now, so

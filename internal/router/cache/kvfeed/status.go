@@ -126,7 +126,12 @@ type readerState struct {
 	word   atomic.Uint64
 	groups atomic.Pointer[kvgroup.Groups]
 	tiers  atomic.Pointer[kvtier.Tiers]
+	// placeholder is the token that stands for media, above 32 bits where it is known, else 0.
+	placeholder atomic.Uint64
 }
+
+// known marks a placeholder.
+const known = 1 << 32
 
 // The word in which a rank's trust and shape are read.
 const (
@@ -168,6 +173,13 @@ func (r *rank) publish() {
 		if t != nil {
 			w |= wordMore
 		}
+	}
+	var placeholder uint64
+	if token, ok := r.stream.Placeholder(); ok {
+		placeholder = known | uint64(token)
+	}
+	if placeholder != r.reader.placeholder.Load() {
+		r.reader.placeholder.Store(placeholder)
 	}
 	if w == r.published {
 		return

@@ -58,6 +58,8 @@ type Applier struct {
 	unknown []string
 	aside   kvevent.CacheKind
 	groups  *kvgroup.Groups // nil while only one group was reported
+	// placeholder is what stands for media in the engine's prompts.
+	placeholder kvevent.Placeholder
 
 	split                parts
 	names, locals, extra []uint64
@@ -120,7 +122,7 @@ func NewApplier(blockSize int) *Applier {
 // again. Counters stay.
 func (a *Applier) Reset() {
 	a.engine, a.parts, a.ahead, a.group, a.bigram = 0, 0, 0, -1, false
-	a.unknown, a.aside, a.groups = nil, kvevent.CacheAbsent, nil
+	a.unknown, a.aside, a.groups, a.placeholder = nil, kvevent.CacheAbsent, nil, kvevent.Placeholder{}
 	a.split.reset()
 }
 
@@ -209,6 +211,10 @@ func (a *Applier) each(b *kvevent.Batch, ops *kvindex.Batch) {
 		}
 		switch e.Kind {
 		case kvevent.Stored:
+			if p := &e.Placeholder; p.Known {
+				a.placeholder.See(p.Token)
+				a.placeholder.Mixed = a.placeholder.Mixed || p.Mixed
+			}
 			a.store(e, ops)
 		case kvevent.Removed:
 			a.remove(e, ops)

@@ -138,7 +138,12 @@ func (a *Applier) hash(e *kvevent.Event, n, bs int) []uint64 {
 		first = 1 // any block but 0: the salt is in block 0 only
 	}
 	extra := e.ExtraKeys
-	if parts := bs / a.size; parts > 1 {
+	switch parts := bs / a.size; {
+	case parts <= 1:
+	case a.groups != nil && len(e.Items) > 0: // prompts have names by the router's blocks
+		a.extra = e.ItemExtras(a.extra[:0], n*parts, a.size)
+		extra = a.extra
+	default:
 		extra = a.spread(extra, parts)
 	}
 	key := blockhash.Key{LoRA: a.lora(e), Salt: e.Salt}

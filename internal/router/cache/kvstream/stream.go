@@ -351,6 +351,13 @@ func (s *Stream) GroupsAndTiers() (*kvgroup.Groups, *kvtier.Tiers) { return s.ap
 // publisher ever sent; otherwise blocks stored before are missing from them.
 func (s *Stream) Complete() bool { return s.complete }
 
+// Placeholder returns the token that stands for media in the engine's prompts; ok is false where
+// no event has shown one, or several were seen.
+func (s *Stream) Placeholder() (token uint32, ok bool) {
+	p := &s.app.placeholder
+	return p.Token, p.Known && !p.Mixed
+}
+
 // Shape returns the shape of the rank's blocks.
 func (s *Stream) Shape() Shape { return s.app.Shape() }
 

@@ -38,7 +38,8 @@ const (
 	// Held: as Concurrent, but the decode leg is sent only when the prefill's request was
 	// written completely, so that its engine waits for no prefill that no engine has. Both
 	// engines meet at an address that the router keeps for the prefill rank; a transfer of a
-	// rank without one, as after a failure, is Sequential.
+	// rank without one, as after a failure, is Sequential, and so is one of a rank that has
+	// no sender to spare (workers.Senders).
 	Held Mode = "held"
 )
 
@@ -198,37 +199,46 @@ func (c *Connector) Begin(d Dispatch) (*Transfer, error) {
 	}
 	if c.order == Held {
 		t.mode = Sequential
-		if r := d.Prefill.Rank; r != nil && r.KVAddress() != nil {
+		if r := d.Prefill.Rank; r != nil && r.KVAddress() != nil && (c.senders == 0 || r.Senders().Take(time.Now(), c.senders)) {
 			t.mode, t.at, t.used = Held, *r.KVAddress(), true
 		}
 	}
-	if c.where != nil {
-		if err := c.where(t); err != nil {
-			return nil, err
-		}
-	}
-	if c.body != nil {
-		if err := c.body(t); err != nil {
-			return nil, err
-		}
-	} else {
-		t.prefill = oneToken(&d.Facts)
-		ask := c.asks
-		if ask == nil && c.prefill != nil {
-			var err error
-			if ask, err = t.object(c.prefill); err != nil {
-				return nil, err
-			}
-		}
-		if ask != nil {
-			t.prefill = append(t.prefill, api.Set(transferParams, ask))
-		}
+	if err := c.legs(t); err != nil {
+		t.PrefillEnded(false)
+		return nil, err
 	}
 	if t.mode != Sequential {
 		t.facts = Checked{PromptTokens: -1, CachedTokens: -1}
 		t.state.Store(stateReady)
 	}
 	return t, nil
+}
+
+// legs makes the edits of the prefill leg, and of the decode leg where the row has its body.
+func (c *Connector) legs(t *Transfer) error {
+	if c.where != nil {
+		if err := c.where(t); err != nil {
+			return err
+		}
+	}
+	if c.body != nil {
+		return c.body(t)
+	}
+	t.prefill = oneToken(&t.dispatch.Facts)
+	if c.senders > 0 {
+		t.prefill = endless(t.prefill, t.dispatch.Facts.Kind)
+	}
+	ask := c.asks
+	if ask == nil && c.prefill != nil {
+		var err error
+		if ask, err = t.object(c.prefill); err != nil {
+			return err
+		}
+	}
+	if ask != nil {
+		t.prefill = append(t.prefill, api.Set(transferParams, ask))
+	}
+	return nil
 }
 
 // joined is the id of the transfer that holds that of the request.
@@ -328,6 +338,18 @@ func (t *Transfer) Failed() {
 	}
 }
 
+// PrefillEnded reports once that the prefill leg of a Held transfer is over. lost says that the
+// prefill engine has no KV for a decode engine that may have requested it.
+func (t *Transfer) PrefillEnded(lost bool) {
+	switch s := t.dispatch.Prefill.Rank.Senders(); {
+	case t.of.senders == 0 || t.mode != Held:
+	case lost:
+		s.Lose(time.Now().Add(senderTime))
+	default:
+		s.Free()
+	}
+}
+
 // DecodeEdits are the changes of the client's body for the decode leg. Only
 // the first call gets them; a second one is an ErrUsed.
 func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
@@ -380,6 +402,20 @@ func oneToken(f *api.Facts, more ...api.Edit) []api.Edit {
 			api.Replace("max_completion_tokens", api.RawOne), api.Delete("min_tokens"), api.Delete("min_completion_tokens"))
 	}
 	return append(e, more...)
+}
+
+// endless adds what keeps an engine from ending the answer of a prefill leg by itself, where the
+// endpoint has that: the answer is discarded, and the KV of one that did not end by its
+// length is not kept.
+func endless(e []api.Edit, k api.Kind) []api.Edit {
+	switch k {
+	case api.Generate:
+		return append(e, api.Set("sampling_params.ignore_eos", api.RawTrue), api.Delete("sampling_params.stop"), api.Delete("sampling_params.stop_token_ids"))
+	case api.Messages:
+		return append(e, api.Delete("stop_sequences"))
+	default:
+		return append(e, api.Set("ignore_eos", api.RawTrue), api.Delete("stop"), api.Delete("stop_token_ids"))
+	}
 }
 
 // adaptive lets the model think as it does by default, without a budget, which

@@ -71,9 +71,9 @@ var kinds = []kind{
 		// vLLM's MooncakeConnector (0.33): the decode engine asks the prefill engine for the
 		// blocks of a transfer by its id, and finds it by the bootstrap server of the prefill
 		// worker, which also tells the router the engine's id. A prefill engine that is asked
-		// for an id that it does not know has one of its twenty senders wait for 480 s
-		// (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT), which nothing ends sooner.
-		name: workers.ConnectorMooncake, order: Held, ids: byRouter, bootstrap: true, where: bootstrapOf,
+		// for an id that it does not know, or whose prefill does not end by its length, has one
+		// of its twenty senders wait for 480 s, which nothing ends sooner.
+		name: workers.ConnectorMooncake, order: Held, ids: byRouter, bootstrap: true, where: bootstrapOf, senders: 4,
 		prefill: []member{{"do_remote_decode", yes, nil}, {"do_remote_prefill", no, nil}, {"transfer_id", joinedID, nil}},
 		decode: []member{
 			{"do_remote_decode", no, nil}, {"do_remote_prefill", yes, nil},
@@ -132,6 +132,10 @@ type kind struct {
 	// bootstrap a server completes it, see [Transfer.Meet].
 	where     func(*Transfer) error
 	bootstrap bool
+	// senders is how many decode engines may wait at a prefill rank for KV that is not there
+	// yet; 0 where a prefill that fails takes none of the rank's senders. Several routers may
+	// share the engine.
+	senders int
 	// body makes the edits of legs that carry more than kv_transfer_params.
 	body func(*Transfer) error
 	// carries reports whether its fields exist on an endpoint of w besides chats and

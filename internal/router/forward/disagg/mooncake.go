@@ -22,6 +22,8 @@ const (
 	MaxBootstrap = 1 << 20
 	// bootstrapTime bounds asking it.
 	bootstrapTime = 2 * time.Second
+	// senderTime is how long a sender waits in vain (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
+	senderTime = 480 * time.Second
 )
 
 // bootstrapOf is the bootstrap server of the prefill worker.

@@ -87,7 +87,7 @@ func TestMooncake(t *testing.T) {
 		}
 	}
 	first := begin(Sequential)
-	sameJSON(t, `{"prompt":"a","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"810f561d65b277a9-0000000000000007"}}`,
+	sameJSON(t, `{"prompt":"a","max_tokens":1,"stream":false,"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"810f561d65b277a9-0000000000000007"}}`,
 		spliced(t, api.Completion, pushBody, first.PrefillEdits()))
 	meet(first, true, 1)
 	if b.asked[0] != "http://127.0.0.1:8998" {
@@ -135,6 +135,66 @@ func TestMooncake(t *testing.T) {
 	if b.asked[0] != "http://boot:9000" {
 		t.Errorf("asked %q", b.asked)
 	}
+}
+
+// TestMooncakePrefillHasNoEnd: nothing that the client requests ends a prefill before its length.
+func TestMooncakePrefillHasNoEnd(t *testing.T) {
+	for _, c := range []struct {
+		kind       api.Kind
+		body, want string
+	}{
+		{
+			api.Chat, `{"messages":[],"max_tokens":8,"stop":["a"],"stop_token_ids":[1]}`,
+			`{"messages":[],"max_tokens":1,"stream":false,"ignore_eos":true}`,
+		},
+		{api.Completion, `{"prompt":"a","ignore_eos":false,"stop":"a"}`, `{"prompt":"a","max_tokens":1,"stream":false,"ignore_eos":true}`},
+		{api.Messages, `{"messages":[],"max_tokens":8,"stop_sequences":["a"]}`, `{"messages":[],"max_tokens":1,"stream":false}`},
+		{
+			api.Generate, `{"token_ids":[1],"sampling_params":{"max_tokens":8,"stop":["a"],"stop_token_ids":[1]}}`,
+			`{"token_ids":[1],"sampling_params":{"max_tokens":1,"ignore_eos":true},"stream":false}`,
+		},
+	} {
+		d := mooncakeDispatch()
+		d.Facts.Kind = c.kind
+		tr := begin(t, workers.ConnectorMooncake, (&bootstrapServer{answer: registered2}).options(), d)
+		want := strings.TrimSuffix(c.want, "}") + `,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"` + tr.joined() + `"}}`
+		sameJSON(t, want, spliced(t, c.kind, c.body, tr.PrefillEdits()))
+	}
+}
+
+// TestMooncakeSenders: of a rank with senders to spare four transfers are held at a time, and
+// none while one is lost.
+func TestMooncakeSenders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, b := mooncakeDispatch(), &bootstrapServer{answer: registered2}
+		d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "7f3e", Host: "127.0.0.1", Port: 8998})
+		c, err := NewConnector(workers.ConnectorMooncake, b.options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := func(want Mode) *Transfer {
+			t.Helper()
+			tr, err := c.Begin(d)
+			if err != nil || tr.Mode() != want {
+				t.Fatalf("the transfer is %s, want %s: %v", tr.Mode(), want, err)
+			}
+			return tr
+		}
+		var held []*Transfer
+		for range 4 {
+			held = append(held, begin(Held))
+		}
+		begin(Sequential).PrefillEnded(true) // no engine waits for it
+		held[0].PrefillEnded(false)
+		begin(Held).PrefillEnded(true)
+		<-time.After(time.Minute)
+		begin(Sequential)
+		held[1].PrefillEnded(true)
+		<-time.After(7*time.Minute + time.Second) // since the first one was lost
+		begin(Sequential)
+		<-time.After(time.Minute)
+		begin(Held)
+	})
 }
 
 // TestMooncakeFailedWhileHeld: where a leg failed before the bootstrap server answered, its

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/blockhash"
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/media"
@@ -35,6 +36,12 @@ func (t *Stage) findMedia(ctx context.Context, v *api.View, m *modelTokens, mode
 		keep = keep && !v.Fetched(&v.Media[i])
 	}
 	res, err := m.engine.Render(ctx, path, v.Body, keep)
+	rendered := err == nil
+	if errors.Is(err, tokenize.ErrUnavailable) {
+		if own, ok := t.byUUID(ctx, v, m, list); ok {
+			res, err = own, nil
+		}
+	}
 	switch {
 	case err != nil:
 		if ctx.Err() == nil && errors.Is(err, tokenize.ErrUnavailable) {
@@ -44,7 +51,7 @@ func (t *Stage) findMedia(ctx context.Context, v *api.View, m *modelTokens, mode
 	case len(res.Media) == 0:
 		return estimate("placed by what was sent before: the engine names no image, sound or video in it")
 	}
-	if !res.Cached && m.blind.CompareAndSwap(true, false) {
+	if rendered && !res.Cached && m.blind.CompareAndSwap(true, false) {
 		t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Text: fmt.Sprintf("engines name the images, sounds and videos in prompts of %s again", model)})
 	}
 	t.learn(v, model, res, keep)
@@ -55,6 +62,76 @@ func (t *Stage) findMedia(ctx context.Context, v *api.View, m *modelTokens, mode
 	return p
 }
 
+// maxUUID bounds a client's name of an item that counts, in bytes.
+const maxUUID = 1024
+
+// byUUID finds the ids and the names of media where the client names all of them, as engines
+// without the page take these names for theirs: their ids come from /tokenize, which
+// prepares the media, too, and the placeholders are those of the engines' events. ok is
+// false where a name or a place is not certain.
+func (t *Stage) byUUID(ctx context.Context, v *api.View, m *modelTokens, list []*workers.Worker) (res tokenize.Result, ok bool) {
+	if v.Kind != api.Chat || !slices.ContainsFunc(list, renders) || slices.ContainsFunc(list, func(w *workers.Worker) bool { return !renders(w) }) {
+		return res, false
+	}
+	for _, name := range processing {
+		if _, ok := v.Get(name); ok { // they are part of the engine's names
+			return res, false
+		}
+	}
+	for i := range v.Media {
+		// Where a prompt has several kinds, the engine may put one before the other.
+		if it := &v.Media[i]; it.UUID == "" || len(it.UUID) > maxUUID || it.Kind != v.Media[0].Kind {
+			return res, false
+		}
+	}
+	token, ok := t.placeholder(list)
+	if !ok || len(v.Media) == 0 {
+		return res, false
+	}
+	res, err := m.engine.Chat(ctx, v.Body)
+	if err != nil {
+		return res, false
+	}
+	// Items are runs of the placeholder. In other prompts than these, as where an item's rows
+	// have other tokens between them or two items touch, there are more or fewer.
+	res.Media = nil
+	for i := 0; i < len(res.IDs); i++ {
+		from := i
+		for i < len(res.IDs) && res.IDs[i] == token {
+			i++
+		}
+		if i == from {
+			continue
+		}
+		if len(res.Media) == len(v.Media) {
+			return res, false
+		}
+		it := &v.Media[len(res.Media)]
+		res.Media = append(res.Media, tokenize.Media{Modality: it.Kind.String(), Media: blockhash.Media{ID: it.UUID, Offset: from, Length: i - from}})
+	}
+	return res, len(res.Media) == len(v.Media)
+}
+
+// placeholder is what stands for media in the prompts of all engines of a model.
+func (t *Stage) placeholder(list []*workers.Worker) (token uint32, ok bool) {
+	if t.o.Placeholder == nil {
+		return 0, false
+	}
+	for _, w := range list {
+		switch own, known := t.o.Placeholder(w); {
+		case !known:
+		case ok && own != token:
+			return 0, false
+		default:
+			token, ok = own, true
+		}
+	}
+	return token, ok
+}
+
+// processing are members of a request that change how engines prepare media.
+var processing = []string{"mm_processor_kwargs", "media_io_kwargs"}
+
 // renders reports whether a worker's engine may have pages that render prompts.
 func renders(w *workers.Worker) bool { return w.WireEngine() == workers.VLLM }
 
@@ -63,7 +140,7 @@ func (t *Stage) learn(v *api.View, model string, res tokenize.Result, keep bool)
 	if t.o.Media == nil || res.Cached {
 		return
 	}
-	for _, name := range []string{"mm_processor_kwargs", "media_io_kwargs"} {
+	for _, name := range processing {
 		if _, ok := v.Get(name); ok { // they change how many tokens an item has
 			keep = false
 		}

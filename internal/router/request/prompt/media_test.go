@@ -110,3 +110,92 @@ func TestMedia(t *testing.T) {
 		t.Errorf("one prompt was refused, not all: %q", s.Troubles())
 	}
 }
+
+// TestMediaByUUID: where no engine renders prompts, a client's names of all items are those of the
+// engine, and the items stand where the placeholders of the engine's events are. Where
+// one name or place is not certain, the prompt is estimated.
+func TestMediaByUUID(t *testing.T) {
+	const tokens = `{"count":12,"max_model_len":64,"tokens":[1,2,9,9,9,3,9,9,4,5,6,7]}`
+	asked, answer := 0, tokens
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/tokenize" {
+			w.WriteHeader(http.StatusForbidden) // no --enable-scale-out
+			return
+		}
+		asked++
+		_, _ = io.WriteString(w, answer)
+	}))
+	defer engine.Close()
+	var kinds []string
+	registry := workers.NewRegistry(func(eventlog.Event) {})
+	table := media.NewTable()
+	token, known := uint32(9), true
+	s, err := New(Options{
+		Mode: "engine", Registry: registry, Media: table, Event: func(e eventlog.Event) { kinds = append(kinds, e.Kind) },
+		Placeholder: func(*workers.Worker) (uint32, bool) { return token, known },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	spec, err := workers.ParseSpec(workers.Decode, engine.URL+",name=d0,model=m,engine=vllm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registry.Apply("flag", []workers.Spec{spec}); err != nil {
+		t.Fatal(err)
+	}
+	w, _ := registry.Snapshot().Worker("d0")
+	w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	find := func(parts, more string) Prompt {
+		t.Helper()
+		var v api.View
+		if err := v.Parse([]byte(`{"model":"m","messages":[{"role":"user","content":[`+parts+`]}]`+more+`}`), api.Chat, api.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		defer v.Release()
+		return s.Find(t.Context(), &v, "m", registry.Snapshot().Model("m"), nil)
+	}
+	const (
+		a     = `{"type":"image_url","image_url":{"url":"http://host/a"},"uuid":"a"}`
+		b     = `{"type":"image_url","image_url":{"url":"data:image/png;base64,bbbb"},"uuid":"b"}`
+		bare  = `{"type":"image_url","image_url":{"url":"data:image/png;base64,cccc"}}`
+		sound = `{"type":"input_audio","input_audio":{"data":"YQ==","format":"wav"},"uuid":"s"}`
+	)
+	p := find(a+","+b, "")
+	want := []blockhash.Media{{ID: "a", Offset: 2, Length: 3}, {ID: "b", Offset: 6, Length: 2}}
+	if p.Source != route.FromEngine || p.ISL != 12 || len(p.IDs) != 12 || !slices.Equal(p.Media, want) || p.Note != "" || len(kinds) != 0 {
+		t.Errorf("with names: %+v, events %q", p, kinds)
+	}
+	if n, learned := table.Expect("m", api.MediaImage); !learned || n != 3 {
+		t.Errorf("an image is expected to have %d tokens", n)
+	}
+	for _, c := range []struct {
+		name, parts, more string
+		asks              bool
+	}{
+		{"one item without a name", a + "," + bare, "", false},
+		{"two kinds", a + "," + sound, "", false},
+		{"other preparation", a + "," + b, `,"mm_processor_kwargs":{"a":1}`, false},
+		{"a long name", strings.Replace(a, `"uuid":"a"`, `"uuid":"`+strings.Repeat("a", maxUUID+1)+`"`, 1) + "," + b, "", false},
+		{"fewer items than runs", a, "", true},
+		{"more items than runs", a + "," + b + "," + a, "", true},
+	} {
+		before := asked
+		if p := find(c.parts, c.more); p.Source != route.FromEstimate || p.IDs != nil || p.Media != nil || (asked > before) != c.asks {
+			t.Errorf("%s: %+v, asked %d times", c.name, p, asked-before)
+		}
+	}
+	before := asked
+	known = false
+	if p := find(a+","+b, ""); p.Source != route.FromEstimate || asked != before {
+		t.Errorf("no placeholder is known: %+v", p)
+	}
+	known, answer = true, `{"count":5,"tokens":[1,2,3,4,5]}`
+	if p := find(b+","+b, ""); p.Source != route.FromEstimate {
+		t.Errorf("no placeholder among the ids: %+v", p)
+	}
+	if !slices.Equal(kinds, []string{"tokenizer_degraded"}) {
+		t.Errorf("events %q", kinds)
+	}
+}

@@ -53,6 +53,9 @@ type Options struct {
 	// Media is what is known of images, sounds and videos; nil knows nothing, and learns
 	// nothing.
 	Media *media.Table
+	// Placeholder returns the token that stands for media in the prompts of a worker's engine; ok
+	// is false where that is not known. nil knows none.
+	Placeholder func(w *workers.Worker) (token uint32, ok bool)
 }
 
 // Stage finds the token ids of prompts. Make it with New, run it with Run.

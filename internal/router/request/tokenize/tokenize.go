@@ -23,7 +23,7 @@ type Result struct {
 	Engine bool     // answered by an engine's /tokenize, not by this process
 	Cached bool     // that answer was a kept one
 	// Media are the images, sounds and videos among the ids, in the order of their
-	// placeholders; only [Engine.Render] knows them.
+	// placeholders; of engines' answers only those of [Engine.Render] have them.
 	Media []Media
 }
 
