@@ -240,12 +240,16 @@ func (e *exam) learned(s *admin.Status) {
 		if len(m.Crossings) > 0 {
 			var loads []string
 			for k := range m.Crossings {
-				loads = append(loads, m.Crossings[k].Sentence())
+				if !m.Crossings[k].Unknown() { // learning has why
+					loads = append(loads, m.Crossings[k].Sentence())
+				}
 			}
-			if !s.ThresholdAuto {
+			if len(loads) > 0 && !s.ThresholdAuto {
 				loads = append(loads, fmt.Sprintf("routing.threshold is %v and decides", s.Threshold()))
 			}
-			e.add("crossing", m.Model, OK, strings.Join(loads, "; "), "")
+			if len(loads) > 0 {
+				e.add("crossing", m.Model, OK, strings.Join(loads, "; "), "")
+			}
 		}
 		for k := range m.Unlearned {
 			u, state := &m.Unlearned[k], Skip

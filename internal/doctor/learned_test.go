@@ -13,8 +13,10 @@ import (
 func TestLearned(t *testing.T) {
 	t.Parallel()
 	e := &exam{r: &Report{}}
+	unknown := admin.Crossing{Low: new(0)}
 	e.learned(&admin.Status{ThresholdTokens: 2048, Costs: []admin.ModelCosts{
-		{Model: "a", Crossings: []admin.Crossing{{Low: new(900), Tokens: new(1000), High: new(1100)}, {Running: 8}}},
+		{Model: "c", Crossings: []admin.Crossing{unknown, {Running: 8, Low: new(0)}}}, // no finding: nothing was learned
+		{Model: "a", Crossings: []admin.Crossing{{Low: new(900), Tokens: new(1000), High: new(1100)}, {Running: 8}, unknown}},
 		{Model: "b", Unlearned: []admin.Unlearned{
 			{Of: admin.OfTimes, Reason: admin.UnlearnedSteps, Overdue: true, Text: "no answer showed it", Advice: "stream"},
 			{Of: admin.OfPaths, Reason: admin.UnlearnedOnePath, Overdue: true, Text: "one path", Advice: "nothing"}, {Of: admin.OfPaths, Reason: admin.UnlearnedNever, Text: "too soon", Advice: "wait"},

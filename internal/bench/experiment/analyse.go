@@ -206,11 +206,18 @@ func (r *Runner) crossing(objective string, c stats.Crossover, cv float64, eff [
 	case stats.Cliff:
 		out.Sentence = fmt.Sprintf("the arms change places in one jump between %s: something in the engines switches there", ends())
 	case stats.Bracket:
-		why := "the data do not exclude a crossing outside the range"
+		why := "it may be outside the measured lengths, too"
 		if objective == "ttft" && cv > noisyCV {
 			why = fmt.Sprintf("repeats vary by %.0f%% (limit %.0f%%)", cv*100, noisyCV*100)
 		}
-		out.Sentence = fmt.Sprintf("too noisy for a number, bracket only: %s (%s)", ends(), why)
+		where := ends() + " tokens"
+		switch {
+		case out.At.Low == nil && out.At.High == nil:
+			where = "anywhere"
+		case out.At.Low != nil && out.At.High != nil:
+			where = "in " + where
+		}
+		out.Sentence = fmt.Sprintf("too noisy for a number: the crossing is %s (%s). What to do: measure on quieter machines, or with a higher --repeat or a wider --isl", where, why)
 	case Tie:
 		out.Sentence = "the arms do not differ"
 	default:

@@ -259,7 +259,7 @@ func short(c *experiment.Crossing) string {
 	case stats.Crosses:
 		return fmt.Sprintf("%.0f  %s", *c.At.Value, ends())
 	case stats.Bracket:
-		return "bracket only " + ends()
+		return "too noisy for a number " + ends()
 	case stats.Cliff:
 		return "cliff " + ends()
 	}

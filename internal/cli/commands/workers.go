@@ -252,7 +252,7 @@ func newWorkersAddCmd(router *cli.RouterFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			printable.Fprintf(cmd.ErrOrStderr(), "added %s as %s\n", w.Name, w.Role)
+			printable.Fprintf(cmd.ErrOrStderr(), "added %s as %s; dynctl workers list shows whether it answers\n", w.Name, w.Role)
 			return nil
 		}),
 	}
