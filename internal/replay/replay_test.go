@@ -289,7 +289,7 @@ func TestReturnedWithCopy(t *testing.T) {
 	d.Input.Decode.Candidates[0].OverlapBlocks = 4
 	plan(d)
 	v := play(t, r.file(), Options{Verify: true}).Verify
-	if v.Decisions != 3 || v.Proven != 2 || v.OnTrust != 1 || v.Unknown != 1 || v.InputsDiffer != 0 {
+	if v.Decisions != 3 || v.Proven != 2 || v.Unproven != 1 || v.Unknown != 1 || v.InputsDiffer != 0 {
 		t.Errorf("%+v, %+v", v, v.FirstInput)
 	}
 }
