@@ -93,7 +93,10 @@ class Fleet(routers.Stand):
         for port in range(FIRST, FIRST + sum(map(int, re.findall(r"\d+", spec)))):
             with socket.socket() as s:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                s.bind(("127.0.0.1", port))  # what listens there already would be measured
+                try:
+                    s.bind(("127.0.0.1", port))
+                except OSError as e:  # what listens there would be measured
+                    sys.exit(f"port {port}, for an engine: {e}")
         try:
             if args.sim:
                 sim = spec if "p" in spec else spec.replace("d", "a")
@@ -281,8 +284,8 @@ def table(args):
             logs = []
             for number in {r["round"] for r in rows}:
                 pair = {r["policy"]: r["good"] for r in rows if (r["fleet"], r["round"]) == (fleet, number) and counts(r, args)}
-                if pair.get(first) and pair.get(other):
-                    logs.append(math.log(pair[first] / pair[other]))
+                if first in pair and other in pair:
+                    logs.append(math.log((pair[first] + 0.5) / (pair[other] + 0.5)))  # 0 has a logarithm, too
             name = f"- {fleet}, {first}/{other}:"
             if len(logs) not in STUDENT:
                 print(f"{name} {len(logs)} rounds count, too few for an interval")
