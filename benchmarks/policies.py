@@ -93,7 +93,10 @@ class Fleet(routers.Stand):
         for port in range(FIRST, FIRST + sum(map(int, re.findall(r"\d+", spec)))):
             with socket.socket() as s:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                s.bind(("127.0.0.1", port))  # what listens there already would be measured
+                try:
+                    s.bind(("127.0.0.1", port))
+                except OSError as e:  # what listens there would be measured
+                    sys.exit(f"port {port}, for an engine: {e}")
         try:
             if args.sim:
                 sim = spec if "p" in spec else spec.replace("d", "a")
@@ -281,8 +284,8 @@ def table(args):
             logs = []
             for number in {r["round"] for r in rows}:
                 pair = {r["policy"]: r["good"] for r in rows if (r["fleet"], r["round"]) == (fleet, number) and counts(r, args)}
-                if pair.get(first) and pair.get(other):
-                    logs.append(math.log(pair[first] / pair[other]))
+                if first in pair and other in pair:
+                    logs.append(math.log((pair[first] + 0.5) / (pair[other] + 0.5)))  # 0 has a logarithm, too
             name = f"- {fleet}, {first}/{other}:"
             if len(logs) not in STUDENT:
                 print(f"{name} {len(logs)} rounds count, too few for an interval")
@@ -291,12 +294,12 @@ def table(args):
             mean, half = statistics.mean(logs), STUDENT[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
             few |= len(logs) < 3
             below |= mean + half < 0
-            widths.append(math.exp(half) - 1)
+            widths.append(math.exp(half))
             print(f"{name} {math.exp(mean):.3f} ({math.exp(mean - half):.3f} to {math.exp(mean + half):.3f}), {len(logs)} rounds" + (", BELOW 1" if mean + half < 0 else ""))
         own = [r for r in rows if (r["fleet"], r["policy"]) == (fleet, "kv")]
         print(f"  At the end of {sum(r['times_known'] for r in own)} of {len(own)} runs kv compared times, no longer blocks.")
         if widths:
-            print(f"  These rounds cannot tell differences under {max(widths):.0%}.")
+            print(f"  These rounds cannot tell a policy with {max(widths):.2f} times as many good requests from an equal one.")
         good = [r["good"] / max(1, r["requests"]) for r in rows if r["fleet"] == fleet and counts(r, args)]
         if good and not 0.3 <= statistics.mean(good) <= 0.95:
             print(f"  {statistics.mean(good):.0%} of the requests were good: at a {'lower' if statistics.mean(good) < 0.3 else 'higher'} --rate policies differ more.")
