@@ -368,7 +368,7 @@ func (s *Senders) Take(now time.Time, limit int) bool {
 	return true
 }
 
-// Free gives back a sender whose KV has come, or that no decode engine has asked.
+// Free gives a sender back whose KV has come, or that no decode engine takes.
 func (s *Senders) Free() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

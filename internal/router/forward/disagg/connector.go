@@ -38,7 +38,7 @@ const (
 	// Held: as Concurrent, but the decode leg is sent only when the prefill's request was
 	// written completely, so that its engine waits for no prefill that no engine has. Both
 	// engines meet at an address that the router keeps for the prefill rank. A transfer of a
-	// rank that has none, as after a failure, is Sequential. So is one of a rank that has no
+	// rank without one, as after a failure, is Sequential. So is one of a rank that has no
 	// sender to spare (workers.Senders).
 	Held Mode = "held"
 )

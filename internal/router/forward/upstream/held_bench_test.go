@@ -9,15 +9,22 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// BenchmarkHeld is how long a decode leg is held (until the prefill's request of 64 KiB was
-// written on a new connection, and on one that was there), beside what a connect and a write
-// of the same bytes take with nothing of the router's. The 99th percentiles are in µs.
+// BenchmarkHeld is how long a decode leg is held: until the prefill's request of 64 KiB was
+// written on a new connection, and on one that was there. Over Mooncake a new connection
+// has the bootstrap server asked, too. Beside them stands what a connect and a write of the
+// same bytes take with nothing of the router's, and the same with a bare GET of the bootstrap
+// server behind it. The 99th percentiles are in µs.
 func BenchmarkHeld(b *testing.B) {
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, q *http.Request) {
 		_, _ = io.Copy(io.Discard, q.Body) // a client that leaves is none here
@@ -27,14 +34,39 @@ func BenchmarkHeld(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	boot := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"0":{"engine_id":"a","worker_addr":{"0":{"0":"tcp://127.0.0.1:1"}}}}`)
+	}))
+	defer boot.Close()
+	meet, err := workers.ParseSpec(workers.Prefill, srv.URL+",name=p,connector=mooncake,bootstrap="+strings.TrimPrefix(boot.URL, "http://"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	registry := workers.NewRegistry(func(eventlog.Event) {})
+	if _, err := registry.Apply("flag", []workers.Spec{meet}); err != nil {
+		b.Fatal(err)
+	}
+	w, _ := registry.Snapshot().Worker("p")
+	mooncake, err := disagg.NewConnector(workers.ConnectorMooncake, disagg.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
 	body := make([]byte, 64<<10)
 	raw := append(fmt.Appendf(nil, "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n", len(body)), body...)
-	var fresh, reused, plain []time.Duration
-	leg := func(c *upstream.Client, into *[]time.Duration) {
+	var fresh, reused, plain, met, asked []time.Duration
+	leg := func(c *upstream.Client, into *[]time.Duration, t *disagg.Transfer) {
 		began := time.Now()
 		r, err := c.Do(context.Background(), &upstream.Leg{
 			Base: base, Path: "/", Method: http.MethodPost, Body: [][]byte{body},
-			Written: func(bool) { *into = append(*into, time.Since(began)) },
+			Written: func(fresh bool) {
+				if t != nil {
+					if err := t.Meet(context.Background(), fresh); err != nil {
+						b.Error(err)
+					}
+					t.PrefillEnded(false)
+				}
+				*into = append(*into, time.Since(began))
+			},
 		})
 		if err != nil {
 			b.Fatal(err)
@@ -46,8 +78,16 @@ func BenchmarkHeld(b *testing.B) {
 	}
 	for b.Loop() {
 		c := upstream.New(upstream.Options{})
-		leg(c, &fresh)
-		leg(c, &reused)
+		leg(c, &fresh, nil)
+		leg(c, &reused, nil)
+		c.Close()
+		w.Ranks[0].SetKVAddress(&workers.KVAddress{EngineID: "a", Host: boot.Listener.Addr().(*net.TCPAddr).IP.String(), Port: boot.Listener.Addr().(*net.TCPAddr).Port})
+		t, err := mooncake.Begin(disagg.Dispatch{RequestID: "r", Facts: api.Facts{Kind: api.Completion}, Prefill: workers.Peer{Worker: w, Rank: w.Ranks[0]}})
+		if err != nil || t.Mode() != disagg.Held {
+			b.Fatal(t.Mode(), err)
+		}
+		c = upstream.New(upstream.Options{})
+		leg(c, &met, t)
 		c.Close()
 		began := time.Now()
 		conn, err := net.Dial("tcp", base.Host)
@@ -58,12 +98,21 @@ func BenchmarkHeld(b *testing.B) {
 			b.Fatal(err)
 		}
 		plain = append(plain, time.Since(began))
+		q, err := boot.Client().Get(boot.URL + "/query")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, q.Body); err != nil {
+			b.Fatal(err)
+		}
+		_ = q.Body.Close()
+		asked = append(asked, time.Since(began))
 		if _, err := io.Copy(io.Discard, conn); err != nil {
 			b.Fatal(err)
 		}
 		_ = conn.Close()
 	}
-	for name, all := range map[string][]time.Duration{"fresh": fresh, "reused": reused, "plain": plain} {
+	for name, all := range map[string][]time.Duration{"fresh": fresh, "reused": reused, "plain": plain, "mooncake": met, "plain-asked": asked} {
 		slices.Sort(all)
 		b.ReportMetric(float64(all[len(all)*99/100].Microseconds()), name+"-p99-µs")
 	}
