@@ -12,9 +12,9 @@
 // The local hash names a block's own tokens, the sequence hash s names the block together with
 // its whole prefix. The scheme is that of Dynamo's KV router (1.6) with two differences. Dynamo
 // adds the salt's term to the seed of every block. Here only block 0 carries it, because that is
-// where vLLM (0.32) puts a cache_salt into its extra keys, so an event that starts in the middle
-// of a chain can be hashed without knowing the salt, and the chain still keeps salted prompts
-// apart from block 0 on. And the extra digest is one value per block, chosen by the caller,
+// where vLLM (0.32) puts a cache_salt into its extra keys. An event that starts in the middle of a
+// chain can then be hashed without the salt, and the chain still keeps salted prompts apart from
+// block 0 on. And the extra digest is one value per block, chosen by the caller,
 // where Dynamo appends a list.
 package blockhash
 
