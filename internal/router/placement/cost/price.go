@@ -69,6 +69,8 @@ type Quote struct {
 	load                      Load    // the usual one's part in what is expected
 	weight, share             float64 // of others; of their answers that this one lasts
 	limit, gap, scatter, each float64 // 1 by the limits, by Scatter and by Length
+	// keep is what it costs of others that a token takes another one's place, in times to compute it.
+	keep float64
 }
 
 // Quote makes the quote of a request.
@@ -82,6 +84,7 @@ func (m *Model) Quote(r *Request) Quote {
 		q.usual = 1 - m.Constants.Stays
 		q.load = Load{float64(q.usual * r.Usual.Running), float64(q.usual * r.Usual.Held), float64(q.usual * r.Usual.HeldCached)}
 	}
+	q.keep = float64(q.weight*m.Constants.Keep) * (1 - m.Fresh)
 	if m.Loss > 0 {
 		q.limit, q.gap, q.scatter = 1/m.Limit, 1/m.GapLimit, 1/m.Constants.Scatter
 	}
@@ -124,7 +127,7 @@ func (m *Model) step(running, held, cached float64) float64 {
 // evict is what it costs that tokens which were not cached take the place of others on a rank
 // that computes by a model.
 func (q *Quote) evict(l *LegModel, tokens int) float64 {
-	return float64(q.weight * q.m.Constants.Keep * l[termCompute] * (float64(tokens) * 0.001))
+	return float64(q.keep * l[termCompute] * (float64(tokens) * 0.001))
 }
 
 // answer writes what the answer costs on the rank of w, whose Tokens it does not have.

@@ -104,6 +104,30 @@ func TestObjectives(t *testing.T) {
 	}
 }
 
+// TestEvictsWhatIsNeeded: what leaves a cache costs as much as prompts find there. Prompts that share
+// nothing lose nothing; a model of an older recording, which does not know, charges for all.
+func TestEvictsWhatIsNeeded(t *testing.T) {
+	l := known(Objective{For: ForE2E})
+	one, w := Request{ISL: 2000, Output: 100, Others: 1}, Work{Tokens: 2000, Context: 2000}
+	if p := localPrice(l.Model(), &one, &w); l.Model().Fresh != 1 || p.Evict != 0 || p.Compute <= 0 {
+		t.Errorf("of prompts that share nothing %v are fresh: %+v", l.Model().Fresh, p)
+	}
+	for i := range 4 * memory {
+		now := time.Duration(400+i) * time.Second
+		l.Took(PrefillLeg, &Work{Tokens: 1000, Context: 4000}, 30*time.Millisecond, now)
+		l.Took(TransferLeg, &Work{Tokens: 4000}, 7*time.Millisecond, now) // nothing is computed
+	}
+	m := *l.Model()
+	if math.Abs(m.Fresh-0.25) > 0.02 {
+		t.Errorf("a quarter is computed, and %v are fresh", m.Fresh)
+	}
+	some := localPrice(&m, &one, &w)
+	m.Fresh = 0
+	if all := localPrice(&m, &one, &w); math.Abs(some.Evict-0.75*all.Evict) > 0.02*all.Evict || math.Abs(all.Evict-float64(m.Constants.Keep*m.Local[termCompute]*2)) > 1e-9 {
+		t.Errorf("three quarters are needed again: %+v, of all %+v", some, all)
+	}
+}
+
 // TestPriceProperties: whatever was learned, prices are numbers; more waiting, more answers on a
 // rank, a longer answer or a slower rank never cost less; the same inputs give the same price
 // without an allocation.
