@@ -113,9 +113,9 @@ type onRank struct {
 	running, times float64
 	// before and after are how long a token takes there without it and with it.
 	before, after float64
-	// answer, slower, late and evict are terms of both paths; early is the chance that answers
-	// there are late without it.
-	answer, slower, late, evict, early float64
+	// answer, slower and evict are terms of both paths. late is the chance that answers there are
+	// late with it, early without it.
+	answer, slower, evict, late, early float64
 }
 
 // step is how long a token of an answer takes on a rank with a load, while no prompt is computed
@@ -149,7 +149,7 @@ func (q *Quote) answer(w *Work, a *onRank) {
 	a.slower = float64(q.weight * running * q.tokens * (a.after - a.before))
 	a.evict = q.evict(&m.Local, w.Tokens)
 	if m.Loss > 0 {
-		a.late, a.early = float64(m.Loss*q.late(float64(a.after*q.gap))), q.late(float64(a.before*q.gap))
+		a.late, a.early = q.late(float64(a.after*q.gap)), q.late(float64(a.before*q.gap))
 	}
 }
 
@@ -157,10 +157,12 @@ func (q *Quote) answer(w *Work, a *onRank) {
 // the answers of its rank for so many ms, and returns the sum.
 func (q *Quote) add(t *decision.Times, a *onRank, stall float64) float64 {
 	m := q.m
-	t.Answer, t.Slower, t.Late = a.answer, a.slower, a.late
+	t.Answer, t.Slower = a.answer, a.slower
 	t.Evict += a.evict
 	if m.Loss > 0 {
-		t.Late += float64(m.Loss * q.late(float64((t.Wait+t.Compute+t.Transfer)*q.limit)))
+		// A request that misses both limits is late once.
+		first := q.late(float64((t.Wait + t.Compute + t.Transfer) * q.limit))
+		t.Late = float64(m.Loss * (first + float64((1-first)*a.late)))
 		// The others get so much slower for as much of their answers as this one lasts.
 		slower := a.before + float64((a.after-a.before)*q.share) + float64(stall*q.each)
 		t.Spoil = float64(q.weight * a.running * m.Loss * (q.late(float64(slower*q.gap)) - a.early))

@@ -104,6 +104,21 @@ func TestObjectives(t *testing.T) {
 	}
 }
 
+// TestLateOnce: a request that misses both limits is lost once. Where its answer will be late anyway,
+// a late first token costs little more, and the other way round.
+func TestLateOnce(t *testing.T) {
+	m := known(Objective{For: ForGoodput, TTFT: time.Second, ITL: 12 * time.Millisecond}).Model()
+	one := Request{ISL: 500, Output: 100, Others: 1}
+	late := func(waits, answers int) float64 {
+		p := localPrice(m, &one, &Work{Tokens: 500, Context: 500, Queued: waits, Running: answers, Answering: int32(answers)})
+		return p.Late / m.Loss
+	}
+	none, first, answer, both := late(0, 0), late(1e6, 0), late(0, 100), late(1e6, 100)
+	if none > 0.5 || first < 0.9 || answer < 0.9 || both < max(first, answer) || both > 1 {
+		t.Errorf("late by neither limit %v, by the first token's %v, by the answer's %v, by both %v", none, first, answer, both)
+	}
+}
+
 // TestEvictsWhatIsNeeded: what leaves a cache costs as much as prompts find there. Prompts that share
 // nothing lose nothing; a model of an older recording, which does not know, charges for all.
 func TestEvictsWhatIsNeeded(t *testing.T) {
