@@ -124,6 +124,9 @@ type Prices struct {
 	// Length is the mean tokens of answers, Stalled by how many ms the computing of prompts
 	// lengthens each of them on average.
 	Length, Stalled float64
+	// Fresh is the share of prompt tokens that were computed: the others were cached. As many of
+	// those that leave a cache are not needed again. 0 is unknown, and all are needed.
+	Fresh float64
 	// Error is by what share of itself a price may be off, as a standard error. Candidates that
 	// are no further apart are equal.
 	Error float64

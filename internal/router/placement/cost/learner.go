@@ -66,6 +66,8 @@ type Learner struct {
 	answers   float64            // mean tokens of an answer
 	gaps      float64            // mean ms between them, of late
 	stalled   float64            // mean ms of it for which prompts were computed
+	computed  float64            // tokens of the newest prompts that were computed
+	prompts   float64            // all tokens of these
 	published time.Duration
 	fresh     bool             // there is something new to publish
 	solved    bool             // models were made before
@@ -122,6 +124,10 @@ func (l *Learner) Took(leg LegKind, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.heard(now)
+	if w.Context > 0 {
+		l.computed += float64(w.Tokens) - l.computed/memory
+		l.prompts += float64(w.Context) - l.prompts/memory
+	}
 	moved := *w
 	if leg == TransferLeg {
 		moved.Times = 0
@@ -197,6 +203,9 @@ func (l *Learner) publish(now time.Duration) (news Change) {
 	m.Revision = l.revision.Add(1)
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].model, f[PrefillLeg].model, f[TransferLeg].model
 	m.Length, m.NoRemote, m.Lacks, m.Constants = max(l.answers, 1), !paths, l.lacks(now), l.constants
+	if l.prompts > 0 {
+		m.Fresh = min(l.computed/l.prompts, 1)
+	}
 	l.objective.price(m)
 	if timed {
 		m.Step, m.Stalled = StepModel(l.steps.model), l.stalled

@@ -69,6 +69,8 @@ type Quote struct {
 	load                      Load    // the usual one's part in what is expected
 	weight, share             float64 // of others; of their answers that this one lasts
 	limit, gap, scatter, each float64 // 1 by the limits, by Scatter and by Length
+	// keep is what it costs of others that a token takes another one's place, in times to compute it.
+	keep float64
 }
 
 // Quote makes the quote of a request.
@@ -82,6 +84,7 @@ func (m *Model) Quote(r *Request) Quote {
 		q.usual = 1 - m.Constants.Stays
 		q.load = Load{float64(q.usual * r.Usual.Running), float64(q.usual * r.Usual.Held), float64(q.usual * r.Usual.HeldCached)}
 	}
+	q.keep = float64(q.weight*m.Constants.Keep) * (1 - m.Fresh)
 	if m.Loss > 0 {
 		q.limit, q.gap, q.scatter = 1/m.Limit, 1/m.GapLimit, 1/m.Constants.Scatter
 	}
@@ -110,9 +113,9 @@ type onRank struct {
 	running, times float64
 	// before and after are how long a token takes there without it and with it.
 	before, after float64
-	// answer, slower, late and evict are terms of both paths; early is the chance that answers
-	// there are late without it.
-	answer, slower, late, evict, early float64
+	// answer, slower and evict are terms of both paths. late is the chance that answers there are
+	// late with it, early without it.
+	answer, slower, evict, late, early float64
 }
 
 // step is how long a token of an answer takes on a rank with a load, while no prompt is computed
@@ -124,7 +127,7 @@ func (m *Model) step(running, held, cached float64) float64 {
 // evict is what it costs that tokens which were not cached take the place of others on a rank
 // that computes by a model.
 func (q *Quote) evict(l *LegModel, tokens int) float64 {
-	return float64(q.weight * q.m.Constants.Keep * l[termCompute] * (float64(tokens) * 0.001))
+	return float64(q.keep * l[termCompute] * (float64(tokens) * 0.001))
 }
 
 // answer writes what the answer costs on the rank of w, whose Tokens it does not have.
@@ -146,7 +149,7 @@ func (q *Quote) answer(w *Work, a *onRank) {
 	a.slower = float64(q.weight * running * q.tokens * (a.after - a.before))
 	a.evict = q.evict(&m.Local, w.Tokens)
 	if m.Loss > 0 {
-		a.late, a.early = float64(m.Loss*q.late(float64(a.after*q.gap))), q.late(float64(a.before*q.gap))
+		a.late, a.early = q.late(float64(a.after*q.gap)), q.late(float64(a.before*q.gap))
 	}
 }
 
@@ -154,10 +157,12 @@ func (q *Quote) answer(w *Work, a *onRank) {
 // the answers of its rank for so many ms, and returns the sum.
 func (q *Quote) add(t *decision.Times, a *onRank, stall float64) float64 {
 	m := q.m
-	t.Answer, t.Slower, t.Late = a.answer, a.slower, a.late
+	t.Answer, t.Slower = a.answer, a.slower
 	t.Evict += a.evict
 	if m.Loss > 0 {
-		t.Late += float64(m.Loss * q.late(float64((t.Wait+t.Compute+t.Transfer)*q.limit)))
+		// A request that misses both limits is late once.
+		first := q.late(float64((t.Wait + t.Compute + t.Transfer) * q.limit))
+		t.Late = float64(m.Loss * (first + float64((1-first)*a.late)))
 		// The others get so much slower for as much of their answers as this one lasts.
 		slower := a.before + float64((a.after-a.before)*q.share) + float64(stall*q.each)
 		t.Spoil = float64(q.weight * a.running * m.Loss * (q.late(float64(slower*q.gap)) - a.early))

@@ -104,6 +104,45 @@ func TestObjectives(t *testing.T) {
 	}
 }
 
+// TestLateOnce: a request that misses both limits is lost once. Where its answer will be late anyway,
+// a late first token costs little more, and the other way round.
+func TestLateOnce(t *testing.T) {
+	m := known(Objective{For: ForGoodput, TTFT: time.Second, ITL: 12 * time.Millisecond}).Model()
+	one := Request{ISL: 500, Output: 100, Others: 1}
+	late := func(waits, answers int) float64 {
+		p := localPrice(m, &one, &Work{Tokens: 500, Context: 500, Queued: waits, Running: answers, Answering: int32(answers)})
+		return p.Late / m.Loss
+	}
+	none, first, answer, both := late(0, 0), late(1e6, 0), late(0, 100), late(1e6, 100)
+	if none > 0.5 || first < 0.9 || answer < 0.9 || both < max(first, answer) || both > 1 {
+		t.Errorf("late by neither limit %v, by the first token's %v, by the answer's %v, by both %v", none, first, answer, both)
+	}
+}
+
+// TestEvictsWhatIsNeeded: what leaves a cache costs as much as prompts find there. Prompts that share
+// nothing lose nothing; a model of an older recording, which does not know, charges for all.
+func TestEvictsWhatIsNeeded(t *testing.T) {
+	l := known(Objective{For: ForE2E})
+	one, w := Request{ISL: 2000, Output: 100, Others: 1}, Work{Tokens: 2000, Context: 2000}
+	if p := localPrice(l.Model(), &one, &w); l.Model().Fresh != 1 || p.Evict != 0 || p.Compute <= 0 {
+		t.Errorf("of prompts that share nothing %v are fresh: %+v", l.Model().Fresh, p)
+	}
+	for i := range 4 * memory {
+		now := time.Duration(400+i) * time.Second
+		l.Took(PrefillLeg, &Work{Tokens: 1000, Context: 4000}, 30*time.Millisecond, now)
+		l.Took(TransferLeg, &Work{Tokens: 4000}, 7*time.Millisecond, now) // nothing is computed
+	}
+	m := *l.Model()
+	if math.Abs(m.Fresh-0.25) > 0.02 {
+		t.Errorf("a quarter is computed, and %v are fresh", m.Fresh)
+	}
+	some := localPrice(&m, &one, &w)
+	m.Fresh = 0
+	if all := localPrice(&m, &one, &w); math.Abs(some.Evict-0.75*all.Evict) > 0.02*all.Evict || math.Abs(all.Evict-float64(m.Constants.Keep*m.Local[termCompute]*2)) > 1e-9 {
+		t.Errorf("three quarters are needed again: %+v, of all %+v", some, all)
+	}
+}
+
 // TestPriceProperties: whatever was learned, prices are numbers; more waiting, more answers on a
 // rank, a longer answer or a slower rank never cost less; the same inputs give the same price
 // without an allocation.

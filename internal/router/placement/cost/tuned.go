@@ -19,8 +19,8 @@ type Constants struct {
 	// Stays is how far a rank's load stays from that of its peers while an answer runs, as a
 	// share of the difference: requests that come go where there is less to do.
 	Stays float64 `json:"stays"`
-	// Keep is what it costs that a token which was not cached takes the place of others, as a
-	// share of the time that it takes to compute one: how likely those are needed again.
+	// Keep is what it costs that a token which was not cached takes the place of one that is needed
+	// again, in times to compute it. How likely that is, is learned: Prices.Fresh.
 	Keep float64 `json:"keep"`
 	// TeachEvery is one in how many requests takes a path of which little is known, and
 	// TeachWithin how many times as much as the other path it may cost for that.
