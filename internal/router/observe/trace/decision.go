@@ -206,6 +206,7 @@ type costsLine struct {
 	Answer    float64         `json:"answer,omitempty"`
 	Loss      float64         `json:"loss_ms,omitempty"`
 	GapLimit  float64         `json:"gap_limit_ms,omitempty"`
+	LateOnce  bool            `json:"late_once,omitempty"`
 	Length    float64         `json:"answer_tokens,omitempty"`
 	Stalled   float64         `json:"stalled_ms,omitempty"`
 	Fresh     float64         `json:"fresh_ratio,omitempty"`
@@ -217,13 +218,13 @@ type costsLine struct {
 
 // pricesOf and prices are the same from and to a cost.Prices.
 func (l *costsLine) pricesOf(p *cost.Prices) {
-	l.Step, l.Others, l.Answer, l.Loss, l.GapLimit, l.Length = p.Step, p.Others, p.Answer, p.Loss, p.GapLimit, p.Length
+	l.Step, l.Others, l.Answer, l.Loss, l.GapLimit, l.LateOnce, l.Length = p.Step, p.Others, p.Answer, p.Loss, p.GapLimit, p.LateOnce, p.Length
 	l.Stalled, l.Fresh, l.Error, l.NoRemote, l.Lacks, l.Constants = p.Stalled, p.Fresh, p.Error, p.NoRemote, p.Lacks, &p.Constants
 }
 
 func (l *costsLine) prices() cost.Prices {
 	p := cost.Prices{
-		Step: l.Step, Others: l.Others, Answer: l.Answer, Loss: l.Loss, GapLimit: l.GapLimit, Length: l.Length,
+		Step: l.Step, Others: l.Others, Answer: l.Answer, Loss: l.Loss, GapLimit: l.GapLimit, LateOnce: l.LateOnce, Length: l.Length,
 		Stalled: l.Stalled, Fresh: l.Fresh, Error: l.Error, NoRemote: l.NoRemote, Lacks: l.Lacks,
 	}
 	if l.Constants != nil {

@@ -121,6 +121,9 @@ type Prices struct {
 	// Loss is what a late request costs, in ms, and GapLimit the limit of the mean time between
 	// tokens; without a Loss nothing is late.
 	Loss, GapLimit float64
+	// LateOnce counts a request that misses both limits once. Without it, as in recordings of before,
+	// it counts twice.
+	LateOnce bool
 	// Length is the mean tokens of answers, Stalled by how many ms the computing of prompts
 	// lengthens each of them on average.
 	Length, Stalled float64

@@ -91,7 +91,7 @@ func (o *Objective) price(m *Model) {
 		m.Others = calm
 	case ForGoodput:
 		m.Limit, m.GapLimit = float64(o.TTFT)/float64(time.Millisecond), float64(o.ITL)/float64(time.Millisecond)
-		m.Loss = c.Loss * m.Limit
+		m.Loss, m.LateOnce = c.Loss*m.Limit, true
 	}
 }
 

@@ -160,9 +160,11 @@ func (q *Quote) add(t *decision.Times, a *onRank, stall float64) float64 {
 	t.Answer, t.Slower = a.answer, a.slower
 	t.Evict += a.evict
 	if m.Loss > 0 {
-		// A request that misses both limits is late once.
-		first := q.late(float64((t.Wait + t.Compute + t.Transfer) * q.limit))
-		t.Late = float64(m.Loss * (first + float64((1-first)*a.late)))
+		first, answer := q.late(float64((t.Wait+t.Compute+t.Transfer)*q.limit)), a.late
+		if m.LateOnce {
+			answer = float64((1 - first) * answer)
+		}
+		t.Late = float64(m.Loss*first) + float64(m.Loss*answer)
 		// The others get so much slower for as much of their answers as this one lasts.
 		slower := a.before + float64((a.after-a.before)*q.share) + float64(stall*q.each)
 		t.Spoil = float64(q.weight * a.running * m.Loss * (q.late(float64(slower*q.gap)) - a.early))

@@ -117,6 +117,11 @@ func TestLateOnce(t *testing.T) {
 	if none > 0.5 || first < 0.9 || answer < 0.9 || both < max(first, answer) || both > 1 {
 		t.Errorf("late by neither limit %v, by the first token's %v, by the answer's %v, by both %v", none, first, answer, both)
 	}
+	older := *m
+	older.LateOnce, m = false, &older
+	if twice := late(1e6, 100); twice < 1.8 {
+		t.Errorf("a model of an older recording counts %v of both", twice)
+	}
 }
 
 // TestEvictsWhatIsNeeded: what leaves a cache costs as much as prompts find there. Prompts that share

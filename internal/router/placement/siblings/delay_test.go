@@ -30,7 +30,7 @@ func BenchmarkLedgerToDecision(b *testing.B) {
 		var loops sync.WaitGroup
 		for range runtime.GOMAXPROCS(0) {
 			loops.Go(func() {
-				for ctx.Err() == nil { //nolint:revive // it keeps a core busy
+				for ctx.Err() == nil { // it keeps a core busy
 				}
 			})
 		}
