@@ -73,6 +73,9 @@ func startProcess(t *testing.T, n int, first string) *process {
 	return nil
 }
 
+// stopped is how long a process is stopped.
+const stopped = 5 * time.Second
+
 // TestKilledProcess: the load of a process that is killed, or stopped and continued, is gone
 // and comes back, and is never negative, doubled or in part. The load of the others stays.
 func TestKilledProcess(t *testing.T) {
@@ -109,6 +112,18 @@ func TestKilledProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("the stopped one gone", 32)
+	over := time.After(stopped)
+	eventually(t, "the end of the stop", func() bool {
+		if got := sum(); got != 32 {
+			t.Fatalf("the sum is %d", got)
+		}
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
+	})
 	if err := list[1].Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
