@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -56,6 +57,9 @@ func usageArgs(cmd *cobra.Command) {
 		var coded *ExitError
 		if err == nil || errors.As(err, &coded) {
 			return err
+		}
+		if strings.Contains(err.Error(), " arg(s)") { // their number, in cobra's words
+			err = fmt.Errorf("%s given: type %s", Plural(len(args), "argument"), strings.TrimSuffix(c.UseLine(), " [flags]"))
 		}
 		return WithCode(ExitUsage, fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
 	}

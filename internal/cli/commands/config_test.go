@@ -55,13 +55,13 @@ aliases:
   bad.yaml:11: timeouts.dial: want a duration such as 500ms, 10s or 2m
   bad.yaml:17: limits.inflight: "1.5" is not a whole number
   bad.yaml:17: key "limits.inflight" stands twice
-  file bad.yaml:4: routing.policy: "kvv" is not one of POLICIES
-  file bad.yaml:7: routing.busy_kv_usage: 7 is not a share between 0 and 1
-  file bad.yaml:19: aliases[0]: an alias needs a name and a model
-  file bad.yaml:13: worker "foo bar": URL "foo bar" holds a space or a control character
-  file bad.yaml:15: worker "http://127.0.0.1:1": unknown key "dpp" (did you mean "dp"?)
-  file bad.yaml:16: sim: fleet "2q": want counts like 2p2d (p prefill, d decode, a aggregated)
-  file bad.yaml:8: routing.decoder_registry: decoder registry: invalid character 'b' looking for beginning of object key string
+  bad.yaml:4: routing.policy: "kvv" is not one of POLICIES
+  bad.yaml:7: routing.busy_kv_usage: 7 is not a share between 0 and 1
+  bad.yaml:19: aliases[0]: an alias needs a name and a model
+  bad.yaml:13: worker "foo bar": URL "foo bar" holds a space or a control character
+  bad.yaml:15: worker "http://127.0.0.1:1": unknown key "dpp" (did you mean "dp"?)
+  bad.yaml:16: sim: fleet "2q": want counts like 2p2d (p prefill, d decode, a aggregated)
+  bad.yaml:8: routing.decoder_registry: decoder registry: invalid character 'b' looking for beginning of object key string
 `
 	var names []string
 	for _, p := range selector.Policies() {

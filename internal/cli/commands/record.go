@@ -73,6 +73,11 @@ crash can be read up to the cut. See also: dynctl serve --record FILE.`,
 
 // recordEvents feeds ranks without a router.
 func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blockSize int, stderr io.Writer) error {
+	for _, text := range sources { // before there is a file
+		if name, rest, _ := strings.Cut(text, "="); name == "" || rest == "" || rest[0] == ',' {
+			return cli.WithCode(cli.ExitUsage, fmt.Errorf("--events %s: want NAME=ENDPOINT[,REPLAY]", text))
+		}
+	}
 	log := cli.NewLogger(settings.Log{Level: "info", Format: "text"}, stderr)
 	index := kvindex.New(kvindex.Options{})
 	defer func() { _ = index.Close() }() // memory only
@@ -92,11 +97,8 @@ func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blo
 		return err
 	}
 	for i, text := range sources {
-		name, rest, ok := strings.Cut(text, "=")
+		name, rest, _ := strings.Cut(text, "=")
 		endpoint, replay, _ := strings.Cut(rest, ",")
-		if !ok || name == "" || endpoint == "" {
-			return errors.Join(cli.WithCode(cli.ExitUsage, fmt.Errorf("--events %s: want NAME=ENDPOINT[,REPLAY]", text)), file.Stop())
-		}
 		worker, dp, _ := trace.SplitRank(name)
 		slot := kvindex.Rank(i)
 		key := kvfeed.Key{Worker: worker, DP: dp}

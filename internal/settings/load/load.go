@@ -97,8 +97,11 @@ func Load(path string, flags *pflag.FlagSet, other []string) (*Loaded, error) {
 	bad := func(key string, err error) {
 		base, _, _ := strings.Cut(key, "[")
 		at := l.Origin[base]
-		if line := f.lines[key]; line > 0 && strings.HasPrefix(at, "file ") {
-			at = fmt.Sprintf("file %s:%d", path, line)
+		if place, ok := strings.CutPrefix(at, "file "); ok { // as in errors of the file's syntax
+			at = place
+			if line := f.lines[key]; line > 0 {
+				at = fmt.Sprintf("%s:%d", path, line)
+			}
 		}
 		if at != "default" {
 			err = fmt.Errorf("%s: %w", at, err)

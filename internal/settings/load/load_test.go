@@ -232,7 +232,7 @@ func TestNegativeThresholdIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	const refused = "routing.threshold: -5 must not be negative: write 0 for always remote, or a number above every prompt for never remote"
-	if _, err := Load(path, flags(t), nil); err == nil || !strings.Contains(err.Error(), "file "+path+":3: "+refused) {
+	if _, err := Load(path, flags(t), nil); err == nil || !strings.Contains(err.Error(), path+":3: "+refused) {
 		t.Error(err)
 	}
 	if l, err := Load(path, flags(t, "--routing-threshold=7"), nil); err != nil || l.Config.Routing.Threshold.Tokens != 7 {
