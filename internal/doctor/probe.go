@@ -121,7 +121,7 @@ func (e *exam) misfit(label string, predicted, found int) string {
 		case found-predicted == block && dropped:
 			return fmt.Sprintf("that is the last block, which %s is taken to recompute: if it drafts with n-grams or a model of its own, state kv_last_block=kept", w.Name)
 		case found > predicted && chunked && w.AttentionChunk == 0:
-			return fmt.Sprintf("state attention_chunk=N for %s: without the size of a chunk all blocks of its chunked attention are asked for", w.Name)
+			return fmt.Sprintf("state attention_chunk=N for %s: without the size of a chunk the router requires all blocks of its chunked attention", w.Name)
 		case predicted > found && len(groups) > 1 && w.KVCopies != string(workers.CopiesSingle):
 			return fmt.Sprintf("one of its %d caches holds less than its events say: if requests ask for kv_cache_report_mode \"full\", state kv_copies=single for %s", len(groups), w.Name)
 		}

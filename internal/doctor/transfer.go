@@ -212,7 +212,7 @@ func notRemote(unsent bool, rec *receipt.Receipt, err error) (c Cell, ok bool) {
 	case rec == nil:
 		return Cell{Skip, "the router has no receipt of the request", "does it keep enough of them (--receipts)?"}, false
 	case why != "":
-		return Cell{Fail, "the prefill failed and the decode engine computed the prompt by itself: " + why, advice}, false
+		return Cell{Fail, "the prefill failed and the decode engine computed the prompt instead: " + why, advice}, false
 	case rec.Path != "remote" && rec.Inputs.Force == "":
 		return Cell{Skip, "the router took the local path: it does not let clients steer", "start it with --allow-routing-headers"}, false
 	case rec.Path != "remote":

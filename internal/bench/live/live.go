@@ -463,7 +463,7 @@ func (b *Bench) Preflight(ctx context.Context) (checks []Check, seconds func(pla
 				return checks, nil, ErrNotForced
 			}
 			if m.ExactOSL == 0 || m.ExactISL == 0 {
-				return checks, nil, fmt.Errorf("the engine does not keep to the lengths asked for (prompt of %d tokens, answer of %d): does it know ignore_eos and min_tokens?", isl, c.OSL)
+				return checks, nil, fmt.Errorf("the engine does not keep to the requested lengths (prompt of %d tokens, answer of %d): does it know ignore_eos and min_tokens?", isl, c.OSL)
 			}
 			if m.HitShare != nil {
 				checks = append(checks, Check{Name: "cache", OK: *m.HitShare < 0.01, Text: fmt.Sprintf("fresh prompt of %d tokens, %s: %.1f%% found cached", isl, arm, *m.HitShare*100)})

@@ -174,13 +174,13 @@ func (c *runControl) hint() string {
 	defer c.mu.Unlock()
 	switch {
 	case c.asked > 0:
-		return "ending after this cell | q again: end at once"
+		return "ending after this cell | q again: end now"
 	case c.cut:
 		return "skipping this cell"
 	case c.resume != nil && c.skip == nil:
-		return "PAUSED | p go on | q end and keep what is done"
+		return "PAUSED | p continue | q end and keep what is done"
 	case c.resume != nil:
-		return "pausing after this cell | p go on | s skip it | q end"
+		return "pausing after this cell | p continue | s skip it | q end"
 	}
-	return "p pause | s skip this cell | q end and keep what is done (twice: at once)"
+	return "p pause | s skip this cell | q end and keep what is done (twice: now)"
 }

@@ -200,7 +200,7 @@ func (p *benchProgress) draw() {
 	if p.lastN != "" {
 		lines = append(lines, "  last  "+p.lastN)
 	}
-	hint := "ctrl-c once: finish the cell and keep what is done, twice: end at once"
+	hint := "ctrl-c once: finish the cell and keep what is done, twice: end now"
 	if p.control != nil {
 		hint = p.control.hint()
 	}

@@ -143,7 +143,7 @@ func keepOwner(path, of string, old fs.FileInfo) error {
 	if was.Uid == is.Uid && was.Gid == is.Gid || os.Chown(path, int(was.Uid), int(was.Gid)) == nil {
 		return nil
 	}
-	err = fmt.Errorf("%s belonged to user %d and group %d, which could not be kept; whoever reads it may need chown", of, was.Uid, was.Gid)
+	err = fmt.Errorf("%s belonged to user %d and group %d, which could not be kept; change it with chown", of, was.Uid, was.Gid)
 	if e := os.Chown(path, -1, int(was.Gid)); e != nil {
 		err = fmt.Errorf("%w (%w)", err, e)
 	}

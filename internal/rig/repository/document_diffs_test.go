@@ -174,6 +174,7 @@ func TestDocumentWalks(t *testing.T) {
 			if len(list) == 0 {
 				continue
 			}
+			shown += len(list)
 			title, _, _ := strings.Cut(section, "\n")
 			t.Run(title, func(t *testing.T) {
 				if _, err := change(section, folder, func(path, text string) error {
@@ -182,7 +183,6 @@ func TestDocumentWalks(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, x := range list {
-					shown++
 					out, err := run(x.typed)
 					if err != nil {
 						t.Fatalf("$ %s: %v\n%s", x.typed, err, out)

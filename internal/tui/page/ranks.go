@@ -205,8 +205,8 @@ var columns = []column{
 		}
 		p.Cell(st, k.Feed.State, w)
 	}},
-	moveColumn("MOVED AWAY", "streams that went on elsewhere", func(m *feed.Moves) feed.Num { return m.Away }),
-	moveColumn("MOVED HERE", "streams that came from elsewhere", func(m *feed.Moves) feed.Num { return m.Onto }),
+	moveColumn("MOVED AWAY", "streams that continued elsewhere", func(m *feed.Moves) feed.Num { return m.Away }),
+	moveColumn("MOVED HERE", "streams continued here", func(m *feed.Moves) feed.Num { return m.Onto }),
 	moveColumn("WAIT TO MOVE", "streams that wait to move here", func(m *feed.Moves) feed.Num { return m.Waiting }),
 	{title: "EVAGE", help: "time since its last KV event", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.FeedAge.F()) })},
 	{title: "DECBLK", help: "blocks of answers in progress", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},

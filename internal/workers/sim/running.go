@@ -375,7 +375,7 @@ func (e *Engine) SetFaults(set fault.Set) error {
 	}
 	err := p.web.refuse(set.Refuse)
 	if err != nil {
-		err = fmt.Errorf("%s goes on refusing: %w", e.name, err)
+		err = fmt.Errorf("%s keeps refusing: %w", e.name, err)
 	}
 	e.mu.Lock()
 	if e.proc == p {
