@@ -283,13 +283,14 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 	return true
 }
 
-// full reports whether a prefill rank may have had no room for the prompt of a receipt's attempt:
-// KV whose decode was hit by a fault waits there until its lease ends, and the prompt
-// behind it, longer than the router waits. So does one behind prompts that wait where none
-// is computed.
+// full reports whether a prefill rank may have had no room for the prompt of a receipt's attempt,
+// when that was decided or when the next one was: KV whose decode was hit by a fault waits there
+// until its lease ends, and the prompt behind it, longer than the router waits. So does one behind
+// prompts that wait where none is computed.
 func full(receipt rawjson.Value, attempt, rank string) bool {
+	first, _ := strconv.Atoi(attempt)
 	for _, d := range append(slices.Collect(receipt.Get("earlier_decisions").Elements()), receipt) {
-		if d.Get("attempt").String() != attempt {
+		if n, _ := d.Get("attempt").Int(); int(n) < first {
 			continue
 		}
 		tokens, _ := d.Get("inputs.isl_tokens").Int()
@@ -298,15 +299,14 @@ func full(receipt rawjson.Value, attempt, rank string) bool {
 			if c.Get("rank").String() != rank || size == 0 {
 				continue
 			}
+			running, ok := c.Get("running_requests").Int()
+			waiting, _ := c.Get("waiting_requests").Int()
 			blocks, _ := c.Get("kv_blocks").Int()
-			if n, ok := c.Get("running_requests").Int(); ok && n == 0 {
-				if n, _ := c.Get("waiting_requests").Int(); n > 0 {
-					return true
-				}
-			}
 			used, err := strconv.ParseFloat(c.Get("kv_usage_ratio").String(), 64)
 			// What is cached for it is in the usage only where others use it, too.
-			return err == nil && used*float64(blocks)+float64(tokens/size) > float64(blocks)
+			if ok && running == 0 && waiting > 0 || err == nil && used*float64(blocks)+float64(tokens/size) > float64(blocks) {
+				return true
+			}
 		}
 	}
 	return false

@@ -203,14 +203,15 @@ func TestFullPrefill(t *testing.T) {
 			{"rank":"stuck/dp0","overlap_blocks":1500,"kv_blocks":6000,"kv_usage_ratio":0.7,"running_requests":0,"waiting_requests":3},
 			{"rank":"busy/dp0","overlap_blocks":1500,"kv_blocks":6000,"kv_usage_ratio":0.5,"running_requests":1,"waiting_requests":3},
 			{"rank":"idle/dp0","overlap_blocks":1500,"kv_blocks":6000,"kv_usage_ratio":0.5,"running_requests":0,"waiting_requests":0},
+			{"rank":"later/dp0","overlap_blocks":0,"kv_blocks":6000,"kv_usage_ratio":0.2},
 			{"rank":"empty/dp0","overlap_blocks":0,"kv_blocks":6000,"kv_usage_ratio":0.2}]}}],
-		"prefill":{"candidates":[{"rank":"full/dp0","overlap_blocks":0,"kv_blocks":6000,"kv_usage_ratio":0.1}]}}`)
+		"prefill":{"candidates":[{"rank":"later/dp0","kv_blocks":6000,"kv_usage_ratio":0.2,"running_requests":0,"waiting_requests":7},{"rank":"full/dp0","overlap_blocks":0,"kv_blocks":6000,"kv_usage_ratio":0.1}]}}`)
 	for _, c := range []struct {
 		attempt, rank string
 		want          bool
 	}{
 		{"1", "stuck/dp0", true}, {"1", "busy/dp0", false}, {"1", "idle/dp0", false},
-		{"1", "full/dp0", true}, {"1", "cached/dp0", true}, {"1", "half/dp0", false}, {"1", "empty/dp0", false},
+		{"1", "full/dp0", true}, {"1", "later/dp0", true}, {"1", "cached/dp0", true}, {"1", "half/dp0", false}, {"1", "empty/dp0", false},
 		{"2", "full/dp0", false}, {"1", "other/dp0", false}, {"3", "full/dp0", false},
 	} {
 		if got := full(receipt, c.attempt, c.rank); got != c.want {
