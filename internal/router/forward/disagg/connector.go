@@ -341,12 +341,12 @@ func (t *Transfer) Failed() {
 // PrefillEnded reports once that the prefill leg of a Held transfer is over. lost says that the
 // prefill engine has no KV for a decode engine that may have requested it.
 func (t *Transfer) PrefillEnded(lost bool) {
-	switch s := t.dispatch.Prefill.Rank.Senders(); {
+	switch r := t.dispatch.Prefill.Rank; {
 	case t.of.senders == 0 || t.mode != Held:
 	case lost:
-		s.Lose(time.Now().Add(senderTime))
+		r.Senders().Lose(time.Now().Add(senderTime))
 	default:
-		s.Free()
+		r.Senders().Free()
 	}
 }
 
