@@ -38,6 +38,9 @@ type Work struct {
 	// contexts that it decodes, HeldCached those that it had before, which requests may share.
 	// They are for prices only.
 	Answering, Held, HeldCached int32
+	// Found is how many tokens of the prompt the rank that has most of them holds. It is for what
+	// is learned only.
+	Found int32
 	// Times is how many times as long as its peers the rank takes; 0 is as long.
 	Times float64
 }
@@ -127,8 +130,8 @@ type Prices struct {
 	// Length is the mean tokens of answers, Stalled by how many ms the computing of prompts
 	// lengthens each of them on average.
 	Length, Stalled float64
-	// Fresh is the share of prompt tokens that were computed: the others were cached. As many of
-	// those that leave a cache are not needed again. 0 is unknown, and all are needed.
+	// Fresh is the share of prompt tokens that no rank held. As many of those that leave a cache are
+	// not needed again. 0 is unknown, and all are needed.
 	Fresh float64
 	// Error is by what share of itself a price may be off, as a standard error. Candidates that
 	// are no further apart are equal.

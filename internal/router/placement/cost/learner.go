@@ -66,7 +66,7 @@ type Learner struct {
 	answers   float64            // mean tokens of an answer
 	gaps      float64            // mean ms between them, of late
 	stalled   float64            // mean ms of it for which prompts were computed
-	computed  float64            // tokens of the newest prompts that were computed
+	unknown   float64            // tokens of the newest prompts that no rank held
 	prompts   float64            // all tokens of these
 	published time.Duration
 	fresh     bool             // there is something new to publish
@@ -125,7 +125,8 @@ func (l *Learner) Took(leg LegKind, w *Work, took, now time.Duration) Change {
 	defer l.mu.Unlock()
 	l.heard(now)
 	if w.Context > 0 {
-		l.computed += float64(w.Tokens) - l.computed/memory
+		// What another rank holds is needed again, too: it is computed where that costs less.
+		l.unknown += float64(min(w.Tokens, w.Context-int(w.Found))) - l.unknown/memory
 		l.prompts += float64(w.Context) - l.prompts/memory
 	}
 	moved := *w
@@ -204,7 +205,7 @@ func (l *Learner) publish(now time.Duration) (news Change) {
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].model, f[PrefillLeg].model, f[TransferLeg].model
 	m.Length, m.NoRemote, m.Lacks, m.Constants = max(l.answers, 1), !paths, l.lacks(now), l.constants
 	if l.prompts > 0 {
-		m.Fresh = min(l.computed/l.prompts, 1)
+		m.Fresh = min(l.unknown/l.prompts, 1)
 	}
 	l.objective.price(m)
 	if timed {

@@ -140,8 +140,8 @@ func TestAutoAsksForBothPaths(t *testing.T) {
 	var p Plan
 	MakePlan(in, &p)
 	want := cost.Paths{
-		Local:    cost.Work{Tokens: 3072, Context: 4096, Queued: 300, Running: 2},
-		Prefill:  cost.Work{Tokens: 3584, Context: 4096, Queued: 500, Running: 5},
+		Local:    cost.Work{Tokens: 3072, Context: 4096, Queued: 300, Running: 2, Found: 1024},
+		Prefill:  cost.Work{Tokens: 3584, Context: 4096, Queued: 500, Running: 5, Found: 1024},
 		Transfer: cost.Work{Tokens: 3072, Queued: 300, Running: 2},
 	}
 	if p.Paths != want {
@@ -307,5 +307,20 @@ func TestSlowPrefillRank(t *testing.T) {
 	}
 	if p.Path != route.Remote || like.Path != route.Local {
 		t.Errorf("with a slow decode rank the path is %s, with one like the others %s", p.Path, like.Path)
+	}
+}
+
+// TestFound: what is learned of a request includes how much of its prompt any rank holds, of
+// whichever phase, and wherever it goes.
+func TestFound(t *testing.T) {
+	for _, held := range [][2]int{{0, 0}, {3, 1}, {1, 3}} {
+		in := priced()
+		in.Decode.Candidates[0].OverlapBlocks, in.Prefill.Candidates[0].OverlapBlocks = held[0], held[1]
+		var p Plan
+		MakePlan(in, &p)
+		want := int32(max(held[0], held[1]) * in.Decode.BlockSize)
+		if got := p.Paths; got.Local.Found != want || got.Prefill.Found != want {
+			t.Errorf("%v blocks are held: %d and %d tokens, want %d", held, got.Local.Found, got.Prefill.Found, want)
+		}
 	}
 }

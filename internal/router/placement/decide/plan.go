@@ -334,9 +334,13 @@ func (p *Plan) planFor(in *Input, d int) bool {
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
 	p.Costs, p.CostRevision = cost.Costs{}, 0
 	p.Paths = cost.Paths{Local: in.Decode.Work(d, p.EffISL, f.ISL), Transfer: in.Decode.Work(d, p.EffISL, 0)}
+	found := in.Decode.Found()
 	if p.HasRemote {
 		p.Paths.Prefill = in.Prefill.Work(p.PrefillIndex, p.Remote.Compute, f.ISL)
+		found = max(found, in.Prefill.Found())
+		p.Paths.Prefill.Found = found
 	}
+	p.Paths.Local.Found = found
 	if c.Auto && p.HasRemote {
 		p.weigh(in, d)
 	}

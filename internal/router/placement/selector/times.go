@@ -30,6 +30,15 @@ func (in *Input) Work(i, tokens, context int) cost.Work {
 	}
 }
 
+// Found is how many tokens of the prompt the candidate that has most of them holds on its device.
+func (in *Input) Found() int32 {
+	most := 0
+	for i := range in.Candidates {
+		most = max(most, in.Candidates[i].OverlapBlocks)
+	}
+	return small(CachedTokens(in.ISL, most, in.BlockSize))
+}
+
 // small is n in 32 bits, or the most there.
 func small(n int) int32 { return int32(max(min(n, math.MaxInt32), 0)) }
 
