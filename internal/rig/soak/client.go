@@ -290,7 +290,7 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 func full(receipt rawjson.Value, attempt, rank string) bool {
 	first, _ := strconv.Atoi(attempt)
 	for _, d := range append(slices.Collect(receipt.Get("earlier_decisions").Elements()), receipt) {
-		if n, _ := d.Get("attempt").Int(); int(n) < first {
+		if n, _ := d.Get("attempt").Int(); n < first {
 			continue
 		}
 		tokens, _ := d.Get("inputs.isl_tokens").Int()
