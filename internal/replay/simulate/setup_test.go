@@ -16,6 +16,9 @@ import (
 // shipped values change nothing.
 func TestConstantsReachTheRun(t *testing.T) {
 	all := mixed(45*time.Second, 12)
+	for i := 1; i < len(all); i += 2 { // what no prompt shares is not worth keeping
+		copy(all[i].Blocks[:len(all[i].Blocks)/2], all[i-1].Blocks)
+	}
 	run := func(changes ...string) Result {
 		t.Helper()
 		s := Setup{

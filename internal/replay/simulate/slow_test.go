@@ -44,7 +44,7 @@ func TestSlowRankCostsMore(t *testing.T) {
 	if slow.last > without.last/2 || slow.last > slow.mean/2 {
 		t.Errorf("the slow rank computed %.0f tokens, without a judgement %.0f; the others %.0f each", slow.last, without.last, slow.mean)
 	}
-	if slow.TTFT.P95 > .95*without.TTFT.P95 || slow.TTFT.P99 > .8*without.TTFT.P99 || slow.Good < without.Good-.005 {
+	if slow.TTFT.P95 > .95*without.TTFT.P95 || slow.TTFT.P99 > without.TTFT.P99 || slow.Good < without.Good-.005 {
 		t.Errorf("TTFT %+v, %.3f good; without a judgement %+v, %.3f good", slow.TTFT, slow.Good, without.TTFT, without.Good)
 	}
 	policy = selector.KV
