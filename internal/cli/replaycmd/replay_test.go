@@ -170,7 +170,7 @@ func TestReplayCommand(t *testing.T) {
 		stdout string
 		stderr string
 	}{
-		{name: "no file", args: []string{"replay"}, code: cli.ExitUsage, stderr: "requires at least 1 arg"},
+		{name: "no file", args: []string{"replay"}, code: cli.ExitUsage, stderr: "0 arguments given"},
 		{name: "absent", args: []string{"replay", filepath.Join(dir, "x")}, code: cli.ExitUsage, stderr: "no such file"},
 		{name: "events", args: []string{"replay", events}, stdout: "index   2 blocks, 2 distinct"},
 		{name: "events from stdin", stdin: `{"timestamp":5,"event":{"worker_id":1,"event":{"event_id":0,"data":"cleared"}}}`, args: []string{"replay", "-"}, stdout: "clears 1"},

@@ -75,8 +75,8 @@ func (s *Siblings) copyOf(rank replicas.Rank) ([]byte, error) {
 // errAlone is the error of a router that has heard no other one.
 var errAlone = fmt.Errorf("no other router was heard within %v", findWithin)
 
-// found waits until another router was heard, and for a heartbeat more, in which all of them
-// are: the first one may have started a moment ago, too. It reports whether one was heard.
+// found waits until another router was heard, and for a heartbeat and a half more, in which all
+// of them are: the first one may have started a moment ago, too. It reports whether one was heard.
 func (s *Siblings) found(ctx context.Context) bool {
 	if s.all {
 		return true
@@ -92,7 +92,7 @@ func (s *Siblings) found(ctx context.Context) bool {
 			return false
 		}
 	}
-	s.all = wait.For(ctx, replicas.Heartbeat)
+	s.all = wait.For(ctx, replicas.Heartbeat*3/2)
 	return s.all
 }
 
