@@ -391,18 +391,26 @@ func (c *chaos) poke(ctx context.Context, g *group, e *sim.Engine, tokens int, w
 	return c.s.pinned(ctx, g.model, e.Name(), "", tokens, wait)
 }
 
-// decode is a decode engine of a model to which nothing is done, or any if there is none.
-func (c *chaos) decode(model string) (name string) {
+// decode is a decode engine of a model to which nothing is done, or any if there is none: one after
+// the other, since the router may have ejected one for what was done to it before.
+func (c *chaos) decode(model string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var all, well []string
 	for _, g := range c.groups {
 		for _, e := range g.engines {
-			if g.model == model && e.Group().Role == workers.Decode && (name == "" || c.active[name] != nil) {
-				name = e.Name()
+			if g.model != model || e.Group().Role != workers.Decode {
+				continue
+			}
+			if all = append(all, e.Name()); c.active[e.Name()] == nil {
+				well = append(well, e.Name())
 			}
 		}
 	}
-	return name
+	if len(well) == 0 {
+		well = all
+	}
+	return well[c.s.pins.Load()%uint64(len(well))]
 }
 
 // reload changes the configuration in force, or tries to with one that must be

@@ -436,14 +436,15 @@ func (s *soak) pinned(ctx context.Context, model, decode, prefill string, tokens
 	return s.fresh(ctx, s.rig.URL, model, decode, prefill, tokens, wait)
 }
 
-// fresh sends a prompt that nobody has seen to a router or an engine.
+// fresh sends a prompt that nobody has seen to a router or an engine. Its answer is longer than what
+// an engine that cuts answers lets through.
 func (s *soak) fresh(ctx context.Context, to, model, decode, prefill string, tokens int, wait time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	n := s.pins.Add(1)
 	j := job{kind: kindIDs}
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, to+"/v1/completions",
-		strings.NewReader(fmt.Sprintf(`{"model":%q,"max_tokens":4,"prompt":%s}`, model, jsonNumbers(numbers(s.o.Seed+0x70696e, n, n, 0, tokens)))))
+		strings.NewReader(fmt.Sprintf(`{"model":%q,"max_tokens":8,"prompt":%s}`, model, jsonNumbers(numbers(s.o.Seed+0x70696e, n, n, 0, tokens)))))
 	if err != nil {
 		return err
 	}
