@@ -75,6 +75,9 @@ func client(i int) uint64 { return selector.HashSession(fmt.Sprint("client ", i)
 // being well: on average over six orders of the prompts, on which a single run depends. With auto
 // two of these orders still leave the rank without requests then, which least is for.
 func TestSlowRankOfTwo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("66 runs of four simulated minutes")
+	}
 	const n, second, well, back, end = 8, time.Minute, 150 * time.Second, 210 * time.Second, 4 * time.Minute
 	play := func(all []arrivals.Request, decode selector.Policy, threshold string, prepare func(*run)) (answers, share float64) {
 		t.Helper()
