@@ -27,7 +27,7 @@ import (
 const proxyLag = time.Second
 
 // deployment is the chart's Deployment on an API server. The test is its controller, the kubelets
-// of its pods, of which each is a process, and the Services in front of them.
+// of its pods, each a process, and the Services in front of them.
 type deployment struct {
 	*cluster
 	service service

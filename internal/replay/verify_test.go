@@ -525,7 +525,7 @@ func TestUnknownWhenItWasDecided(t *testing.T) {
 
 // TestKeptRecordingsVerify: every decision of the recordings that are kept is made again the
 // same, whatever version they are of: costs to the last bit, whoever chose what a stall is
-// worth. Those that explored are told from it, as made by other rules. Some are of policy kv
+// worth. Those that explored are counted apart, as made by other rules. Some are of policy kv
 // with the cost in time, and most of their decisions compare times.
 func TestKeptRecordingsVerify(t *testing.T) {
 	files, err := filepath.Glob("../../testdata/trace/*.jsonl.zst")

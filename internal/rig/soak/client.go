@@ -436,7 +436,7 @@ func (s *soak) pinned(ctx context.Context, model, decode, prefill string, tokens
 	return s.fresh(ctx, s.rig.URL, model, decode, prefill, tokens, wait)
 }
 
-// fresh sends a prompt that nobody has seen to a router or an engine. Its answer is longer than what
+// fresh sends a new prompt to a router or an engine. Its answer is longer than what
 // an engine that cuts answers lets through.
 func (s *soak) fresh(ctx context.Context, to, model, decode, prefill string, tokens int, wait time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)

@@ -212,7 +212,7 @@ func (q *request) mayNot() resume.Refusal {
 	case t.why != "":
 		return t.why
 	case t.kind == api.SGLangGenerate && (t.voice.Events == 1 || t.voice.Ahead > 3 && t.voice.Shown > 0):
-		return resume.Unmatched // from one event nobody knows what the next would have, and three tokens are looked at
+		return resume.Unmatched // one event does not show what the next would have, and three tokens are looked at
 	case t.kind == api.Chat && !q.spoken():
 		return resume.Silent
 	case t.ids && t.voice.Rest != "", t.kind == api.SGLangGenerate && t.voice.Ahead > 0:
