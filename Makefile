@@ -63,7 +63,7 @@ engines: ## installs vLLM for this CPU
 
 # Real engines and real clients; every test says why it is skipped.
 e2e: ## real engines and real clients
-	DYNCTL_E2E=1 go test -count=1 -timeout 60m -v ./e2e
+	DYNCTL_E2E=1 go test -count=1 -timeout 120m -v ./e2e
 
 # The properties with new inputs, then an hour of abuse over simulated engines (an
 # interrupt ends it early, with all checks), and the same faults under a virtual

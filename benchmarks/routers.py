@@ -13,7 +13,8 @@ Each case runs in a network namespace that has loopback alone, where the system 
 one. What counts is the CPU time of the router's processes, divided by the requests (or
 streamed events) that the client got: with two cores, rates say more of engines and
 client. A run in which others used more than --noise cores is kept and does not count;
-passes go on until each case has its runs. Every pass restarts every router.
+passes go on until each case has its runs. Every pass restarts every router. Of pairs both
+binaries run at once, and are asked in turns of a second.
 """
 import argparse
 import contextlib
@@ -164,14 +165,16 @@ def memory(pids):
 class Stand:
     """A router in front of its engines."""
 
-    def __init__(self, name, router, paced, dynctl, args):
+    def __init__(self, router, paced, dynctl, args, engines=None, ports=0):
+        """Starts it; engines is the dynctl that they are, ports is added to the numbers of PORTS."""
         self.run = pathlib.Path(tempfile.mkdtemp(prefix="routers-"))
         self.processes, self.key, self.legs = [], router.get("key", ""), router.get("legs", 1)
         profile = "instant"
         if paced:
             profile = self.run / "paced.yaml"
             profile.write_text("name: paced\nprefill_ms: [0, 0, 0]\ndecode_ms: [10, 0, 0]\ntransfer_ms: [0, 0]\n")
-        self.values = PORTS | {"home": args.home, "run": self.run, "dynctl": dynctl, "profile": profile, "speedup": 1 if paced else 1_000_000}
+        numbers = {name: port + ports for name, port in PORTS.items()}
+        self.values = numbers | {"home": args.home, "run": self.run, "dynctl": engines or dynctl, "profile": profile, "speedup": 1 if paced else 1_000_000}
         self.env = os.environ | {k: fill(v, self.values) for k, v in router.get("env", {}).items()}
         try:
             if "file" in router:
@@ -184,6 +187,7 @@ class Stand:
             if router["engines"] == "sglang-pair":
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.values['p1']}/server_info", timeout=5) as page:
                     self.values["boot"] = json.load(page)["disaggregation_bootstrap_port"]
+            self.values["dynctl"] = dynctl
             self.router = self.start("router", router["start"]).pid if "start" in router else None
             self.wait(self.port)
         except BaseException:
@@ -234,28 +238,31 @@ class Stand:
                 return (asked, hits) if asked else None
         return None
 
-    def measure(self, case, seconds):
+    def load(self, case, seconds):
+        """Asks as fast as answers come, and returns what wrk says of it."""
         size, connections, stream = CASES[case]
-        script = self.run / "load.lua"
-        script.write_text(LUA.format(size=size, stream=str(stream).lower(), key=self.key, words=WORDS, events=EVENTS))
+        script = self.run / f"load-{size}-{stream}.lua"
+        if not script.exists():
+            script.write_text(LUA.format(size=size, stream=str(stream).lower(), key=self.key, words=WORDS, events=EVENTS))
+        line = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{seconds}s", "--timeout", "60s", "-s", script, f"http://127.0.0.1:{self.port}"]
+        return json.loads(subprocess.run(line, capture_output=True, check=True, text=True).stdout.splitlines()[-1])
 
-        def load(s):
-            line = ["wrk", "-t", "1", "-c", str(connections), "-d", f"{s}s", "--timeout", "60s", "-s", script, f"http://127.0.0.1:{self.port}"]
-            return json.loads(subprocess.run(line, capture_output=True, check=True, text=True).stdout.splitlines()[-1])
-
-        load(2)
+    def measure(self, case, seconds, warm=2):
+        if warm:
+            self.load(case, warm)
+        resources()
         moved = self.moved() if self.legs == 2 else None
         own = family([os.getpid()])
         routers = family([self.router]) if self.router else set()
         start, before, all_before = time.monotonic(), cpu(own), busy()
         used = cpu(routers)
-        row = load(seconds)
+        row = self.load(case, seconds)
         used = cpu(routers) - used
         took = time.monotonic() - start
         own |= family([os.getpid()])
         mine = cpu(own) - before + resources()
         row["others"] = max(0.0, (busy() - all_before - mine) / took)
-        n = row["requests"] * (EVENTS if stream else 1)
+        n = row["requests"] * (EVENTS if CASES[case][2] else 1)
         row["us"] = used / n * 1e6 if n and self.router else None
         row["mib"] = memory(routers) if self.router else None
         if moved and (after := self.moved()):
@@ -310,13 +317,49 @@ def measure(args):
 
 
 def pairs(args):
+    """Both binaries stand at once, in front of engines that are the new one. A run of each is made
+    of parts, in turns: what changes the machine's speed for seconds meets both."""
     alone(args)
-    stands = []
-    for name in args.router or ["dynctl", "dynctl-pair"]:
-        router = chosen([name])[name]
-        stands += [(f"{name} (old)", router, args.old.resolve()), (f"{name} (new)", router, args.new.resolve())]
-    take(args, stands)
+    for turn in range(args.runs):
+        for name in args.router or ["dynctl", "dynctl-pair"]:
+            for paced in False, True:
+                cases = [c for c in args.case or CASES if CASES[c][2] == paced]
+                if cases:
+                    pair(args, turn, name, paced, cases)
     table(args)
+
+
+def pair(args, turn, name, paced, cases):
+    router, stands = chosen([name])[name], {}
+    try:
+        for k, which in enumerate(("old", "new")):
+            stands[which] = Stand(router, paced, getattr(args, which).resolve(), args, engines=args.new.resolve(), ports=-1000 * k)
+        for case in cases:
+            parts = {which: [] for which in stands}
+            longer = 4 if paced else 1  # a paced stream takes a second, and those that are cut count for nothing
+            for part in range(max(1, args.parts // longer)):
+                for which in ("old", "new") if (turn + part) % 2 == 0 else ("new", "old"):
+                    warm = 0 if part else 2
+                    parts[which].append(stands[which].measure(case, args.seconds * longer, warm))
+            for which, found in parts.items():
+                row = {"router": f"{name} ({which})", "case": case, "pass": turn} | together(found)
+                with args.out.open("a") as f:
+                    f.write(json.dumps(row) + "\n")
+                print(line(row), flush=True)
+    finally:
+        for stand in stands.values():
+            stand.close()
+
+
+def together(parts):
+    """One run of its parts: the CPU of all by the requests of all."""
+    requests = sum(p["requests"] for p in parts)
+    row = {k: max(p[k] for p in parts) for k in ("p99_us", "mib")} | {"bad": sum(p["bad"] for p in parts), "requests": requests}
+    row |= {k: statistics.mean(p[k] for p in parts) for k in ("others", "p50_us")}
+    row["us"] = sum(p["us"] * p["requests"] for p in parts if p["us"]) / max(requests, 1)
+    if all("moved" in p for p in parts):
+        row["moved"] = min(p["moved"] for p in parts)
+    return row
 
 
 def take(args, stands):
@@ -332,13 +375,12 @@ def take(args, stands):
                     continue
                 todo += 1
                 try:
-                    stand = Stand(name, router, paced, dynctl, args)
+                    stand = Stand(router, paced, dynctl, args)
                 except (OSError, RuntimeError) as e:
                     print(f"{name}: {e}", file=sys.stderr)
                     continue
                 try:
                     for case in cases:
-                        resources()
                         row = {"router": name, "case": case, "pass": turn} | stand.measure(case, args.seconds)
                         with args.out.open("a") as f:
                             f.write(json.dumps(row) + "\n")
@@ -401,12 +443,14 @@ def main():
         s = sub.add_parser(name)
         s.set_defaults(call=call)
         if name in ("measure", "pairs"):
-            s.add_argument("--runs", type=int, default=10 if name == "pairs" else 3, help="quiet runs of each case")
-            s.add_argument("--passes", type=int, default=15 if name == "pairs" else 8, help="at most so many passes")
-            s.add_argument("--seconds", type=int, default=4, help="length of a run")
+            s.add_argument("--runs", type=int, default=10 if name == "pairs" else 3, help="runs of each case")
+            s.add_argument("--seconds", type=int, default=1 if name == "pairs" else 4, help="length of a run, or of a part of one")
             s.add_argument("--case", action="append", choices=list(CASES), help="only these cases")
             s.add_argument("--no-namespace", dest="namespace", action="store_false", help="stay in the network namespace of the caller")
+        if name == "measure":
+            s.add_argument("--passes", type=int, default=8, help="at most so many passes")
         if name == "pairs":
+            s.add_argument("--parts", type=int, default=8, help="parts of a run, in turns with those of the other binary")
             s.add_argument("old", type=pathlib.Path)
             s.add_argument("new", type=pathlib.Path)
         if name != "table":
