@@ -270,10 +270,9 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 		return false
 	}
 	explained := map[string]bool{}
-	for l := range rawjson.Value(raw).Get("legs").Elements() {
-		if n := l.Get("attempt").String(); l.Get("error").String() != "" {
-			explained[n] = explained[n] || s.chaos.faulty(l.Get("worker").String(), t.from, t.to) || full(rawjson.Value(raw), n, l.Get("rank").String())
-		}
+	for _, l := range broken(rawjson.Value(raw)) {
+		n, worker := l.Get("attempt").String(), l.Get("worker").String()
+		explained[n] = explained[n] || s.chaos.faulty(worker, t.from, t.to) || full(rawjson.Value(raw), n, l.Get("rank").String())
 	}
 	for _, ok := range explained {
 		if !ok {
@@ -281,6 +280,22 @@ func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 		}
 	}
 	return true
+}
+
+// broken is the legs of a receipt that failed, and the prefills that ended after a leg of their
+// attempt had failed: it waited for them.
+func broken(receipt rawjson.Value) (list []rawjson.Value) {
+	ended := func(l rawjson.Value) float64 { ms, _ := strconv.ParseFloat(l.Get("end_ms").String(), 64); return ms }
+	legs := slices.Collect(receipt.Get("legs").Elements())
+	for _, l := range legs {
+		failed := func(k rawjson.Value) bool {
+			return k.Get("error").String() != "" && k.Get("attempt").String() == l.Get("attempt").String() && ended(k) < ended(l)
+		}
+		if l.Get("error").String() != "" || l.Get("kind").String() == string(route.Prefill) && slices.ContainsFunc(legs, failed) {
+			list = append(list, l)
+		}
+	}
+	return list
 }
 
 // full reports whether a prefill rank may have had no room for the prompt of a receipt's attempt,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -189,6 +190,22 @@ func TestUnexplained(t *testing.T) {
 		if (len(got) == 1) != c.want {
 			t.Errorf("%s of %q after %s: unexplained %v, want %v", c.kind, c.worker, c.after, !c.want, c.want)
 		}
+	}
+}
+
+// TestBroken: a decode engine that waited for a slow prefill did not break alone.
+func TestBroken(t *testing.T) {
+	var got []string
+	for _, l := range broken(rawjson.Value(`{"legs":[
+		{"kind":"decode","worker":"d1","attempt":1,"end_ms":6000.6,"error":"timeout"},
+		{"kind":"prefill","worker":"slow","attempt":1,"end_ms":6890.3},
+		{"kind":"decode","worker":"d2","attempt":2,"end_ms":13002.7,"error":"timeout"},
+		{"kind":"prefill","worker":"quick","attempt":2,"end_ms":7000.1},
+		{"kind":"decode","worker":"d3","attempt":3,"end_ms":14000}]}`)) {
+		got = append(got, l.Get("worker").String())
+	}
+	if want := []string{"d1", "slow", "d2"}; !slices.Equal(got, want) {
+		t.Errorf("broken legs on %v, want %v", got, want)
 	}
 }
 
