@@ -227,10 +227,13 @@ func requestsWaitForARank(t *testing.T, r *rig, p *tap) {
 // theLineHasAnEnd: a request that finds no room, waits too long, or would, is answered
 // with when to come back, and why; one whose client leaves is forgotten.
 func theLineHasAnEnd(t *testing.T, r *rig, p *tap) {
-	h := holding(r, p, func(c *settings.Config) { c.Routing.Busy.Requests, c.Limits.Queue = 1, 1 })
+	narrow := func(c *settings.Config) { c.Routing.Busy.Requests, c.Limits.Queue = 1, 1 }
+	// Not the patience of one request: that may be refused at once, by how long others waited.
+	h := holding(r, p, func(c *settings.Config) { narrow(c); c.Limits.QueueTimeout = 50 * time.Millisecond })
 	first := h.come("first")
 	<-h.arrived
-	a := <-h.come("impatient", "X-Dynctl-Max-Wait", "0.05")
+	a := <-h.come("impatient")
+	h.set(narrow)
 	e := a.refused(t, http.StatusTooManyRequests, "overloaded")
 	if !strings.Contains(e.Error.Message, "waited too long") || !strings.Contains(e.Error.Message, "limit 1") || a.header.Get("Retry-After") == "" {
 		t.Errorf("%s, Retry-After %q", e.Error.Message, a.header.Get("Retry-After"))
