@@ -14,7 +14,8 @@ one. What counts is the CPU time of the router's processes, divided by the reque
 streamed events) that the client got: with two cores, rates say more of engines and
 client. A run in which others used more than --noise cores is kept and does not count;
 passes go on until each case has its runs. Every pass restarts every router. Of pairs both
-binaries run at once, and are asked in turns of a second.
+binaries run at once, and are asked in turns of a second (streams: of four); each pass is
+one pair, which does not count either where others used more.
 """
 import argparse
 import contextlib
@@ -320,7 +321,8 @@ def pairs(args):
     """Both binaries stand at once, in front of engines that are the new one. A run of each is made
     of parts, in turns: what changes the machine's speed for seconds meets both."""
     alone(args)
-    for turn in range(args.runs):
+    first = max((r["pass"] for r in runs(args.out)), default=-1) + 1  # a second ten in one file is no other first
+    for turn in range(first, first + args.runs):
         for name in args.router or ["dynctl", "dynctl-pair"]:
             for paced in False, True:
                 cases = [c for c in args.case or CASES if CASES[c][2] == paced]
