@@ -226,6 +226,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	if conflict != nil {
 		w.Conflict = oneLine(conflict).Error()
 	}
+	w.Classify()
 	return w, conflict
 }
 

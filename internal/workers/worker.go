@@ -19,6 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unique"
 )
 
 // Engine is the serving program behind a worker.
@@ -226,10 +227,11 @@ type Worker struct {
 
 	State *State
 	Ranks []*Rank
-	// LoRAs are those of Models that are adapters (folded into block hashes).
-	LoRAs []string
+	kind  unique.Handle[string] // of [Worker.Like]
 	Facts
 
+	// LoRAs are those of Models that are adapters (folded into block hashes).
+	LoRAs []string
 	// Name is unique in the fleet and appears in headers, metrics and logs.
 	Name string
 	// URL is the base of the engine's HTTP API, without a trailing slash.
@@ -255,6 +257,21 @@ type Worker struct {
 	// Conflict says which stated facts the engine contradicts; empty if none.
 	// A worker in conflict is unhealthy for that reason.
 	Conflict string
+}
+
+// Classify finds out which workers this one is like. It is called again after facts have changed.
+func (w *Worker) Classify() {
+	f := w.Facts
+	// What engines that are set up alike differ in, and what no decision compares.
+	f.KVBlocks, f.PoolBlocks, f.Bootstrap, f.LMCache, f.From = 0, 0, nil, nil, nil
+	w.kind = unique.Make(fmt.Sprintf("%#v %q", f, w.LoRAs))
+}
+
+// Like reports whether another worker is known to differ in no fact by which decisions tell workers
+// apart: what holds for a request there, or for KV that moves from or to it, holds for both. It is
+// false for nil, and for workers that were not classified.
+func (w *Worker) Like(other *Worker) bool {
+	return w == other || other != nil && w.kind == other.kind && w.kind != (unique.Handle[string]{})
 }
 
 // String is the worker's name.
@@ -425,7 +442,7 @@ func UnknownLoad(at time.Time) Load {
 }
 
 // Known reports whether the load says anything that a choice can use.
-func (l Load) Known() bool { return l.Running >= 0 || l.Waiting >= 0 || !math.IsNaN(l.KVUsage) }
+func (l *Load) Known() bool { return l.Running >= 0 || l.Waiting >= 0 || !math.IsNaN(l.KVUsage) }
 
 // Health is what probes and traffic say of a worker.
 type Health uint32

@@ -33,7 +33,7 @@ const (
 
 var steps = []step{
 	{
-		does: "lists the candidates of a phase", by: decidePkg + ".Run.list",
+		does: "lists the candidates of a phase", by: decidePkg + ".lister.add",
 		marks: []string{"internal/router/placement/decision.Candidate{}"},
 		may: map[string]string{
 			"internal/router/observe/trace": "reads those of a recording",

@@ -73,16 +73,16 @@ func TestEveryInputIsRecorded(t *testing.T) {
 			"LoRAs": "in the names of blocks", "Several": "who serves the model is a candidate", "Labels": "the operator's words",
 			"MaxModelLen": "not read by a plan", "MaxBatchedTokens": "not read by a plan", "Events": "where its events are", "Bootstrap": "only connectors read it",
 			"LMCache": "only connectors read it", "APIKey": "a secret", "Source": "who put it there", "Origin": "who put it there", "From": "who said so",
-			"Conflict": "its candidates are kept out", "State": "its candidates are kept out", "Ranks": "candidates",
+			"Conflict": "its candidates are kept out", "State": "its candidates are kept out", "Ranks": "candidates", "kind": "follows from the facts",
 		}},
 		{func(d *Decision) any { return &d.Settings.Rule }, nil},
 		{func(d *Decision) any { return &d.Settings.Weights }, nil},
 		{func(d *Decision) any { return &d.Settings.Busy }, nil},
 		{func(d *Decision) any { return d.Settings }, map[string]string{"Attempts": "what follows a failure is no input of a plan", "LocalWithoutParams": "what follows a failure is no input of a plan", "Continuations": "what follows a failure is no input of a plan"}},
 		{func(d *Decision) any { return &d.Input.Decode.Candidates[0] }, map[string]string{
-			"Terms": "they follow from the figures, and the cost is there", "Way": "the plan's own", "Excluded": "it follows from limits and KeptOut", "ExcludedCode": "it follows from limits and KeptOut", "CacheUnknown": "only receipts have it",
+			"Terms": "they follow from the figures, and the cost is there", "Excluded": "it follows from limits and KeptOut", "ExcludedCode": "it follows from limits and KeptOut", "CacheUnknown": "only receipts have it",
 		}},
-		{func(d *Decision) any { return &d.Input.Prefill.Candidates[0] }, map[string]string{"Terms": "as above", "Way": "as above", "Excluded": "as above", "ExcludedCode": "as above", "CacheUnknown": "as above"}},
+		{func(d *Decision) any { return &d.Input.Prefill.Candidates[0] }, map[string]string{"Terms": "as above", "Excluded": "as above", "ExcludedCode": "as above", "CacheUnknown": "as above"}},
 		{func(d *Decision) any { return &d.Input.Decode }, map[string]string{"Phase": "the plan's own", "Veto": "the plan's own", "Pricing": "the plan's own", "Limit": "how many ranks are put in order, not which is first"}},
 		{func(d *Decision) any { return d.Input }, nil},
 		{func(d *Decision) any { return d }, map[string]string{"Rules": "in the header"}},
@@ -444,7 +444,7 @@ func FuzzDecision(f *testing.F) {
 			for i := range p.Candidates {
 				fill(reflect.ValueOf(&p.Candidates[i]).Elem(), r, text, figure)
 				k := &p.Candidates[i]
-				k.Terms, k.Excluded, k.ExcludedCode, k.CacheUnknown, k.Way = decision.Terms{}, "", "", false, 0
+				k.Terms, k.Excluded, k.ExcludedCode, k.CacheUnknown = decision.Terms{}, "", "", false
 				if k.Rank == "" {
 					k.Rank = "x"
 				}

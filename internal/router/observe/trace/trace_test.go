@@ -160,7 +160,7 @@ func readAll(in []byte, o Options) ([]Record, *Reader, error) {
 }
 
 var sameRecord = cmp.Options{
-	cmpopts.IgnoreFields(Record{}, "Line", "Offset"), cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(workers.Rank{}),
+	cmpopts.IgnoreFields(Record{}, "Line", "Offset"), cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(workers.Rank{}, workers.Worker{}),
 	cmp.Comparer(func(a, b *workers.State) bool { return a == b }),
 }
 

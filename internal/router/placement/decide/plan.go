@@ -19,7 +19,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
-	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -157,6 +156,7 @@ type Plan struct {
 type pricing struct {
 	decode, prefill selector.Pricing
 	request         cost.Request
+	ways            []selector.Way // memory
 	// ranked says that the plan's ranking of prefill ranks is that for any decode rank.
 	ranked bool
 }
@@ -267,8 +267,9 @@ func PathsOf(r *Rule, list []*workers.Worker) (local, remote bool) {
 type wish struct {
 	path   route.Path
 	reason route.Reason
-	// whole says that the request must be served in one leg there.
-	whole bool
+	// whole says that the request must be served in one leg there, needs that the worker refuses
+	// it without a prefill worker beside it.
+	whole, needs bool
 	// cached is what is taken from the rank's cache, in tokens.
 	cached    int
 	connector workers.Connector
@@ -276,14 +277,19 @@ type wish struct {
 
 // wish is what the rule wants for the request on decode rank d.
 func (in *Input) wish(d int) (w wish) {
-	c, f, k := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
-	to := in.DecodePeers[d].Worker
-	w.cached = selector.CachedTokens(f.ISL, int(in.Decode.Weights.Held(k)), in.Decode.BlockSize)
-	if w.connector = c.Connector; w.connector == workers.ConnectorNone {
+	w = in.wants(in.DecodePeers[d].Worker)
+	in.measure(&w, d)
+	return w
+}
+
+// wants is the part of a wish that all ranks of workers like one share. It has no path where
+// measure finds that by the rank.
+func (in *Input) wants(to *workers.Worker) (w wish) {
+	if w.connector = in.Rule.Connector; w.connector == workers.ConnectorNone {
 		w.connector = to.Connector
 	}
 	intact := mustStayWhole(in, to, w.connector)
-	w.whole = intact != ""
+	w.whole, w.needs = intact != "", needsPrefill(to)
 	switch {
 	case in.Force == route.ForceLocal:
 		w.path, w.reason = route.Local, route.ReasonForcedLocal
@@ -298,8 +304,18 @@ func (in *Input) wish(d int) (w wish) {
 		w.path, w.reason = route.Local, intact
 	case in.Force == route.ForceRemote:
 		w.path, w.reason = route.Remote, route.ReasonForcedRemote
-	case c.Threshold <= 0:
+	case in.Rule.Threshold <= 0:
 		w.path, w.reason = route.Remote, route.ReasonAlways
+	}
+	return w
+}
+
+// measure completes a wish for decode rank d.
+func (in *Input) measure(w *wish, d int) {
+	c, f, k := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
+	w.cached = selector.CachedTokens(f.ISL, int(in.Decode.Weights.Held(k)), in.Decode.BlockSize)
+	switch {
+	case w.path != "":
 	case c.On == OnISL && f.Source != route.FromNothing && f.ISL >= c.Threshold:
 		w.path, w.reason = route.Remote, route.ReasonISLAbove
 	case c.On != OnISL && f.Source != route.FromNothing && f.ISL-w.cached >= c.Threshold:
@@ -313,7 +329,6 @@ func (in *Input) wish(d int) (w wish) {
 	default:
 		w.path, w.reason = route.Local, route.ReasonBelow
 	}
-	return w
 }
 
 // planFor makes the plan for decode rank d and reports whether it can be carried out.
@@ -334,10 +349,10 @@ func (p *Plan) planFor(in *Input, d int) bool {
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
 	p.Costs, p.CostRevision = cost.Costs{}, 0
 	p.Paths = cost.Paths{Local: in.Decode.Work(d, p.EffISL, f.ISL), Transfer: in.Decode.Work(d, p.EffISL, 0)}
-	found := in.Decode.Found()
+	found := in.Decode.Found(&p.Decode)
 	if p.HasRemote {
 		p.Paths.Prefill = in.Prefill.Work(p.PrefillIndex, p.Remote.Compute, f.ISL)
-		found = max(found, in.Prefill.Found())
+		found = max(found, in.Prefill.Found(&p.Prefill))
 		p.Paths.Prefill.Found = found
 	}
 	p.Paths.Local.Found = found
@@ -404,7 +419,7 @@ func (p *Plan) price(in *Input, phase *selector.Input) {
 	if !in.Costs.Timed() {
 		return
 	}
-	*x = pricing{request: cost.Request{ISL: in.Facts.ISL, Output: in.Facts.Output, Others: in.Decode.Weights.Others, Usual: in.Decode.Usual()}}
+	*x = pricing{ways: x.ways[:0], request: cost.Request{ISL: in.Facts.ISL, Output: in.Facts.Output, Others: in.Decode.Weights.Others, Usual: in.Decode.Usual()}}
 	x.prefill = selector.Pricing{Model: in.Costs, Quote: in.Costs.Quote(&x.request)}
 	if in.Prefill.Policy == selector.KV {
 		in.Prefill.Pricing = &x.prefill
@@ -424,31 +439,42 @@ func (p *Plan) price(in *Input, phase *selector.Input) {
 	}
 	w := in.Prefill.Work(best, in.Prefill.Uncached(best), in.Facts.ISL)
 	x.decode.Quote.Prefill(&w, &x.decode.Prefill)
-	x.decode.Remote, x.ranked = true, true
+	x.ranked = true
 	gated := in.gated(best)
+	var like *workers.Worker
+	var wants wish
 	for i := range in.Decode.Candidates {
-		in.Decode.Candidates[i].Way = in.way(i, gated)
+		if to := in.DecodePeers[i].Worker; !to.Like(like) {
+			like, wants = to, in.wants(to)
+		}
+		x.ways = append(x.ways, in.way(&wants, i, gated))
 	}
+	x.decode.Ways = x.ways
 }
 
-// way is which paths the rule leaves to a request on decode rank i. gated says that a gate keeps
-// it from the prefill rank.
-func (in *Input) way(i int, gated bool) decision.Way {
-	w := in.wish(i)
-	alone := !needsPrefill(in.DecodePeers[i].Worker)
+// way is which paths the rule leaves to a request on decode rank i, of whose worker it wants so
+// much. gated says that a gate keeps it from the prefill rank.
+func (in *Input) way(wants *wish, i int, gated bool) selector.Way {
+	byCost := in.Rule.Auto && in.Costs.Compares()
 	switch {
-	case w.whole:
-		return decision.LocalOnly
-	case !alone:
-		return decision.RemoteOnly
+	case wants.whole:
+		return selector.LocalOnly
+	case wants.needs:
+		return selector.RemoteOnly
 	case gated:
-		return decision.LocalOnly
-	case in.Rule.Auto && in.Costs.Compares() && byThreshold(w.reason):
-		return decision.EitherPath
-	case w.path == route.Remote:
-		return decision.RemoteOnly
+		return selector.LocalOnly
+	case byCost && wants.path == "" && in.Rule.DecodeGate <= 0 && in.Facts.Source != route.FromNothing:
+		return selector.EitherPath // whatever the rank holds, the threshold would decide
 	}
-	return decision.LocalOnly
+	w := *wants
+	in.measure(&w, i)
+	switch {
+	case byCost && byThreshold(w.reason):
+		return selector.EitherPath
+	case w.path == route.Remote:
+		return selector.RemoteOnly
+	}
+	return selector.LocalOnly
 }
 
 // other is the other path.
@@ -502,8 +528,13 @@ func byThreshold(r route.Reason) bool {
 // rankPrefill ranks the prefill ranks that can send to decode rank d.
 func (p *Plan) rankPrefill(in *Input, d int) {
 	p.prefillVeto = slices.Grow(p.prefillVeto[:0], len(in.PrefillPeers))[:len(in.PrefillPeers)]
+	var like *workers.Worker
+	why, to := "", in.DecodePeers[d].Worker
 	for i := range in.PrefillPeers {
-		p.prefillVeto[i] = in.pairs(i, d, p.Connector).prefill
+		if from := in.PrefillPeers[i].Worker; !from.Like(like) || from == to || like == to {
+			like, why = from, in.pairs(i, d, p.Connector).prefill
+		}
+		p.prefillVeto[i] = why
 	}
 	if slice := in.DecodePeers[d].Worker.Slice; slice != "" {
 		p.stayInSlice(in, slice)

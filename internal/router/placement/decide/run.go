@@ -310,70 +310,106 @@ func Serves(w *workers.Worker) bool {
 // used. Those who are let back are taken for healthy.
 func (r *Run) list(in *selector.Input, peers *[]workers.Peer, list []*workers.Worker, seen FleetView, back []*workers.Worker) (any bool) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
-	pin, given := &r.Criteria.Pin, seen.Ledger()
+	pin, phase := &r.Criteria.Pin, index(in.Phase)
+	l := lister{Run: r, in: in, peers: *peers, seen: seen, given: seen.Ledger(), back: back, choosy: r.HasOwnBans() || pin.worker(in.Phase) != ""}
 	// Now and then an idle rank that was little slower than its peers is taken for as fast, or
 	// no request would show that it is well. A slow prefill rank gets short prompts all the time.
-	constants := r.Criteria.Costs.Tuning()
-	teaches := in.Phase != route.Prefill && constants.Teaches(r.Criteria.Chances[0].Turn)
-	stay, _ := r.History.Stay(in.Phase)
-	rank, pinned := pin.rank(in.Phase)
+	if c := r.Criteria.Costs.Tuning(); in.Phase != route.Prefill && c.Teaches(r.Criteria.Chances[0].Turn) {
+		l.forgiven = c.TeachWithin
+	}
+	l.stay, _ = r.History.Stay(in.Phase)
+	l.rank, l.pinned = pin.rank(in.Phase)
 	for _, w := range list {
-		if !can(w, in.Phase) {
-			continue
-		}
-		unusable := ""
-		if ok, why := w.State.Usable(); !ok && !slices.Contains(back, w) {
-			unusable = why
-		}
-		if unusable == "" || ejected(w) {
-			r.served[index(in.Phase)] = true
-		}
-		why, tried := r.keptOut(w, in.Phase, unusable)
-		capacity := Capacity(w, in.BlockSize)
-		for _, k := range w.Ranks {
-			*peers = append(*peers, workers.Peer{Worker: w, Rank: k})
-			// Made where it stands: what is appended is written twice, and a large fleet's
-			// candidates are half a megabyte.
-			in.Candidates = slices.Grow(in.Candidates, 1)[:len(in.Candidates)+1]
-			c := &in.Candidates[len(in.Candidates)-1]
-			*c = decision.Candidate{}
-			c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks, c.KVUsage = k.Label, k.Slot, why, tried, capacity, -1
-			if why == "" && pinned && k.DP != rank {
-				c.KeptOut = "another rank was asked for"
-			}
-			any = any || c.KeptOut == ""
-			c.OverlapBlocks = seen.Overlap(w, k, &c.Tiers) / in.BlockSize
-			if c.Tiers != (route.Tiers{}) {
-				c.Tiers = c.Tiers.Scale(1, in.BlockSize)
-			}
-			c.ResidentBlocks = seen.Resident(k)
-			var l ledger.Load
-			given.Read(k, &l)
-			c.ActiveRequests, c.Answering, c.PrefillTokens, c.DecodeBlocks, c.CachedBlocks = l.Requests, l.Answering, l.PrefillTokens, l.DecodeBlocks, l.CachedBlocks
-			// What only some ranks could take says nothing of how evenly the rest is spread.
-			c.FreshTokens, c.LastTurn = l.Fresh-l.FreshLong, l.LastTurn
-			if s := r.Criteria.Siblings; s != nil {
-				s.Add(c, k, in.Busy.Requests)
-			}
-			if times := k.Times(); times > 1 && !(teaches && c.ActiveRequests == 0 && times <= constants.TeachWithin) {
-				c.Times = times
-			}
-			if stay.Computed && stay.Worker == w.State {
-				c.PrefillTokens = 0 // no other prompt is in the way of what is computed
-			}
-			if e := k.Load(); e != nil && e.Known() {
-				c.HasLoad = true
-				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
-			}
+		if can(w, in.Phase) {
+			l.add(w)
 		}
 	}
-	if r.long[index(in.Phase)] {
-		for i := range in.Candidates {
-			c := &in.Candidates[i]
-			c.FreshTokens = given.Load((*peers)[i].Rank).Fresh + int(c.SiblingFreshTokens)
+	*peers = l.peers
+	for i := range in.Candidates {
+		c := &in.Candidates[i]
+		any = any || c.KeptOut == ""
+		fresh, long := l.given.Fresh(l.peers[i].Rank)
+		if !r.long[phase] {
+			fresh -= long // what only some ranks could take says nothing of how evenly the rest is spread
 		}
+		c.FreshTokens += fresh
 	}
 	return any
+}
+
+// lister lists the candidates of a phase.
+type lister struct {
+	*Run
+	in    *selector.Input
+	peers []workers.Peer
+	seen  FleetView
+	given *ledger.Ledger
+	back  []*workers.Worker // who are taken for healthy
+	// choosy says that the request itself keeps workers out, whatever their windows.
+	choosy bool
+	stay   attempt.Stay
+	rank   int // with pinned the only one
+	pinned bool
+	// forgiven is up to how many times as long as its peers an idle rank takes that is not slow.
+	forgiven float64
+}
+
+// add adds a worker's ranks.
+func (l *lister) add(w *workers.Worker) {
+	unusable := ""
+	if ok, why := w.State.Usable(); !ok && !slices.Contains(l.back, w) {
+		unusable = why
+	}
+	if unusable == "" || ejected(w) {
+		l.served[index(l.in.Phase)] = true
+	}
+	why, tried := unusable, false
+	if l.choosy || outgrows(&l.Criteria.Facts, l.prompt, w, l.in.Phase) {
+		why, tried = l.keptOut(w, l.in.Phase, unusable)
+	}
+	capacity := Capacity(w, l.in.BlockSize)
+	for _, k := range w.Ranks {
+		l.peers = append(l.peers, workers.Peer{Worker: w, Rank: k})
+		// Made where it stands: what is appended is written twice, and a large fleet's
+		// candidates are half a megabyte.
+		n := len(l.in.Candidates)
+		l.in.Candidates = slices.Grow(l.in.Candidates, 1)[:n+1]
+		c := &l.in.Candidates[n]
+		*c = decision.Candidate{}
+		c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks = k.Label, k.Slot, why, tried, capacity
+		if why == "" && l.pinned && k.DP != l.rank {
+			c.KeptOut = "another rank was asked for"
+		}
+		l.look(c, w, k)
+	}
+}
+
+// look writes what is known of a rank into its candidate: what it holds, and its load. Of its
+// FreshTokens these are only those of other routers.
+func (l *lister) look(c *decision.Candidate, w *workers.Worker, k *workers.Rank) {
+	c.OverlapBlocks = l.seen.Overlap(w, k, &c.Tiers) / l.in.BlockSize
+	if c.Tiers != (route.Tiers{}) {
+		c.Tiers = c.Tiers.Scale(1, l.in.BlockSize)
+	}
+	c.ResidentBlocks = l.seen.Resident(k)
+	var now ledger.Load
+	l.given.Read(k, &now)
+	c.ActiveRequests, c.Answering, c.PrefillTokens, c.DecodeBlocks, c.CachedBlocks = now.Requests, now.Answering, now.PrefillTokens, now.DecodeBlocks, now.CachedBlocks
+	c.LastTurn = now.LastTurn
+	if s := l.Criteria.Siblings; s != nil {
+		s.Add(c, k, l.in.Busy.Requests)
+	}
+	if times := k.Times(); times > 1 && (c.ActiveRequests > 0 || times > l.forgiven) {
+		c.Times = times
+	}
+	if l.stay.Computed && l.stay.Worker == w.State {
+		c.PrefillTokens = 0 // no other prompt is in the way of what is computed
+	}
+	c.KVUsage = -1
+	if e := k.Load(); e != nil && e.Known() {
+		c.HasLoad = true
+		c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
+	}
 }
 
 // keptOut says why a worker is no choice in a phase, whatever it would cost; empty

@@ -112,6 +112,10 @@ type Candidate struct {
 	Cost float64 `json:"cost_blocks"`
 	Terms
 
+	// KeptOut, when not empty, is why the caller keeps the rank out, whatever it
+	// would cost ("draining"). It stands here with what every choice reads of every rank.
+	KeptOut string `json:"-"`
+
 	// ActiveRequests, PrefillTokens and DecodeBlocks are the router's own
 	// account of work in flight on the rank (see package ledger), and that of its Siblings.
 	ActiveRequests int `json:"active_requests"`
@@ -138,9 +142,6 @@ type Candidate struct {
 	// HasLoad says that the engine reported Running and Waiting. KVUsage is negative or
 	// NaN when it did not report that.
 	HasLoad bool `json:"has_load"`
-	// Way is which paths a request may take over this decode rank. It stands here because it
-	// takes no room here.
-	Way Way `json:"-"`
 	// Tried says that the rank is kept out (KeptOut) because it had its turn in
 	// this request: it keeps its place in the round-robin order, so that a retry
 	// goes to the one after it. It stands here because it takes no room here.
@@ -163,10 +164,6 @@ type Candidate struct {
 	// that could.
 	Excluded     string `json:"excluded,omitempty"`
 	ExcludedCode string `json:"excluded_code,omitempty"`
-
-	// KeptOut, when not empty, is why the caller keeps the rank out, whatever it
-	// would cost ("draining").
-	KeptOut string `json:"-"`
 }
 
 // Siblings is the part of a candidate's work that other routers gave the rank, as they
@@ -182,17 +179,6 @@ type Siblings struct {
 	// to others, which may take them unseen.
 	SiblingHeld int32 `json:"held_for_siblings,omitempty"`
 }
-
-// Way is which paths a request may take over a decode rank.
-type Way uint8
-
-// The ways.
-const (
-	// EitherPath is both: the one that costs less.
-	EitherPath Way = iota
-	LocalOnly
-	RemoteOnly
-)
 
 // Speed is Times, and 1 where nothing is known of the rank.
 func (c *Candidate) Speed() float64 { return max(c.Times, 1) }

@@ -305,6 +305,7 @@ func halved(x float64) float64 {
 // Load is the rank's present state. It takes no lock.
 func (l *Ledger) Load(r *workers.Rank) (now Load) {
 	l.Read(r, &now)
+	now.Fresh, now.FreshLong = l.Fresh(r)
 	return now
 }
 
@@ -317,17 +318,25 @@ func (l *Ledger) Computed(r *workers.Rank) (prompts, tokens uint64) {
 	return 0, 0
 }
 
-// Read is Load for who asks of every rank: it writes the state where it is wanted.
+// Read writes all of a rank's state but Fresh and FreshLong, which stay as they are.
 func (l *Ledger) Read(r *workers.Rank, now *Load) {
 	a := l.find(r)
 	if a == nil {
-		*now = Load{}
+		*now = Load{Fresh: now.Fresh, FreshLong: now.FreshLong}
 		return
 	}
-	now.Amounts = a.amounts()
+	now.Amounts, now.LastTurn = a.amounts(), a.lastTurn.Load()
+}
+
+// Fresh is Load.Fresh and Load.FreshLong. One fades in a long chain of sums: who needs those of many
+// ranks calls it for one after the other, so that the processor works on several chains.
+func (l *Ledger) Fresh(r *workers.Rank) (all, long int) {
+	a := l.find(r)
+	if a == nil {
+		return 0, 0
+	}
 	sum := l.faded(a.fresh.Load(), float64(l.clock.Load()))
-	now.Fresh, now.FreshLong = int(sum.tokens), int(sum.long)
-	now.LastTurn = a.lastTurn.Load()
+	return int(sum.tokens), int(sum.long)
 }
 
 // Given counts the reservations so far, and the uncached prompt tokens of their claims.

@@ -91,9 +91,13 @@ func (d *Decider) Hash(q *Request, v *api.View, start time.Time) {
 	case q.Chunked:
 		q.hashChunks(v, key)
 	default:
+		var h *hashes
 		for _, w := range q.List {
 			size, named := q.Settings.BlockOf(w), d.naming(q, w)
-			if h := q.view(size, named); len(h.locals) == 0 {
+			if h != nil && h.blockSize == size && h.naming == named {
+				continue // as the one before
+			}
+			if h = q.view(size, named); len(h.locals) == 0 {
 				ids := q.Prompt.IDs
 				if named != (naming{parts: 1}) || len(q.Prompt.Media) > 0 {
 					h.extra = blockhash.Extras(h.extra, ids, q.Prompt.Media, size*named.parts, named.ahead, named.parts)

@@ -190,21 +190,26 @@ func (q *Request) Overlap(w *workers.Worker, k *workers.Rank, beyond *route.Tier
 		}
 		return q.views[0].tokens(q.holders.views[0].predicted.Depth(slot))
 	}
-	size, named := q.Settings.BlockOf(w), q.decider.naming(q, w)
-	for i := range q.views[:q.used] {
-		if q.views[i].blockSize != size || q.views[i].naming != named {
-			continue
+	i := 0
+	if q.used != 1 { // else it is that of all workers, as Hash has found
+		if i = q.viewOf(w); i < 0 {
+			return 0
 		}
-		o := &q.holders.views[i]
-		if q.decider.from.Fleet.Fed(k) {
-			p := kvgroup.Prompt{Seq: q.views[i].seq, Tokens: q.Prompt.ISL, Block: size, Text: &q.hashed.text}
-			n := q.decider.from.Feeds.Usable(slot, o.exact.Depth(slot), &p, beyond)
-			if *beyond != (route.Tiers{}) {
-				*beyond = beyond.Scale(size, 1)
-			}
-			return n * size
-		}
-		return o.predicted.Depth(slot) * size
 	}
-	return 0
+	h, o := &q.views[i], &q.holders.views[i]
+	if !q.decider.from.Fleet.Fed(k) {
+		return o.predicted.Depth(slot) * h.blockSize
+	}
+	p := kvgroup.Prompt{Seq: h.seq, Tokens: q.Prompt.ISL, Block: h.blockSize, Text: &q.hashed.text}
+	n := q.decider.from.Feeds.Usable(slot, o.exact.Depth(slot), &p, beyond)
+	if *beyond != (route.Tiers{}) {
+		*beyond = beyond.Scale(h.blockSize, 1)
+	}
+	return n * h.blockSize
+}
+
+// viewOf is the index of the hashes by which a worker of the list names blocks; -1 for none.
+func (q *Request) viewOf(w *workers.Worker) int {
+	size, named := q.Settings.BlockOf(w), q.decider.naming(q, w)
+	return slices.IndexFunc(q.views[:q.used], func(h hashes) bool { return h.blockSize == size && h.naming == named })
 }

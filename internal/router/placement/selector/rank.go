@@ -14,19 +14,30 @@ import (
 // into them, and fills out, whose order it reuses. An unknown policy ranks as KV;
 // ParsePolicy keeps them out.
 func Pick(in *Input, out *Ranking) {
-	*out = Ranking{Policy: in.Policy, Order: out.Order[:0]}
+	*out = Ranking{Policy: in.Policy, Order: out.Order[:0], costs: out.costs[:0]}
 	if len(in.Candidates) == 0 {
 		out.Verdict = NoCandidates
 		return
 	}
-	busy := 0
+	busy, limited, timed := 0, in.Busy != (Busy{}), in.Pricing != nil && in.Policy.row().name == KV
+	if timed {
+		out.costs = slices.Grow(out.costs, len(in.Candidates))[:len(in.Candidates)]
+	}
 	for i := range in.Candidates {
 		c := &in.Candidates[i]
 		c.Cost, c.Terms = 0, decision.Terms{}
-		c.ExcludedCode, c.Excluded = exclusion(in, i)
+		out.Overlap = max(out.Overlap, c.OverlapBlocks)
+		c.ExcludedCode, c.Excluded = "", ""
+		if limited || c.KeptOut != "" || len(in.Veto) > 0 {
+			c.ExcludedCode, c.Excluded = exclusion(in, i)
+		}
 		switch c.ExcludedCode {
 		case "":
 			out.Order = append(out.Order, i)
+			if timed { // while the candidate is at hand
+				c.Cost = in.price(i)
+				out.costs[i] = c.Cost
+			}
 		case ExcludedGiven:
 		default:
 			busy++

@@ -239,8 +239,9 @@ type Ranking struct {
 	// Order holds indices into Input.Candidates, best first: all eligible
 	// ranks, or the best Input.Limit of them.
 	Order []int
-	// Eligible is how many ranks could have been chosen.
-	Eligible int
+	// Eligible is how many ranks could have been chosen, Overlap the most blocks of the prompt
+	// that any rank holds on its device.
+	Eligible, Overlap int
 	// InTime says that costs are in ms.
 	InTime bool
 	// Margin is by how much the runner-up costs more than the chosen rank; 0 without a
@@ -254,6 +255,8 @@ type Ranking struct {
 	// Sampled says that the first rank was drawn by temperature and need not
 	// be the cheapest.
 	Sampled bool
+
+	costs []float64 // of the candidates that can be chosen, in time
 }
 
 // Best is the index of the chosen candidate; ok is false without one.
@@ -311,5 +314,5 @@ func mix(x uint64) uint64 {
 
 // Reset empties the ranking and keeps its memory.
 func (r *Ranking) Reset() {
-	*r = Ranking{Verdict: NoCandidates, Order: r.Order[:0]}
+	*r = Ranking{Verdict: NoCandidates, Order: r.Order[:0], costs: r.costs[:0]}
 }

@@ -13,11 +13,22 @@ import (
 type Pricing struct {
 	Model *cost.Model
 	Quote cost.Quote
-	// Prefill is the cost on the prefill rank that would be chosen for any decode rank; it is
-	// only there with Remote.
+	// Prefill is the cost on the prefill rank that would be chosen for any decode rank, and Ways
+	// has a row for each candidate. They are only there where a prefill rank could be chosen.
 	Prefill decision.Times
-	Remote  bool
+	Ways    []Way
 }
+
+// Way is which paths a request may take over a decode rank.
+type Way uint8
+
+// The ways.
+const (
+	// EitherPath is both: the one that costs less.
+	EitherPath Way = iota
+	LocalOnly
+	RemoteOnly
+)
 
 // Work is what a request asks of candidate i, and what stands before it there. tokens are
 // computed, or taken over from a prefill rank; context is the prompt's length where it is
@@ -31,12 +42,8 @@ func (in *Input) Work(i, tokens, context int) cost.Work {
 }
 
 // Found is how many tokens of the prompt the candidate that has most of them holds on its device.
-func (in *Input) Found() int32 {
-	most := 0
-	for i := range in.Candidates {
-		most = max(most, in.Candidates[i].OverlapBlocks)
-	}
-	return small(CachedTokens(in.ISL, most, in.BlockSize))
+func (in *Input) Found(of *Ranking) int32 {
+	return small(CachedTokens(in.ISL, of.Overlap, in.BlockSize))
 }
 
 // small is n in 32 bits, or the most there.
@@ -65,35 +72,47 @@ func (in *Input) Uncached(i int) int {
 // price writes what candidate i would cost into its terms, and returns the sum.
 func (in *Input) price(i int) float64 {
 	c, p := &in.Candidates[i], in.Pricing
-	w, t := in.Work(i, in.Uncached(i), in.ISL), &c.Terms.Times
-	if in.Phase == route.Prefill {
-		return p.Quote.Prefill(&w, t)
+	t := &c.Terms.Times
+	if in.Phase == route.Prefill { // whose price does not depend on answers
+		return p.Quote.Prefill(&cost.Work{Tokens: in.Uncached(i), Queued: c.PrefillTokens, Running: c.ActiveRequests, Times: c.Times}, t)
 	}
+	w := in.Work(i, in.Uncached(i), in.ISL)
 	switch {
-	case !p.Remote || c.Way == decision.LocalOnly:
+	case len(p.Ways) == 0 || p.Ways[i] == LocalOnly:
 		return p.Quote.Local(&w, t)
-	case c.Way == decision.RemoteOnly:
+	case p.Ways[i] == RemoteOnly:
 		return p.Quote.Remote(&p.Prefill, &w, t)
 	}
 	return p.Quote.Cheaper(&p.Prefill, &w, t)
 }
 
-// rankTimes orders by prices. Those that are no further from the best than prices are sure of
-// are equal, and in the order of kv_blocks.
+// rankTimes orders by prices, which the candidates have. Those that are no further from the best
+// than prices are sure of are equal, and in the order of kv_blocks.
 func rankTimes(in *Input, out *Ranking) {
 	out.InTime = true
-	best := 0.0
-	for n, i := range out.Order {
-		cost := in.price(i)
-		in.Candidates[i].Cost = cost
-		if n == 0 || cost < best {
-			best = cost
+	costs := out.costs // reads what is next to each other, and little of a large fleet's candidates
+	best := costs[out.Order[0]]
+	for _, i := range out.Order {
+		if costs[i] < best {
+			best = costs[i]
 		}
 	}
 	equal := in.Pricing.Model.Equal(best)
-	order(out.Order, in.sorted(), func(a, b int) int { return compareTimes(in, equal, a, b) })
+	order(out.Order, in.sorted(), func(a, b int) int {
+		x, y := costs[a], costs[b]
+		switch {
+		case x < y && y > equal: // nearly always this or the next
+			return -1
+		case y < x && x > equal:
+			return 1
+		case x <= equal && y <= equal:
+			c, _ := compareTies(in, a, b)
+			return c
+		}
+		return cmp.Or(cmp.Compare(x, y), cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank))
+	})
 	for _, i := range out.Order {
-		if in.Candidates[i].Cost <= equal {
+		if costs[i] <= equal {
 			out.Tied++
 		}
 	}
@@ -103,19 +122,4 @@ func rankTimes(in *Input, out *Ranking) {
 	case out.Tied > 1:
 		_, out.TieBreak = compareTies(in, out.Order[0], out.Order[1])
 	}
-}
-
-// compareTimes is the order of policy kv by times, of which those up to equal are.
-func compareTimes(in *Input, equal float64, a, b int) int {
-	x, y := &in.Candidates[a], &in.Candidates[b]
-	switch {
-	case x.Cost < y.Cost && y.Cost > equal: // nearly always this or the next
-		return -1
-	case y.Cost < x.Cost && x.Cost > equal:
-		return 1
-	case x.Cost <= equal && y.Cost <= equal:
-		c, _ := compareTies(in, a, b)
-		return c
-	}
-	return cmp.Or(cmp.Compare(x.Cost, y.Cost), cmp.Compare(x.Rank, y.Rank))
 }
