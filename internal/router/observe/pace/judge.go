@@ -35,7 +35,8 @@ const (
 	// A rank that is n times slower than its peers gets few requests, so that n times
 	// fewer samples are enough, but no fewer than MinSamples/clearest.
 	clearest = 4
-	// forgetAfter is how long a rank that shows nothing any more stays slow.
+	// forgetAfter is how long a rank of which nothing is known stays slow. After as long without a
+	// measurement it is less slow for costs: samples take longer to fade, the more there were.
 	forgetAfter = 30 * time.Second
 	// recoveredAt is the part of the factor below which a slow rank has recovered.
 	recoveredAt = 0.7
@@ -201,6 +202,7 @@ type state struct {
 	// Of the present step.
 	now, was [figures]float64
 	few      [figures]float64 // as now, of fewer samples than it takes
+	fresh    [figures]bool    // there were samples
 	past90   float64          // of TTFT, of the step before
 	judged   [figures]bool
 
@@ -208,9 +210,10 @@ type state struct {
 	always [figures]bool      // of slow: it has no faster past
 	since  [figures]time.Time // of the state that slow says, or will say
 	other  [figures]time.Time // since when the opposite holds; zero while it does not
-	times  [figures]float64
+	times  [figures]float64   // its median over that of its peers, as known at last
+	at     [figures]time.Time // when it was measured at last
 	silent [figures]time.Time // since when nothing is known
-	lost   [figures]time.Time // when it was slow at last, with times, and nothing is known since
+	lost   [figures]bool      // it was slow, and nothing is known since
 	seen   int
 
 	// answering fades as what is recent of ITL does.
@@ -223,7 +226,6 @@ type state struct {
 type weight struct {
 	is    bool
 	other time.Time // since when the opposite holds; zero while it does not
-	seen  time.Time // when it was measured at last
 }
 
 // Judge keeps what is known of every rank. It is not safe for concurrent use.
@@ -312,7 +314,7 @@ func (j *Judge[K]) Speed(k K) Speed {
 }
 
 // Times is how many times as long as its peers a slow rank takes, by its slowest figure. A rank on
-// other hardware also counts, if its answers take longer although it makes no more of them. It is 1
+// other hardware also counts, if its answers take longer than the number of them explains. It is 1
 // for any other rank, as far as is known. A rank without new measurements is forgotten gradually,
 // or all requests would go to it, as it is idle: in each forgetAfter the factor becomes its square
 // root.
@@ -323,16 +325,13 @@ func (j *Judge[K]) Times(k K) float64 {
 		return most
 	}
 	for f := range figures {
-		times := s.times[f]
-		switch {
-		case s.slow[f] || f == ITL && s.heavy.is:
-		case s.lost[f].IsZero():
+		if !s.slow[f] && !s.lost[f] && !(f == ITL && s.heavy.is) {
 			continue
-		default:
-			for left := j.last.Sub(s.lost[f]); left >= 0 && times > 1; left -= forgetAfter {
-				if times = math.Sqrt(times); times < negligible {
-					times = 1
-				}
+		}
+		times := s.times[f]
+		for left := j.last.Sub(s.at[f]); left >= forgetAfter && times > 1; left -= forgetAfter {
+			if times = math.Sqrt(times); times < negligible {
+				times = 1
 			}
 		}
 		most = max(most, times)
@@ -375,7 +374,8 @@ func (s *state) take(r *Reading, took time.Duration, factor, longest float64) {
 		}
 		s.firsts.fade(took, recentHalf[TTFT], nil)
 	}
-	tokens := s.recent[ITL].add(&r.Gaps) + float64(r.Tokens) + s.firsts.add(&r.Firsts)
+	gaps := s.recent[ITL].add(&r.Gaps)
+	tokens := gaps + float64(r.Tokens) + s.firsts.add(&r.Firsts)
 	limit := s.past90
 	if math.IsNaN(limit) {
 		limit = longest
@@ -384,7 +384,7 @@ func (s *state) take(r *Reading, took time.Duration, factor, longest float64) {
 		// They are no samples yet, but that they wait for too long is seen.
 		r.Work[traffic.Bucket(r.Age)] += uint32(r.Waiting)
 	}
-	s.recent[TTFT].add(&r.Work)
+	s.fresh = [figures]bool{ITL: gaps > 0, TTFT: s.recent[TTFT].add(&r.Work) > 0}
 	if took > 0 {
 		a := math.Exp2(-took.Seconds() / recentHalf[ITL].Seconds())
 		if !s.known {
@@ -446,7 +446,14 @@ func without(list []float64, one float64) float64 {
 // judge decides about one figure of a rank.
 func (s *state) judge(f Figure, medians []float64, group int, factor float64, now time.Time) (v Verdict, changed bool) {
 	peers, was, all := without(medians, s.now[f]), s.was[f], len(medians)
-	mine := s.median(f, peers, math.IsNaN(was))
+	mine := s.median(f, peers, true)
+	if s.fresh[f] && !math.IsNaN(mine) {
+		s.at[f] = now
+	}
+	if times := mine / peers; !math.IsNaN(times) {
+		s.times[f] = times
+	}
+	mine = s.median(f, peers, math.IsNaN(was))
 	if math.IsNaN(s.now[f]) && !math.IsNaN(mine) {
 		all++
 	}
@@ -472,7 +479,7 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 		s.silent[f] = now
 	}
 	if known && (f != ITL || !s.heavier(mine, peers, factor)) || factor <= 0 {
-		s.lost[f] = time.Time{}
+		s.lost[f] = false
 	}
 	far := mine > peers+float64(floor[f])
 	became := func(by float64) bool { return far && mine > by*peers && mine > by*was }
@@ -492,18 +499,12 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	case end != Recovered:
 	case !known, is && over(recoveredAt*factor), !is && !over(factor):
 		s.other[f] = time.Time{}
-		if known {
-			s.times[f] = mine / peers
-		}
 		return v, false
 	case s.other[f].IsZero():
 		s.other[f] = now
 		return v, false
 	case now.Sub(s.other[f]) < wait:
 		return v, false
-	}
-	if known {
-		s.times[f] = mine / peers
 	}
 	if !is {
 		s.always[f] = wait == persistAlone
@@ -513,9 +514,7 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 		// What it will show is not to be held against a time that is long gone.
 		s.recent[f], s.past[f] = fading{}, fading{}
 	}
-	if end == Silent {
-		s.lost[f] = now
-	}
+	s.lost[f] = end == Silent
 	return Verdict{!is, Finding{f, s.times[f], now, s.always[f]}, end}, true
 }
 
@@ -534,8 +533,8 @@ func (s *state) heavier(mine, peers, by float64) bool {
 }
 
 // weigh judges whether answers of the rank take longer than those of its peers, which are among
-// group. It begins only while the rank makes no more answers than they do on average: that more
-// answers take longer is no property of the rank.
+// group. More answers take longer on any rank: one that makes n times as many as its peers do on
+// average must take n times the factor longer.
 func (s *state) weigh(medians []float64, group []*state, factor float64, now time.Time) {
 	w, peers := &s.heavy, without(medians, s.now[ITL])
 	mine := s.median(ITL, peers, true)
@@ -544,20 +543,13 @@ func (s *state) weigh(medians []float64, group []*state, factor float64, now tim
 		*w = weight{}
 		return
 	case math.IsNaN(mine) || math.IsNaN(peers):
-		if w.is && now.Sub(w.seen) >= forgetAfter {
-			*w = weight{}
-			if s.lost[ITL].IsZero() {
-				s.lost[ITL] = now
-			}
-		}
 		return
 	}
-	w.seen = now
 	others := -s.answering
 	for _, one := range group {
 		others += one.answering
 	}
-	opposite, wait := s.heavier(mine, peers, factor) && s.answering*float64(len(group)-1) <= others, persistAlone
+	opposite, wait := s.heavier(mine, peers, factor) && mine*others >= factor*peers*s.answering*float64(len(group)-1), persistAlone
 	if w.is {
 		opposite, wait = !s.heavier(mine, peers, recoveredAt*factor), persist
 	}
@@ -567,9 +559,6 @@ func (s *state) weigh(medians []float64, group []*state, factor float64, now tim
 	case w.other.IsZero():
 		w.other = now
 	case now.Sub(w.other) >= wait:
-		w.is, w.other, s.lost[ITL] = !w.is, time.Time{}, time.Time{}
-	}
-	if w.is {
-		s.times[ITL] = mine / peers
+		w.is, w.other, s.lost[ITL] = !w.is, time.Time{}, false
 	}
 }

@@ -511,19 +511,21 @@ func TestRecovery(t *testing.T) {
 		t.Errorf("it stays slow: %+v", c)
 	}
 	until(90, 2, true, 10)
+	measured := second
 	c = until(0, 2, false, 100)
-	was := c.Times
 	if c.End != pace.Silent {
 		t.Errorf("silence: %+v", c)
 	}
-	// It is forgotten little by little, and at once where something is known again.
-	for _, want := range []float64{math.Sqrt(was), math.Sqrt(math.Sqrt(was))} {
-		if got := j.Times("r0"); math.Abs(got-want) > 1e-9 || was < 5 {
-			t.Errorf("after silence it counts %v times, want %v; it was %v", got, want, was)
+	// Costs forget it little by little from then on.
+	for range 2 {
+		want := c.Times
+		for range (second - measured) / 30 {
+			want = math.Sqrt(want)
 		}
-		for range 30 {
-			step(0, 10, 2)
+		if got := j.Times("r0"); math.Abs(got-want) > 1e-9 || c.Times < 5 {
+			t.Errorf("%d s after it was measured it counts %v times, want %v; it was %v", second-measured, got, want, c.Times)
 		}
+		step(0, 10, 2)
 	}
 	for range 300 {
 		step(0, 10, 2)
@@ -553,5 +555,51 @@ func TestRecovery(t *testing.T) {
 	until(90, 2, true, 10)
 	if c := until(90, 0, false, 5); c.End != pace.Unjudged || j.Times("r0") != 1 {
 		t.Errorf("turned off: %+v, and it counts %v times", c, j.Times("r0"))
+	}
+}
+
+// TestTimes: costs count a rank by what its answers take longer than those of its peer, beyond what
+// the number of them explains. Without measurements they forget it little by little, however many
+// samples there were, and count it again as soon as something is measured.
+func TestTimes(t *testing.T) {
+	for _, c := range []struct {
+		answers, peers int // at a time
+		ms             int // between tokens; 10 at the peer
+		slow           bool
+	}{
+		{4, 4, 60, true}, {1, 7, 60, true}, {4, 4, 15, false}, {0, 0, 60, true},
+		{5, 3, 60, true}, {6, 2, 50, false}, {6, 2, 90, true}, {8, 0, 90, false},
+	} {
+		rng := rand.New(rand.NewPCG(1, 1))
+		j := pace.NewJudge[int]()
+		second := 0
+		times := func(seconds, ms int) float64 { // ms 0 is no answer
+			for range seconds {
+				second++
+				in := []pace.Input[int]{{Key: 0, Group: "g", Answering: c.answers}, {Key: 1, Group: "g", Answering: c.peers}}
+				if spread(rng, &in[1].Reading, 1000, 10*time.Millisecond); ms > 0 {
+					spread(rng, &in[0].Reading, 1000, time.Duration(ms)*time.Millisecond)
+				}
+				if out := j.Step(time.Unix(int64(second), 0), factor, in); len(out) > 0 {
+					t.Errorf("%+v: %+v, of two ranks of unknown hardware that were always so", c, out)
+				}
+			}
+			return j.Times(0)
+		}
+		slow := float64(c.ms) / 10
+		if !c.slow {
+			slow = 1
+		}
+		for _, step := range []struct {
+			seconds, ms int
+			want        float64
+		}{
+			{20, c.ms, slow}, {29, 0, slow}, {1, 0, math.Sqrt(slow)}, {30, 0, math.Sqrt(math.Sqrt(slow))},
+			{1, c.ms, slow}, {200, 0, 1}, {1, c.ms, slow}, {10, 10, 1},
+		} {
+			if got := times(step.seconds, step.ms); got < .9*step.want || got > 1.1*step.want {
+				t.Errorf("%+v: after %d s it takes %.2f times as long, want %.2f", c, second, got, step.want)
+			}
+		}
 	}
 }
