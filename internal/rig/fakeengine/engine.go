@@ -229,7 +229,9 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 		fresh := false
 		if f.Writes != nil {
 			var takes time.Duration
-			takes, fresh = f.Writes(q)
+			if takes, fresh = f.Writes(q); fresh && leg.Connects != nil {
+				leg.Connects()
+			}
 			if _, err := await(ctx, nil, takes); err != nil {
 				f.end(q, err, true)
 				return nil, fail(upstream.Canceled, err)

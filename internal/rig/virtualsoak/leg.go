@@ -104,11 +104,15 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 	}
 	sent := s.now()
 	if l.phase == route.Prefill && l.push != "" {
-		written := u.Written // u is memory that is used again
+		connects, written := u.Connects, u.Written // u is memory that is used again
+		connected := l.n.known == l.n.inc+1
+		if !connected && connects != nil {
+			connects()
+		}
 		l.written = func() {
 			s.transfer(l.push).written = true
 			if written != nil {
-				written(l.n.known != l.n.inc+1)
+				written(!connected || l.n.known != l.n.inc+1)
 			}
 			l.n.known = l.n.inc + 1
 		}

@@ -161,7 +161,7 @@ func TestPanicOfASubscriber(t *testing.T) {
 			if err := g.mustPermit(c, route.Prefill, peer.Worker); err != nil {
 				return err
 			}
-			return g.prefill(t.Context(), c, &disagg.Transfer{}, peer, ledger.Claim{}, nil)
+			return g.prefill(t.Context(), c, &disagg.Transfer{}, peer, ledger.Claim{}, nil, nil)
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {

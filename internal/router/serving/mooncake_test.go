@@ -36,8 +36,8 @@ type mooncake struct {
 	// fails is what becomes of a prefill leg; nil for a good one.
 	fails func(*fakeengine.Request) *fakeengine.Answer
 	// Until a decode engine asks for KV it takes a step, and until an engine has all of a
-	// request to be written it takes a while.
-	step, writes, prefill time.Duration
+	// request to be written it takes a while, as the bootstrap servers take to answer.
+	step, writes, prefill, answers time.Duration
 }
 
 // transferLegs are the legs of a transfer.
@@ -49,9 +49,14 @@ type transferLegs struct {
 func newMooncake(t *testing.T, fleet string) *mooncake {
 	m := &mooncake{
 		Router: fakeengine.New(t, fleet+" mooncake"), t: t, life: map[string]int{}, lives: map[*fakeengine.Request]int{}, legs: map[string]*transferLegs{},
-		step: 5 * time.Millisecond, writes: time.Millisecond, prefill: 20 * time.Millisecond,
+		step: 5 * time.Millisecond, writes: time.Millisecond, prefill: 20 * time.Millisecond, answers: 1500 * time.Microsecond,
 	}
-	m.Bootstrap = func(_ context.Context, worker string) (string, error) {
+	m.Bootstrap = func(ctx context.Context, worker string) (string, error) {
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(m.answers):
+		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.asked++
@@ -190,6 +195,24 @@ func TestMooncakeLegs(t *testing.T) {
 			t.Error("the metrics do not have the time that decode legs are held")
 		}
 	})
+}
+
+// TestMooncakeAsksWhileItConnects: over a new connection the decode leg is held until the
+// prefill's request is written and the bootstrap server has answered, whichever takes longer.
+func TestMooncakeAsksWhileItConnects(t *testing.T) {
+	for _, answers := range []time.Duration{0, time.Millisecond, 3 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMooncake(t, "1p1d")
+			m.writes, m.answers = 2*time.Millisecond, answers
+			m.send("remote")
+			m.Writes = func(*fakeengine.Request) (time.Duration, bool) { return m.writes, true }
+			m.send("remote")
+			p, d := m.Requests("prefill")[1], m.Requests("decode")[1]
+			if held := d.At.Sub(p.At); held != max(m.writes, answers) || m.asked != 2 {
+				t.Errorf("an answer takes %v: the decode leg is held for %v; asked %d times", answers, held, m.asked)
+			}
+		})
+	}
 }
 
 // TestMooncakeRestart: after a prefill engine's restart, between requests or in the middle of

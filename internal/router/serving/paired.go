@@ -55,7 +55,7 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 		if transfer.Mode() != disagg.Sequential {
 			return l.concurrent(ctx, c, transfer, claim)
 		}
-		if err := g.prefill(ctx, c, transfer, prefill, claim, nil); err != nil {
+		if err := g.prefill(ctx, c, transfer, prefill, claim, nil, nil); err != nil {
 			transfer.Failed()
 			p.unsent(c, err, prefill, now)
 			return nil, err
@@ -159,15 +159,17 @@ type both struct {
 	fresh bool
 }
 
-func (b *both) Prefill(ctx context.Context, written func()) (err error) {
+func (b *both) Prefill(ctx context.Context, connects, written func()) (err error) {
 	sent := false
 	err = errPanic // until it returns
 	defer func() { b.t.PrefillEnded(sent && lost(err)) }()
-	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim, func(fresh bool) {
+	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim, connects, func(fresh bool) {
 		b.fresh, sent = fresh, true
 		written()
 	})
 }
+
+func (b *both) Prepare(ctx context.Context) { b.t.Ask(ctx) }
 
 // lost reports whether the KV of a prefill leg that was sent never comes to a decode engine that
 // may wait for it. A request that a prefill engine does not accept (4xx) is none for

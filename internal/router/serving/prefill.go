@@ -16,14 +16,14 @@ import (
 )
 
 // prefill is a prefill leg, which the call may send, and gives back all that is held for it.
-// written, where it is not nil, is that of [upstream.Leg]. The error is an *attempt.Error, or
-// an answer that the client shall get (4xx).
-func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim, written func(fresh bool)) (err error) {
+// connects and written, where they are not nil, are those of [upstream.Leg]. The error is an
+// *attempt.Error, or an answer that the client shall get (4xx).
+func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim, connects func(), written func(fresh bool)) (err error) {
 	defer c.permit(route.Prefill).giveBack()
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := g.leg(c, route.Prefill, p, c.edit(t.PrefillEdits(), p, route.Prefill), c.Routing.Settings.Timeouts.Prefill, t.RequestID())
-	leg.Written = written
+	leg.Connects, leg.Written = connects, written
 	record := c.Record.BeginLeg(route.Prefill, p, leg, time.Now())
 	err = errPanic // until it returns
 	defer func() { record.End(err, time.Now()) }()

@@ -154,6 +154,11 @@ type Transfer struct {
 	// prefill has answered.
 	at   workers.KVAddress
 	used bool
+	// engine is what the bootstrap server answered to Ask, which was sent at asked (zero for
+	// never); unknown says why it is not known.
+	engine  string
+	unknown error
+	asked   time.Time
 
 	state atomic.Uint32
 }

@@ -22,6 +22,8 @@ const (
 	MaxBootstrap = 1 << 20
 	// bootstrapTime bounds asking it.
 	bootstrapTime = 2 * time.Second
+	// startTime is less than any engine takes to start.
+	startTime = time.Second
 	// senderTime is how long a sender waits in vain (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
 	senderTime = 480 * time.Second
 )
@@ -40,38 +42,58 @@ func (t *Transfer) serverURL() string {
 // Meet finds the engine of the prefill rank where a bootstrap server knows it: of a
 // Sequential transfer before the prefill leg is sent, of a Held one before the decode leg. A
 // Held one has it already unless the prefill's request went over a fresh connection: the
-// engine may be a new process by now.
+// engine may be a new process by now. Then the answer to [Transfer.Ask] is used, if Ask was
+// called so recently that no process can have started since.
 func (t *Transfer) Meet(ctx context.Context, fresh bool) error {
 	if !t.of.bootstrap {
 		return nil
 	}
-	rank := 0
-	if r := t.dispatch.Prefill.Rank; r != nil {
-		rank = r.DP
+	r := t.dispatch.Prefill.Rank
+	if r != nil && t.used && !fresh {
 		// Another request may have found a new engine since this one began, over the
 		// connection that this one then had, or failed.
-		if at := r.KVAddress(); t.used && !fresh && at != nil {
+		if at := r.KVAddress(); at != nil {
 			t.at = *at
 			return nil
 		}
 	}
-	at := t.serverURL()
-	body, err := t.of.query(ctx, at)
+	if t.asked.IsZero() || time.Since(t.asked) > startTime {
+		t.Ask(ctx)
+	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err != nil {
-		return fmt.Errorf("%w: %s/query: %w. Engines with NixlConnector have no such server: state connector=nixl for them; bootstrap=host:port states another address", ErrNoBootstrap, at, err)
+	if t.unknown != nil {
+		return t.unknown
 	}
-	id, err := engineOf(body, rank)
-	if err != nil {
-		return fmt.Errorf("%w: %s/query: %w", ErrNoBootstrap, at, err)
-	}
-	t.at.EngineID = id
-	if r := t.dispatch.Prefill.Rank; t.used && r != nil && r.KVAddress() != nil { // no leg has failed meanwhile
+	t.at.EngineID = t.engine
+	if r != nil && t.used && r.KVAddress() != nil { // no leg has failed meanwhile
 		t.keep(t.at)
 	}
 	return nil
+}
+
+// Ask queries the bootstrap server for the engine of the prefill rank, where there is one.
+// [Transfer.Meet] does it where it must; before, Ask may run while the prefill leg's connection
+// is made. It must not run at the same time as another call of Ask or Meet.
+func (t *Transfer) Ask(ctx context.Context) {
+	if !t.of.bootstrap {
+		return
+	}
+	rank, at := 0, t.serverURL()
+	if r := t.dispatch.Prefill.Rank; r != nil {
+		rank = r.DP
+	}
+	t.asked = time.Now()
+	body, err := t.of.query(ctx, at)
+	if err != nil {
+		t.unknown = fmt.Errorf("%w: %s/query: %w. Engines with NixlConnector have no such server: state connector=nixl for them; bootstrap=host:port states another address", ErrNoBootstrap, at, err)
+		return
+	}
+	if t.engine, err = engineOf(body, rank); err != nil {
+		err = fmt.Errorf("%w: %s/query: %w", ErrNoBootstrap, at, err)
+	}
+	t.unknown = err
 }
 
 // errSilent: a bootstrap server took no connection, or gave no answer.

@@ -137,6 +137,44 @@ func TestMooncake(t *testing.T) {
 	}
 }
 
+// TestMooncakeAsksAhead: what a bootstrap server answered while a connection was made counts, unless
+// an engine may have started since.
+func TestMooncakeAsksAhead(t *testing.T) {
+	for _, c := range []struct {
+		wait  time.Duration
+		fresh bool
+		asked int
+		want  string
+	}{
+		{0, true, 1, "7f3e"},
+		{time.Second, true, 1, "7f3e"},
+		{time.Second + 1, true, 2, "91b2"},
+		{0, false, 1, "old"}, // a connection that was there: the engine is the same
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d, b := mooncakeDispatch(), &bootstrapServer{answer: registered2}
+			d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "old", Host: "127.0.0.1", Port: 8998})
+			tr := begin(t, workers.ConnectorMooncake, b.options(), d)
+			tr.Ask(t.Context())
+			b.answer = strings.Replace(registered2, "7f3e", "91b2", 1)
+			<-time.After(c.wait)
+			if err := tr.Meet(t.Context(), c.fresh); err != nil || len(b.asked) != c.asked {
+				t.Errorf("%+v: asked %d times: %v", c, len(b.asked), err)
+			}
+			if got := rawjson.Value(decodeBody(t, tr, api.Completion, pushBody)).Get("kv_transfer_params.remote_engine_id").String(); got != c.want {
+				t.Errorf("%+v: the engine is %q", c, got)
+			}
+		})
+	}
+	d, b := mooncakeDispatch(), &bootstrapServer{err: errors.New("connection refused")}
+	d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "old", Host: "127.0.0.1", Port: 8998})
+	tr := begin(t, workers.ConnectorMooncake, b.options(), d)
+	tr.Ask(t.Context())
+	if err := tr.Meet(t.Context(), true); !errors.Is(err, ErrNoBootstrap) || len(b.asked) != 1 {
+		t.Errorf("no answer: asked %d times: %v", len(b.asked), err)
+	}
+}
+
 // TestMooncakePrefillHasNoEnd: nothing that the client requests ends a prefill before its length.
 func TestMooncakePrefillHasNoEnd(t *testing.T) {
 	for _, c := range []struct {

@@ -6,6 +6,7 @@ package pair
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -20,8 +21,11 @@ type Legs interface {
 	// ctx is for its whole answer. They are called at the same time, each once; a decode leg
 	// that is held is not called before the prefill leg has called written, and never where
 	// that fails first.
-	Prefill(ctx context.Context, written func()) error
+	Prefill(ctx context.Context, connects, written func()) error
 	Decode(ctx context.Context) error
+	// Prepare gets what a decode leg that is held needs, while the prefill leg, which has called
+	// connects, makes its connection. It returns before Decode is called; ctx is the same.
+	Prepare(ctx context.Context)
 	// Begun reports whether the decode leg has begun to answer. Stop reports whether it has
 	// not, and then it may not begin any more: it waits for its context to end.
 	Begun() bool
@@ -69,6 +73,9 @@ type Pair struct {
 type hold struct {
 	state atomic.Uint32
 	over  chan struct{} // closed when it has been let go, or never will be
+	// first is closed when the leg is to be prepared, or the hold is over.
+	first chan struct{}
+	once  sync.Once // closes first
 }
 
 // The states of a hold.
@@ -78,15 +85,28 @@ const (
 	neverSent
 )
 
-// release lets the decode leg go. Only the first call of the two has an effect.
+// prepare has the decode leg be prepared, unless the hold is over.
+func (h *hold) prepare() {
+	if h != nil {
+		h.once.Do(func() { close(h.first) })
+	}
+}
+
+// end closes both channels, over first: a leg that need not be prepared is not.
+func (h *hold) end() {
+	close(h.over)
+	h.prepare()
+}
+
+// release lets the decode leg go. Only the first call of release and keep has an effect.
 func (h *hold) release() {
 	if h != nil && h.state.CompareAndSwap(isHeld, letGo) {
-		close(h.over)
+		h.end()
 	}
 }
 
 // keep has the decode leg never be sent, and reports whether it was still held. The caller
-// then closes over.
+// then ends the hold.
 func (h *hold) keep() bool { return h != nil && h.state.CompareAndSwap(isHeld, neverSent) }
 
 // unsent reports, after the wait for its end, whether the decode leg must not be sent.
@@ -110,7 +130,7 @@ func Begin(ctx context.Context, run Runner, legs Legs, held bool) (_ *Pair, end 
 	p := &Pair{ctx, run, make(chan struct{}), stopPrefill, stopDecode}
 	var h *hold
 	if held {
-		h = &hold{over: make(chan struct{})}
+		h = &hold{over: make(chan struct{}), first: make(chan struct{})}
 	}
 	begun := false
 	defer func() {
@@ -121,7 +141,7 @@ func Begin(ctx context.Context, run Runner, legs Legs, held bool) (_ *Pair, end 
 	var failed error // of the prefill leg; to be read after broke or done
 	run.Go(func() {
 		defer close(p.done)
-		if failed = prefill(pctx, legs, h.release); failed == nil {
+		if failed = prefill(pctx, legs, h.prepare, h.release); failed == nil {
 			h.release()
 		} else if !legs.Begun() {
 			close(broke)
@@ -133,12 +153,16 @@ func Begin(ctx context.Context, run Runner, legs Legs, held bool) (_ *Pair, end 
 				stopDecode(failed)
 			}
 			if unsent {
-				close(h.over)
+				h.end()
 			}
 		}
 	})
 	if held {
-		run.Wait(ctx, h.over, 0)
+		run.Wait(ctx, h.first, 0)
+		if ctx.Err() == nil && !ended(h.over) {
+			legs.Prepare(dctx)
+			run.Wait(ctx, h.over, 0)
+		}
 	}
 	if h.unsent(ctx) {
 		return nil, Ending{Err: context.Cause(dctx), Cancelled: ctx.Err() == nil}
@@ -207,12 +231,12 @@ func ended(done <-chan struct{}) bool {
 }
 
 // prefill runs the prefill leg. A panic of it is an error.
-func prefill(ctx context.Context, legs Legs, written func()) (err error) {
+func prefill(ctx context.Context, legs Legs, connects, written func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			legs.Panicked(p)
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	return legs.Prefill(ctx, written)
+	return legs.Prefill(ctx, connects, written)
 }

@@ -38,7 +38,10 @@ func (l *leg) run(ctx context.Context) error {
 // two are legs of which the answer begins at a time.
 type two struct {
 	held            bool          // the decode leg is held until the prefill's request is written
-	writes          time.Duration // how long that takes
+	connects        time.Duration // when it makes a connection; 0 for never
+	prepares        time.Duration // how long it takes to prepare the decode leg
+	prepared        time.Duration // when that began; 0 for never
+	writes          time.Duration // how long it takes to write it, from then on
 	decoded         time.Duration // when the decode leg was sent; 0 for never
 	prefill, decode leg
 	start           time.Time
@@ -49,8 +52,12 @@ type two struct {
 	answer          context.Context
 }
 
-func (p *two) Prefill(ctx context.Context, written func()) error {
+func (p *two) Prefill(ctx context.Context, connects, written func()) error {
 	defer func() { p.prefilled = time.Since(p.start) }()
+	if p.connects > 0 {
+		<-time.After(p.connects)
+		connects()
+	}
 	if p.held && p.writes > 0 {
 		select {
 		case <-ctx.Done():
@@ -65,6 +72,10 @@ func (p *two) Decode(ctx context.Context) error {
 	p.answer = ctx
 	p.decoded = time.Since(p.start)
 	return p.decode.run(ctx)
+}
+func (p *two) Prepare(ctx context.Context) {
+	p.prepared = time.Since(p.start)
+	_ = (&leg{takes: p.prepares}).run(ctx) // Decode sees that it has ended, too
 }
 func (p *two) Begun() bool         { return p.begins > 0 && time.Since(p.start) >= p.begins }
 func (p *two) Stop() bool          { return !p.Begun() }
@@ -138,6 +149,10 @@ func TestHeld(t *testing.T) {
 		{"refused", two{writes: s, prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: 9 * s}}, Ending{Err: errPrefill, Cancelled: true}, 2 * s, s},
 		{"a panic before it was written", two{prefill: leg{takes: s, err: errPrefill, panic: true}, decode: leg{takes: s}}, Ending{Err: errPrefill, Cancelled: true}, s, 0},
 		{"decode fails", two{writes: s, prefill: leg{takes: 60 * s}, decode: leg{takes: s, err: errDecode}}, Ending{Err: errDecode, Waiting: true}, 2 * s, s},
+		{"prepared before it is written", two{connects: s, prepares: s, writes: 2 * s, prefill: leg{takes: s}, decode: leg{takes: s}}, Ending{}, 4 * s, 3 * s},
+		{"written before it is prepared", two{connects: s, prepares: 2 * s, writes: s, prefill: leg{takes: s}, decode: leg{takes: s}}, Ending{}, 4 * s, 3 * s},
+		{"no connection, being prepared", two{connects: s, prepares: 60 * s, prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s}}, Ending{Err: errPrefill, Cancelled: true}, 2 * s, 0},
+		{"refused, being prepared", two{connects: s, prepares: 60 * s, writes: s, prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: s}}, Ending{Err: errPrefill, Cancelled: true}, 3 * s, 3 * s},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c.legs.held, c.legs.start = true, time.Now()
@@ -151,6 +166,9 @@ func TestHeld(t *testing.T) {
 			}
 			if took != c.took || c.legs.decoded != c.decoded {
 				t.Errorf("%s: it ended after %v, want %v, and decode was sent after %v, want %v", c.name, took, c.took, c.legs.decoded, c.decoded)
+			}
+			if c.legs.prepared != c.legs.connects {
+				t.Errorf("%s: decode was prepared after %v, want %v", c.name, c.legs.prepared, c.legs.connects)
 			}
 		})
 	}

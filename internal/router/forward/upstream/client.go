@@ -88,6 +88,8 @@ type Leg struct {
 	AliveBy time.Time
 	// Watch, when set, ends the wait for an engine that shows no sign of life.
 	Watch Watch
+	// Connects, when set, is called before a connection is made for the request.
+	Connects func()
 	// Written, when set, is called once the request was written completely; fresh says that
 	// its connection was made for it.
 	Written func(fresh bool)
@@ -338,6 +340,9 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 			idle = began.Sub(cn.idleSince)
 		}
 		if !reused {
+			if leg.Connects != nil {
+				leg.Connects()
+			}
 			if cn, err = c.dial(ctx, p); err != nil {
 				f := &Failure{Kind: Connect, Addr: p.addr, Op: "connect", Err: err}
 				if k := kindOf(ctx, err); k == Canceled || k == Timeout {
