@@ -5,14 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/rawjson"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 )
 
 const (
@@ -170,33 +171,22 @@ func checkMooncake(t *Transfer, a *answer) error {
 }
 
 // bootstraps asks bootstrap servers. They are servers of their own, so that what is set for
-// engines (TLS, API keys) is not for them. uvicorn closes idle connections after 5 s.
-var bootstraps = &http.Client{
-	Transport: &http.Transport{
-		DialContext:     (&net.Dialer{Timeout: bootstrapTime}).DialContext,
-		MaxIdleConns:    256,
-		IdleConnTimeout: 4 * time.Second,
-	},
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-}
+// engines (TLS, API keys) is not for them.
+var bootstraps = upstream.New(upstream.Options{DialTimeout: bootstrapTime})
 
 // overHTTP is the default of Options.Query.
 func overHTTP(ctx context.Context, server string) ([]byte, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/query", nil)
+	base, err := url.Parse(server)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := bootstraps.Do(r)
+	r, err := bootstraps.Do(ctx, &upstream.Leg{Base: base, Path: "/query", Method: http.MethodGet})
 	if err != nil {
-		return nil, cmp.Or(errors.Unwrap(err), err) // without the URL
+		return nil, cmp.Or(errors.Unwrap(err), err) // the address is named with it
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("HTTP %s", resp.Status)
+	defer r.Close()
+	if r.Status != http.StatusOK {
+		return nil, fmt.Errorf("HTTP %d", r.Status)
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxBootstrap+1))
-	if err == nil && len(body) > MaxBootstrap {
-		err = fmt.Errorf("more than %d bytes", MaxBootstrap)
-	}
-	return body, err
+	return r.ReadAll(MaxBootstrap)
 }

@@ -325,7 +325,6 @@ func TestMooncakeOverHTTP(t *testing.T) {
 		_, _ = w.Write([]byte(answer)) // the client may have enough
 	}))
 	defer srv.Close()
-	defer bootstraps.CloseIdleConnections()
 	d := mooncakeDispatch()
 	host, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
 	n, err := strconv.Atoi(port)
@@ -338,7 +337,7 @@ func TestMooncakeOverHTTP(t *testing.T) {
 		t.Error(err)
 	}
 	answer = strings.Repeat(" ", MaxBootstrap+1)
-	if err := meet(); !errors.Is(err, ErrNoBootstrap) || !strings.Contains(err.Error(), "more than") {
+	if err := meet(); !errors.Is(err, ErrNoBootstrap) || !strings.Contains(err.Error(), "larger than allowed") {
 		t.Errorf("an endless answer: %v", err)
 	}
 	status, answer = http.StatusNotFound, "{}"
@@ -405,7 +404,6 @@ func TestMooncakeReadsTheBodies(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer bootstraps.CloseIdleConnections()
 	lines := bufio.NewScanner(out)
 	read := func(into any) {
 		t.Helper()

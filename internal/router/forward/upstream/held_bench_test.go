@@ -2,6 +2,7 @@ package upstream_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,10 +16,59 @@ import (
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
+
+// heldLegs are a prefill leg of 64 KiB and a decode leg that ends when it would be sent. Without
+// a transfer no bootstrap server is asked.
+type heldLegs struct {
+	c     *upstream.Client
+	leg   upstream.Leg
+	t     *disagg.Transfer
+	fresh bool
+	began time.Time
+	held  time.Duration
+}
+
+var errSent = errors.New("the decode leg would be sent")
+
+func (l *heldLegs) Prefill(ctx context.Context, connects, written func()) error {
+	l.leg.Connects, l.leg.Written = connects, func(fresh bool) {
+		l.fresh = fresh
+		written()
+	}
+	r, err := l.c.Do(ctx, &l.leg)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	_, err = r.ReadAll(1 << 10)
+	return err
+}
+
+func (l *heldLegs) Prepare(ctx context.Context) {
+	if l.t != nil {
+		l.t.Ask(ctx)
+	}
+}
+
+func (l *heldLegs) Decode(ctx context.Context) error {
+	if l.t != nil {
+		if err := l.t.Meet(ctx, l.fresh); err != nil {
+			return err
+		}
+	}
+	l.held = time.Since(l.began)
+	return errSent
+}
+
+func (l *heldLegs) Begun() bool     { return false }
+func (l *heldLegs) Stop() bool      { return true }
+func (l *heldLegs) Both(error) bool { return true } // the prefill leg ends by itself
+func (l *heldLegs) Panicked(any)    {}
 
 // BenchmarkHeld is how long a decode leg is held: until the prefill's request of 64 KiB was
 // written on a new connection, and on one that was there. Over Mooncake a new connection
@@ -54,32 +104,17 @@ func BenchmarkHeld(b *testing.B) {
 	body := make([]byte, 64<<10)
 	raw := append(fmt.Appendf(nil, "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n", len(body)), body...)
 	var fresh, reused, plain, met, asked []time.Duration
-	leg := func(c *upstream.Client, into *[]time.Duration, t *disagg.Transfer) {
-		began := time.Now()
-		r, err := c.Do(context.Background(), &upstream.Leg{
-			Base: base, Path: "/", Method: http.MethodPost, Body: [][]byte{body},
-			Written: func(fresh bool) {
-				if t != nil {
-					if err := t.Meet(context.Background(), fresh); err != nil {
-						b.Error(err)
-					}
-					t.PrefillEnded(false)
-				}
-				*into = append(*into, time.Since(began))
-			},
-		})
-		if err != nil {
-			b.Fatal(err)
+	hold := func(c *upstream.Client, t *disagg.Transfer) time.Duration {
+		l := &heldLegs{c: c, t: t, leg: upstream.Leg{Base: base, Path: "/", Method: http.MethodPost, Body: [][]byte{body}}, began: time.Now()}
+		if _, end := pair.Begin(context.Background(), nil, l, true); !errors.Is(end.Err, errSent) {
+			b.Fatal(end)
 		}
-		if _, err := r.ReadAll(1 << 10); err != nil {
-			b.Fatal(err)
-		}
-		r.Close()
+		return l.held
 	}
 	for b.Loop() {
 		c := upstream.New(upstream.Options{})
-		leg(c, &fresh, nil)
-		leg(c, &reused, nil)
+		fresh = append(fresh, hold(c, nil))
+		reused = append(reused, hold(c, nil))
 		c.Close()
 		w.Ranks[0].SetKVAddress(&workers.KVAddress{EngineID: "a", Host: boot.Listener.Addr().(*net.TCPAddr).IP.String(), Port: boot.Listener.Addr().(*net.TCPAddr).Port})
 		t, err := mooncake.Begin(disagg.Dispatch{RequestID: "r", Facts: api.Facts{Kind: api.Completion}, Prefill: workers.Peer{Worker: w, Rank: w.Ranks[0]}})
@@ -87,7 +122,8 @@ func BenchmarkHeld(b *testing.B) {
 			b.Fatal(t.Mode(), err)
 		}
 		c = upstream.New(upstream.Options{})
-		leg(c, &met, t)
+		met = append(met, hold(c, t))
+		t.PrefillEnded(false)
 		c.Close()
 		began := time.Now()
 		conn, err := net.Dial("tcp", base.Host)
