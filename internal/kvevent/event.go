@@ -28,8 +28,6 @@
 // The ZeroMQ frames around a payload are in frames.go.
 package kvevent
 
-import "github.com/dynctl/dynctl/internal/blockhash"
-
 // Kind says what happened to the blocks of an Event.
 type Kind uint8
 
@@ -178,48 +176,10 @@ type Event struct {
 
 // Item is an image, a sound or a video of an event. Name is [blockhash.MediaName] of the engine's
 // name, At the place in the event's tokens at which it begins, negative where that is
-// before the event.
+// before the event. Last is where the last of the event's blocks begins that has a part of it.
 type Item struct {
-	Name uint64
-	At   int
-}
-
-// ItemExtras appends the digests of the event's first n blocks of size tokens, which need not be
-// those of the engine, to dst. Events do not state where an item ends: here it is where
-// other tokens follow than that at which it began, or another item.
-func (e *Event) ItemExtras(dst []uint64, n, size int) []uint64 {
-	items, end := e.Items, e.itemEnd(e.Items)
-	for from := 0; from < n*size; from += size {
-		for len(items) > 0 && end <= from {
-			items = items[1:]
-			end = e.itemEnd(items)
-		}
-		var x uint64
-		for _, m := range items {
-			if m.At >= from+size {
-				break
-			}
-			x = blockhash.ExtraNamed(x, m.Name, m.At-from)
-		}
-		dst = append(dst, x)
-	}
-	return dst
-}
-
-// itemEnd is where the first of items ends, 0 for none.
-func (e *Event) itemEnd(items []Item) int {
-	if len(items) == 0 {
-		return 0
-	}
-	at, limit := max(items[0].At, 0), len(e.Tokens)
-	if len(items) > 1 {
-		limit = min(limit, items[1].At)
-	}
-	end := at
-	for end < limit && e.Tokens[end] == e.Tokens[at] {
-		end++
-	}
-	return end
+	Name     uint64
+	At, Last int
 }
 
 // Placeholder is the token id that stands for images, sounds and videos in a prompt.

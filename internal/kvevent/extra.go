@@ -169,15 +169,16 @@ func (d *Decoder) item(name uint64, from, at int) {
 	}
 	at += from
 	if n := len(d.items); n > 0 {
-		switch last := d.items[n-1]; {
-		case last == Item{name, at}: // in the block before, too
+		switch last := &d.items[n-1]; {
+		case last.Name == name && last.At == at: // in the block before, too
+			last.Last = from
 			return
 		case last.At >= at:
 			d.others = true
 			return
 		}
 	}
-	d.items = append(d.items, Item{name, at})
+	d.items = append(d.items, Item{name, at, from})
 }
 
 // foldInfos adds the per-block multimodal infos of Dynamo's form to the digests.

@@ -3,7 +3,6 @@ package kvevent
 import (
 	"encoding/hex"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -75,46 +74,6 @@ func TestPlaceholder(t *testing.T) {
 	}
 }
 
-// TestItemExtras: the digests that an event's items give blocks of another size than the engine's
-// are those of a prompt with them.
-func TestItemExtras(t *testing.T) {
-	t.Parallel()
-	for seed := range uint64(300) {
-		rng := rand.New(rand.NewPCG(seed, 7))
-		var tokens []uint32
-		var media []blockhash.Media
-		for range 1 + rng.IntN(6) {
-			for range 1 + rng.IntN(20) {
-				tokens = append(tokens, uint32(rng.IntN(8)))
-			}
-			m := blockhash.Media{ID: string(rune('a' + rng.IntN(3))), Offset: len(tokens), Length: 1 + rng.IntN(30)}
-			for range m.Length {
-				tokens = append(tokens, 9)
-			}
-			if rng.IntN(4) == 0 { // another one, without text between
-				media = append(media, m)
-				m.Offset = len(tokens)
-				tokens = append(tokens, slices.Repeat([]uint32{9}, m.Length)...)
-			}
-			media = append(media, m)
-		}
-		tokens = append(tokens, 1)
-		size := []int{1, 4, 8}[rng.IntN(3)]
-		first := size * rng.IntN(len(tokens)/size+1) // tokens before the event
-		e := Event{Tokens: tokens[first:]}
-		for _, m := range media {
-			if m.Offset+m.Length > first {
-				e.Items = append(e.Items, Item{blockhash.MediaName(m.ID), m.Offset - first})
-			}
-		}
-		n := len(e.Tokens) / size
-		want := blockhash.Extras(nil, tokens, media, size, 0, 1)[first/size:]
-		if got := e.ItemExtras(nil, n, size); !slices.Equal(got, want) {
-			t.Fatalf("seed %d, blocks of %d from %d: %x, want %x of %+v", seed, size, first, got, want, media)
-		}
-	}
-}
-
 // TestItemsOfKeys: an event has its items where its keys hold nothing else.
 func TestItemsOfKeys(t *testing.T) {
 	t.Parallel()
@@ -125,13 +84,13 @@ func TestItemsOfKeys(t *testing.T) {
 		name, keys string
 		want       []Item
 	}{
-		{"in two blocks", "92" + "9192a16101" + "9192a161ff", []Item{{a, 1}}},
-		{"from before", "92" + "9192a161fb" + "c0", []Item{{a, -5}}},
-		{"twice", "92" + "9192a16100" + "9192a16101", []Item{{a, 0}, {a, 3}}},
+		{"in two blocks", "92" + "9192a16101" + "9192a161ff", []Item{{a, 1, 2}}},
+		{"from before", "92" + "9192a161fb" + "c0", []Item{{a, -5, 0}}},
+		{"twice", "92" + "9192a16100" + "9192a16101", []Item{{a, 0, 0}, {a, 3, 2}}},
 		{"out of order", "92" + "9192a16101" + "9192a161fe", nil},
 		{"far away", "92" + "9192a161cf7fffffffffffffff" + "c0", nil},
 		{"embeddings, too", "92" + "9192a16101" + "91c40107", nil},
-		{"a salt beside it", "92" + "9292a16101a173" + "c0", []Item{{a, 1}}},
+		{"a salt beside it", "92" + "9292a16101a173" + "c0", []Item{{a, 1, 0}}},
 	} {
 		// ["BlockStored", [1, 2], nil, [7, 9, 9, 9], 2, nil, "GPU", nil, keys]
 		raw, err := hex.DecodeString("92cb3ff8000000000000" + "91" + "99ab426c6f636b53746f726564" + "920102" + "c0" + "9407090909" + "02" + "c0" + "a3475055" + "c0" + c.keys)

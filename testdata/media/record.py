@@ -35,7 +35,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
-BLOCK, PAD, START, END = 16, 151655, 151652, 151653
+BLOCK, PAD, START, END, BREAK = 16, 151655, 151652, 151653, 108
 ATTENTION = dict(num_kv_heads=1, head_size=1, dtype=torch.float16)
 CACHES = {
     "full": lambda: [FullAttentionSpec(block_size=BLOCK, **ATTENTION)],
@@ -43,13 +43,21 @@ CACHES = {
     "full-x2+window": lambda: [FullAttentionSpec(block_size=2 * BLOCK, **ATTENTION), SlidingWindowSpec(block_size=BLOCK, sliding_window=64, **ATTENTION)],
     "full+window-x2": lambda: [FullAttentionSpec(block_size=BLOCK, **ATTENTION), SlidingWindowSpec(block_size=2 * BLOCK, sliding_window=64, **ATTENTION)],
 }
+# The tokens before an image of n placeholders, its own, and those behind it.
+FORMS = {
+    "": lambda n: ([START], [PAD] * n, [END]),
+    # Rows with a token behind each, as Pixtral has them; two images may touch.
+    "rows": lambda n: ([], [t for row in range(0, n, 9) for t in [PAD] * min(9, n - row) + [BREAK]][:-1] + [END], []),
+    # All that is put around an image belongs to it, as with Gemma 3.
+    "framed": lambda n: ([], [BREAK, START] + [PAD] * n + [END, BREAK], []),
+}
 
 
 class Prompts:
     """Prompts of text and images, many of them like one before."""
 
-    def __init__(self, rng):
-        self.rng, self.seen = rng, []
+    def __init__(self, rng, form):
+        self.rng, self.seen, self.form = rng, [], form
         self.images = [(f"{rng.getrandbits(256):064x}", rng.choice((5, 16, 40, 67, 100))) for _ in range(9)]
         self.texts = [[rng.randrange(1000) for _ in range(rng.choice((1, 7, 16, 33, 48)))] for _ in range(6)]
 
@@ -82,14 +90,15 @@ class Prompts:
             if what == "text":
                 tokens += p
             else:
-                tokens.append(START)
-                media.append((p[0], len(tokens), p[1]))
-                tokens += [PAD] * p[1] + [END]
+                before, item, after = FORMS[self.form](p[1])
+                tokens += before
+                media.append((p[0], len(tokens), len(item)))
+                tokens += item + after
         tokens = tokens[:900]
         return salt, tokens, [m for m in media if m[1] + m[2] <= len(tokens)]
 
 
-def record(path, cache, ahead, seed, blocks, requests):
+def record(path, cache, ahead, seed, blocks, requests, form=""):
     rng = random.Random(seed)
     hash_fn = get_hash_fn_by_name("sha256")
     init_none_hash(hash_fn)
@@ -102,7 +111,7 @@ def record(path, cache, ahead, seed, blocks, requests):
         max_model_len=4096, scheduler_block_size=scheduler, hash_block_size=BLOCK, max_in_flight_tokens=4096, enable_caching=True,
         enable_kv_cache_events=True, **more,
     )
-    prompts, encoder, seq = Prompts(rng), msgspec.msgpack.Encoder(), 0
+    prompts, encoder, seq = Prompts(rng, form), msgspec.msgpack.Encoder(), 0
     with gzip.GzipFile(path, "wb", mtime=0) as out:
         def write(**line):
             out.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
@@ -128,11 +137,15 @@ def record(path, cache, ahead, seed, blocks, requests):
                 assert took is not None, (n, len(tokens))
                 r.num_computed_tokens += new
                 first = False
-            for _ in range(rng.choice((0, 0, 3, 20))):  # its answer
-                r.append_output_token_ids(rng.randrange(1000))
+            answer = []
+            for _ in range(rng.choice((0, 0, 3, 20))):
+                answer.append(rng.randrange(1000))
+                r.append_output_token_ids(answer[-1])
                 if manager.allocate_slots(r, 1) is None:
                     break
                 r.num_computed_tokens += 1
+            if form and answer:  # the next turn has it
+                prompts.seen[-1][1].append(("text", answer))
             manager.free(r)
             manager.take_new_block_ids()
             events = manager.take_events()
@@ -146,6 +159,9 @@ os.environ["PYTHONHASHSEED"] = "5"
 folder, version = sys.argv[1], vllm.__version__.split("+")[0]
 for number, cache in enumerate(CACHES):
     record(os.path.join(folder, f"vllm-{version}-{cache}.jsonl.gz"), cache, 0, 77 + number, 150, 120)
+for number, form in enumerate(f for f in FORMS if f):
+    for cache in CACHES:
+        record(os.path.join(folder, f"vllm-{version}-{cache}-{form}.jsonl.gz"), cache, 0, 177 + number, 150, 120, form)
 if "num_hash_lookahead_tokens" in inspect.signature(get_request_block_hasher).parameters:
     for ahead in (1, 3):
         record(os.path.join(folder, f"vllm-{version}-full-ahead{ahead}.jsonl.gz"), "full", ahead, 90 + ahead, 150, 120)

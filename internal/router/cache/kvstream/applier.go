@@ -60,6 +60,7 @@ type Applier struct {
 	groups  *kvgroup.Groups // nil while only one group was reported
 	// placeholder is what stands for media in the engine's prompts.
 	placeholder kvevent.Placeholder
+	spans       spans
 
 	split                parts
 	names, locals, extra []uint64
@@ -198,6 +199,10 @@ func (a *Applier) Apply(b *kvevent.Batch, ops *kvindex.Batch) {
 	}
 	a.groups.Lock()
 	defer a.groups.Unlock()
+	clear(a.spans)
+	for i := range b.Events { // of all groups, before the first one's blocks get names
+		a.spans.see(&b.Events[i])
+	}
 	a.each(b, ops)
 }
 

@@ -141,7 +141,7 @@ func (a *Applier) hash(e *kvevent.Event, n, bs int) []uint64 {
 	switch parts := bs / a.size; {
 	case parts <= 1:
 	case a.groups != nil && len(e.Items) > 0: // prompts have names by the router's blocks
-		a.extra = e.ItemExtras(a.extra[:0], n*parts, a.size)
+		a.extra = a.spans.extras(a.extra[:0], e, bs, n*parts, a.size)
 		extra = a.extra
 	default:
 		extra = a.spread(extra, parts)

@@ -2,12 +2,14 @@ package kvstream
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/blockhash"
+	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
@@ -31,12 +33,15 @@ func predictMedia(t *testing.T, lines []mediaLine, size int, name func(string) s
 	var text kvgroup.Text
 	defer func() { // by which the router finds items where an engine names no places
 		token, ok := s.Placeholder()
+		one := true // token stands for all of each item
 		for _, l := range lines[1:] {
 			for _, m := range l.Media {
-				if run := l.Tokens[m.Offset : m.Offset+m.Length]; !ok || slices.Max(run) != token || slices.Min(run) != token {
-					t.Fatalf("%s: the placeholder %d (%v) is not that of %+v", l.ID, token, ok, m)
-				}
+				run := l.Tokens[m.Offset : m.Offset+m.Length]
+				one = one && slices.Max(run) == token && slices.Min(run) == token
 			}
+		}
+		if ok != one {
+			t.Errorf("the placeholder is %d (%v), and stands for all of each item: %v", token, ok, one)
 		}
 	}()
 	for _, l := range lines[1:] {
@@ -80,6 +85,64 @@ func predictMedia(t *testing.T, lines []mediaLine, size int, name func(string) s
 	return n
 }
 
+// TestItemExtras: the digests that a batch's items give blocks of another size than the engine's
+// are those of a prompt with them: where all of an item is one token, and where a group has
+// blocks of that size.
+func TestItemExtras(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(600) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		exact := seed%2 == 1 // items have several tokens, and a group small blocks
+		var tokens []uint32
+		var media []blockhash.Media
+		add := func(id string) {
+			m := blockhash.Media{ID: id, Offset: len(tokens), Length: 1 + rng.IntN(30)}
+			for range m.Length {
+				token := uint32(9)
+				if exact {
+					token += uint32(rng.IntN(3))
+				}
+				tokens = append(tokens, token)
+			}
+			media = append(media, m)
+		}
+		for i := range 1 + rng.IntN(6) {
+			for range rng.IntN(20) {
+				tokens = append(tokens, uint32(rng.IntN(8)))
+			}
+			add(string(rune('a' + 2*i)))
+			if rng.IntN(4) == 0 {
+				add(string(rune('b' + 2*i))) // without text between
+			}
+		}
+		size := []int{1, 4, 8}[rng.IntN(3)]
+		whole := size * (1 + rng.IntN(3))
+		first := whole * rng.IntN(len(tokens)/whole+1) // tokens before the event
+		event := func(block int) *kvevent.Event {
+			e := &kvevent.Event{Kind: kvevent.Stored, BlockSize: int32(block)}
+			e.Tokens = tokens[first : first+(len(tokens)-first)/block*block]
+			for _, m := range media {
+				at := m.Offset - first
+				if last := min(at+m.Length, len(e.Tokens)) - 1; last >= max(at, 0) {
+					e.Items = append(e.Items, kvevent.Item{Name: blockhash.MediaName(m.ID), At: at, Last: last / block * block})
+				}
+			}
+			return e
+		}
+		var s spans
+		e := event(whole)
+		s.see(e)
+		if exact {
+			s.see(event(size))
+		}
+		n := len(e.Tokens) / size
+		want := blockhash.Extras(nil, tokens, media, size, 0, 1)[first/size:][:n]
+		if got := s.extras(nil, e, whole, n, size); !slices.Equal(got, want) {
+			t.Fatalf("seed %d, blocks of %d in %d from %d: %x, want %x of %+v", seed, size, whole, first, got, want, media)
+		}
+	}
+}
+
 // Judged by vLLM's own cache manager: for prompts with images the router counts what the engine
 // finds cached, in every request. Names that are not the engine's never count more.
 func TestMediaOfVLLM(t *testing.T) {
@@ -110,8 +173,13 @@ func TestMediaOfVLLM(t *testing.T) {
 			if n := predictMedia(t, read(), lines[0].Unit, func(id string) string { return id + "x" }); n.more > 0 || n.less < 20 {
 				t.Errorf("with other names of the images: %+v", n)
 			}
-			// In parts of the engine's blocks the same is seen.
-			if n := predictMedia(t, read(), lines[0].Unit/2, same); n.more > 0 || n.less > 0 {
+			// In parts of the engine's blocks the same is seen, but for the ends of items of several
+			// tokens in groups of several sizes.
+			less := 0
+			if strings.HasSuffix(file, "-rows.jsonl.gz") || strings.HasSuffix(file, "-framed.jsonl.gz") {
+				less = n.warm / 10
+			}
+			if n := predictMedia(t, read(), lines[0].Unit/2, same); n.more > 0 || n.less > less {
 				t.Errorf("in blocks of half the size: %+v", n)
 			}
 		})
