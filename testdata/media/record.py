@@ -159,9 +159,9 @@ os.environ["PYTHONHASHSEED"] = "5"
 folder, version = sys.argv[1], vllm.__version__.split("+")[0]
 for number, cache in enumerate(CACHES):
     record(os.path.join(folder, f"vllm-{version}-{cache}.jsonl.gz"), cache, 0, 77 + number, 150, 120)
-for number, form in enumerate(f for f in FORMS if f):
-    for cache in CACHES:
-        record(os.path.join(folder, f"vllm-{version}-{cache}-{form}.jsonl.gz"), cache, 0, 177 + number, 150, 120, form)
+for form, seed, caches in (("rows", 177, ("full", "full+window-x2")), ("framed", 178, ("full", "full-x2+window"))):
+    for cache in caches:
+        record(os.path.join(folder, f"vllm-{version}-{cache}-{form}.jsonl.gz"), cache, 0, seed, 150, 120, form)
 if "num_hash_lookahead_tokens" in inspect.signature(get_request_block_hasher).parameters:
     for ahead in (1, 3):
         record(os.path.join(folder, f"vllm-{version}-full-ahead{ahead}.jsonl.gz"), "full", ahead, 90 + ahead, 150, 120)
