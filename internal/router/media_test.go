@@ -166,7 +166,12 @@ func TestMediaThroughTheRouter(t *testing.T) {
 		t.Fatalf("recordings: %d, %v", len(files), err)
 	}
 	for _, file := range files {
+		// Without the page the places of items of several tokens are not known.
+		several := strings.HasSuffix(file, "-rows.jsonl.gz") || strings.HasSuffix(file, "-framed.jsonl.gz")
 		for _, renders := range []bool{true, false} {
+			if several && !renders {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s/renders=%v", strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), renders), func(t *testing.T) {
 				t.Parallel()
 				e := readMedia(t, file)
