@@ -530,7 +530,7 @@ func (s *stand) judge(name string, k *reader, victim, other *mortal) {
 		if !sampled && !strings.HasPrefix(alone.text, got.text) {
 			fail("%q is not the beginning of %q", got.text, alone.text)
 		}
-		if _, ids := k.body["return_token_ids"]; !ids || !strings.Contains(why, "asked for ids") {
+		if _, ids := k.body["return_token_ids"]; !ids || !strings.Contains(why, "requested token ids") {
 			fail("refused: %s", why)
 		}
 		return

@@ -95,7 +95,7 @@ func TestAcceptanceListIsProven(t *testing.T) {
 	seen := map[string]bool{}
 	for _, a := range accepted {
 		if seen[a.item] {
-			t.Errorf("%s stands twice", a.item)
+			t.Errorf("%s appears twice", a.item)
 		}
 		seen[a.item] = true
 		for _, name := range strings.Fields(a.tests) {

@@ -194,7 +194,7 @@ func TestNativeStreamGoesOnElsewhere(t *testing.T) {
 					}
 					moved += len(c.Continued)
 				}
-				const within, single = "the client asked for ids and has some of a character that is not whole", "which tokens the sent text belongs to is not known"
+				const within, single = "the client requested token ids and has those of an incomplete character", "it is unknown which tokens the client's text ends with"
 				if stop == nil && refused[single] > 1 || refused[single]+refused[within] != sum(refused) {
 					t.Errorf("stop %q: %d streams went on elsewhere, refused %v", stop, moved, refused)
 				}

@@ -461,7 +461,7 @@ func (c *Config) Problems() []*Problem {
 			bad(key, "%w", err)
 		}
 		if seen[a.Name] {
-			bad(key, "alias %q stands twice", a.Name)
+			bad(key, "alias %q appears twice", a.Name)
 		}
 		seen[a.Name] = true
 	}

@@ -48,7 +48,7 @@ func TestRowsAndFields(t *testing.T) {
 		}
 		for _, name := range []string{r.Key, "--" + r.Flag} {
 			if slices.Contains(names, name) {
-				t.Errorf("%s stands twice", name)
+				t.Errorf("%s appears twice", name)
 			}
 			names = append(names, name)
 		}
@@ -317,7 +317,7 @@ func TestNamesOfModels(t *testing.T) {
 		{[]Alias{{"best", "a"}, {"claude-**", "a"}}, "", "aliases[1]", "write it once"},
 		{[]Alias{{"claude-*", "model-*"}}, "", "aliases[0]", "its model is one model"},
 		{[]Alias{{"claude-*", "best"}, {"best", "a"}}, "", "aliases[0]", "is an alias itself"},
-		{[]Alias{{"claude-*", "a"}, {"claude-*", "b"}}, "", "aliases[1]", "stands twice"},
+		{[]Alias{{"claude-*", "a"}, {"claude-*", "b"}}, "", "aliases[1]", "appears twice"},
 		{[]Alias{{"claude-*", ""}}, "", "aliases[0]", "needs a name and a model"},
 		{nil, "model-*", "routing.default_model", "has a * in it"},
 		{[]Alias{{"*", "a"}}, "b", "routing.default_model", `contradicts the alias "*"`},

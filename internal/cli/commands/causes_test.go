@@ -71,7 +71,7 @@ func TestCausesOnSockets(t *testing.T) {
 	})
 	t.Run("half the cache", func(t *testing.T) {
 		g := underLoad(t, loopback.Options{Fleet: "3a:speed=10,kv_blocks=4096+1a:speed=10,kv_blocks=2048+4a:speed=10,kv_blocks=4096"})
-		named(t, g, "small_cache", victim, "as its metrics say")
+		named(t, g, "small_cache", victim, "by its metrics")
 	})
 	t.Run("events of libzmq that do not come", func(t *testing.T) {
 		cmd := exec.Command(external.Python(t, "zmq"), "-c", silentPublisher)

@@ -59,7 +59,7 @@ func TestAdminAPIBesideTheDataPlane(t *testing.T) {
 		serve(beside, http.StatusOK, fmt.Sprintf(`{"listen":%q}`, listen))
 		want := "the admin API is at http://" + beside.Addr().String()
 		if !its {
-			want = "the admin API is at the address that its --admin-listen says"
+			want = "the admin API is at the address of its --admin-listen"
 		}
 		if code, _, stderr := typed("workers", "list", "--router", "http://"+data.Addr().String()); code != cli.ExitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("code %d, %q, want %q", code, stderr, want)

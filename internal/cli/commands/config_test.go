@@ -54,7 +54,7 @@ aliases:
   bad.yaml:10: timeouts.drain: "5" is not a duration such as 500ms, 10s or 2m
   bad.yaml:11: timeouts.dial: want a duration such as 500ms, 10s or 2m
   bad.yaml:17: limits.inflight: "1.5" is not a whole number
-  bad.yaml:17: key "limits.inflight" stands twice
+  bad.yaml:17: key "limits.inflight" appears twice
   bad.yaml:4: routing.policy: "kvv" is not one of POLICIES
   bad.yaml:7: routing.busy_kv_usage: 7 is not a share between 0 and 1
   bad.yaml:19: aliases[0]: an alias needs a name and a model

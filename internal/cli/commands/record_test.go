@@ -214,8 +214,8 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 							t.Errorf("%s: the receipt has %s", reason, p)
 						}
 					}
-					if unknown := strings.Contains(rawjson.Value(r).Get("reason_text").String(), "too little is known"); unknown == byCosts {
-						t.Errorf("request %d: %s, too little is known: %v", i, reason, unknown)
+					if unknown := strings.Contains(rawjson.Value(r).Get("reason_text").String(), "costs are not known yet"); unknown == byCosts {
+						t.Errorf("request %d: %s, costs unknown: %v", i, reason, unknown)
 					}
 					if i < 10 && byCosts || i == 39 && !byCosts {
 						t.Errorf("request %d: %s", i, reason)

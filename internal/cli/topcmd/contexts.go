@@ -82,7 +82,7 @@ func readContexts(path string) (*contextsFile, error) {
 		case x.Name == "":
 			return nil, fmt.Errorf("contexts %s: context %d has no name", path, i+1)
 		case seen[x.Name]:
-			return nil, fmt.Errorf("contexts %s: %q stands twice", path, x.Name)
+			return nil, fmt.Errorf("contexts %s: %q appears twice", path, x.Name)
 		case len(x.Routers) == 0:
 			return nil, fmt.Errorf("contexts %s: %q has no routers", path, x.Name)
 		}

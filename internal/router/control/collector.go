@@ -74,7 +74,7 @@ var kubernetesMetrics = []metric[*admin.Kubernetes]{
 	{desc("kubernetes_watch_failures_total", "Requests to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
 	{desc("kubernetes_pods", "Pods, or Services, that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
 	{desc("kubernetes_waiting_pods", "Pods without an address yet, or Services without a pod."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
-	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and that are no workers; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
+	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and that are no workers; the status shows why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
 }
 
 var replicasMetrics = []metric[*admin.Replicas]{

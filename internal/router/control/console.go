@@ -235,7 +235,7 @@ func (c *console) MoveStreams(name string) (admin.Worker, error) {
 	if !w.State.Moving() {
 		w.State.SetMoving()
 		c.ordered(w, replicas.Moved)
-		c.Log.Add(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
+		c.Log.Add(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams continue elsewhere where they can, others finish", name)})
 	}
 	return c.worker(name)
 }

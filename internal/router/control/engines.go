@@ -142,7 +142,7 @@ func engineCall(w *workers.Worker, in *admin.ControlCall) (*upstream.Leg, error)
 			leg.Path = "/v1/" + in.Action
 		case admin.Sleep:
 			if len(in.Tags) > 0 {
-				return nil, errors.New("vllm sleeps as a whole; use level in place of tag")
+				return nil, errors.New("vllm sleeps as a whole; use level instead of tag")
 			}
 			if in.Level != "" {
 				q.Set("level", in.Level)

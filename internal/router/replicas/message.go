@@ -346,7 +346,7 @@ func (m *Message) readOrders(b []byte) ([]byte, error) {
 		}
 		drain, b, err := msgp.ReadInt64Bytes(b)
 		if err == nil && (drain < Resumed || drain > Moved) {
-			err = fmt.Errorf("order %d is none of %d to %d", drain, Resumed, Moved)
+			err = fmt.Errorf("order %d is not in %d to %d", drain, Resumed, Moved)
 		}
 		m.Orders = append(m.Orders, Order{Rank(worker), at, int(drain)})
 		return b, err

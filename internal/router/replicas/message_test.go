@@ -108,7 +108,7 @@ func TestHostileMessages(t *testing.T) {
 		{"1 GB", make([]byte, 1<<30), "1073741824 bytes, at most 262144"},
 		{"a million ranks", wire(map[string][]byte{keyRows: million}), "1000000 ranks, at most 3584"},
 		{"a million orders", wire(map[string][]byte{keyOrders: million}), "1000000 orders, at most 512"},
-		{"an unknown order", wire(map[string][]byte{keyOrders: rows(row(1, 1, 3))}), "order 3 is none"},
+		{"an unknown order", wire(map[string][]byte{keyOrders: rows(row(1, 1, 3))}), "order 3 is not in"},
 		{"a million responses", wire(map[string][]byte{keyStored: million}), "1000000 stored responses, at most 128"},
 		{"a million keys", wire(map[string][]byte{keySpent: million}), "1000000 keys, at most 512"},
 		{"a key that counts back", wire(map[string][]byte{keySpent: rows(row(1, 2, 3, 4, 5))}), "fewer requests than before"},

@@ -117,7 +117,7 @@ func (f *file) members(prefix string, n *yaml.Node, known []string, use func(nam
 		case !slices.Contains(known, name):
 			f.bad(k, "unknown key %q%s", prefix+name, settings.Suggest(name, known))
 		case seen[name]:
-			f.bad(k, "key %q stands twice", prefix+name)
+			f.bad(k, "key %q appears twice", prefix+name)
 		default:
 			seen[name] = true
 			use(name, k, n.Content[i+1])

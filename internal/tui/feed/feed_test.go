@@ -142,7 +142,7 @@ func TestAttention(t *testing.T) {
 			ms := 2500.0
 			a.Status.Traffic.Queued, a.Status.Queues = 3, []admin.Queue{{Model: "m", Normal: 2, Low: 1, Tenants: 2, OldestMS: 1500, WaitMS: &ms}}
 		}, []string{"warn admission_queue m"}, "3 request(s) of 2 tenant(s) wait for a rank of m: all are at a routing.busy_… limit; the first for 1.5 s, a wait now would be: 2.5 s"},
-		{"queue at the door", func(a *admin.Snapshot) { a.Status.Queues = []admin.Queue{{Normal: 3}} }, []string{"warn admission_queue traffic"}, "3 request(s) of 0 tenant(s) wait for a place in progress: limits.inflight is reached"},
+		{"queue at the door", func(a *admin.Snapshot) { a.Status.Queues = []admin.Queue{{Normal: 3}} }, []string{"warn admission_queue traffic"}, "3 request(s) of 0 tenant(s) wait for a request to end: limits.inflight is reached"},
 		{"mispredicted", func(a *admin.Snapshot) { a.Status.Traffic.PredictedTokens = 1900 }, []string{"warn overlap_mispredicted index"}, "promised 95% cached prompt tokens, the engines found 50%"},
 		{"refused blocks", func(a *admin.Snapshot) { a.Status.Index.Refused = 3 }, []string{"warn index_full index"}, "3 blocks did not fit"},
 		{"index full", func(a *admin.Snapshot) { a.Status.Index.Memberships = 990 }, []string{"warn index_full index"}, "99% full"},

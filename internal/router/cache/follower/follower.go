@@ -214,7 +214,7 @@ func (f *Follower) applySnapshot(now *workers.Snapshot) {
 			if err := errors.Join(f.claim(k), f.Predicted.AddRank(slot, k.Number, k.Label)); err != nil {
 				f.Event(eventlog.Event{
 					Kind: "rank_refused", Severity: eventlog.Error, Worker: k.WorkerName, Rank: k.Label,
-					Text: fmt.Sprintf("rank %s has no place in the index and is routed without cache knowledge: %v", k.Label, err),
+					Text: fmt.Sprintf("rank %s does not fit the index and is routed without cache knowledge: %v", k.Label, err),
 				})
 			}
 		}

@@ -63,7 +63,7 @@ func (r *rank) prove(now time.Time) time.Duration {
 		}
 		r.goLive()
 	case len(r.held) > 0 && now.After(r.until):
-		r.disproved("its engine does not say when its process was started")
+		r.disproved("its engine does not report when its process started")
 	case answered:
 		return r.m.o.VerifyEvery // until a batch comes
 	default:

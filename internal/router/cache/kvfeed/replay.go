@@ -276,7 +276,7 @@ var (
 	errReplayIdle  = errors.New("the replay socket does not answer in time")
 	errReplayTotal = errors.New("the replay takes too long")
 	errReplayLimit = errors.New("the replay is larger than the limit")
-	errReplayOrder = errors.New("the replay sends old batches instead of those asked for")
+	errReplayOrder = errors.New("the replay sends older batches than the router requested")
 )
 
 // replay asks the replay socket for the newest batch applied and all after it,

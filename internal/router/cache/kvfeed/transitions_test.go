@@ -363,7 +363,7 @@ func TestTransitionsOfAProof(t *testing.T) {
 		"no batch, no answer": {false, -1, time.Hour, Verifying, 0, reasonAgain},
 		"no batch":            {true, -1, time.Hour, Verifying, 0, reasonAgain},
 		"no answer yet":       {false, 0, 0, Verifying, 2, reasonAgain},
-		"no answer in time":   {false, 0, proveWithin + time.Second, Live, 0, lost + "(its engine does not say when its process was started)"},
+		"no answer in time":   {false, 0, proveWithin + time.Second, Live, 0, lost + "(its engine does not report when its process started)"},
 		"proven":              {true, 0, 0, Live, 0, reasonAll},
 		"a gap before":        {true, 1, 0, Live, 0, lost + "(batch 4 came instead of 3)"},
 	} {

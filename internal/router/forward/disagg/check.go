@@ -506,7 +506,7 @@ func countBlocks(list rawjson.Value) (int, error) {
 	slices.Sort(ids)
 	for i := 1; i < len(ids); i++ {
 		if ids[i] == ids[i-1] && ids[i] != 0 { // 0 is vLLM's null block
-			return 0, fmt.Errorf("block %d stands twice", ids[i])
+			return 0, fmt.Errorf("block %d appears twice", ids[i])
 		}
 	}
 	return len(ids), nil

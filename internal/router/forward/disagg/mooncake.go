@@ -107,7 +107,7 @@ func (c *Connector) query(ctx context.Context, server string) ([]byte, error) {
 	until := c.silent[server]
 	c.mu.Unlock()
 	if time.Now().Before(until) {
-		return nil, fmt.Errorf("%w, and it was not asked again", errSilent)
+		return nil, fmt.Errorf("%w, and no new request was sent", errSilent)
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, bootstrapTime, errSilent)
 	defer cancel()

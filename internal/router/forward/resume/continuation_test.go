@@ -153,7 +153,7 @@ func TestWhereTheRestGoes(t *testing.T) {
 	if !chat.ReportsIDs(workers.VLLM) || chat.ReportsIDs(workers.SGLang) || native.ReportsIDs(workers.VLLM) || !native.ReportsIDs(workers.SGLang) {
 		t.Error("which engines report ids")
 	}
-	if seeded.Words(seeded.Refused) != "its draws are seeded (seed)" || chat.Words(Stops) != Stops.String() {
+	if seeded.Words(seeded.Refused) != "it has a seed, and another engine would draw from the start (seed)" || chat.Words(Stops) != Stops.String() {
 		t.Error(seeded.Words(seeded.Refused), chat.Words(Stops))
 	}
 	if _, err := seeded.Pass([]byte("data: {}\n\n")); err != nil {

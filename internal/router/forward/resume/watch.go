@@ -17,7 +17,7 @@ import (
 
 // ErrUnclear says that an engine's part of the answer cannot be joined to what the client
 // has. It is no fault of the engine's.
-var ErrUnclear = errors.New("what the engine says cannot be joined to what was sent before")
+var ErrUnclear = errors.New("the engine's output cannot be joined to what the client has")
 
 // ErrStopped says that a stop string has ended the stream, which an engine cannot know.
 // All of the stream has been given out.

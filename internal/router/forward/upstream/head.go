@@ -207,7 +207,7 @@ func (r *Response) readHead(leg *Leg) error {
 			return nil
 		}
 		if r.Status == http.StatusSwitchingProtocols {
-			return malformed("answer 101 to a request that asked for no other protocol")
+			return malformed("answer 101 to a request without an upgrade")
 		}
 		if interim == 8 {
 			return malformed("more than 8 interim answers")

@@ -84,7 +84,7 @@ func (e *DataPlaneError) Error() string {
 	if e.Admin != "" {
 		return fmt.Sprintf("%s is the data plane of a router; the admin API is at %s: give --router %s", e.URL, e.Admin, e.Admin)
 	}
-	return fmt.Sprintf("%s is the data plane of a router; the admin API is at the address that its --admin-listen says (port %s by default): give that one", e.URL, defaultPort)
+	return fmt.Sprintf("%s is the data plane of a router; the admin API is at the address of its --admin-listen (port %s by default): give that one", e.URL, defaultPort)
 }
 
 // EngineError says that an engine answers where a router's admin API was expected.

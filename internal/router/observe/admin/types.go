@@ -367,7 +367,7 @@ func (q *Queue) Waiting() int { return q.High + q.Normal + q.Low }
 
 // Text is the queue in words.
 func (q *Queue) Text() string {
-	what := "a place in progress: limits.inflight is reached"
+	what := "a request to end: limits.inflight is reached"
 	if q.Model != "" {
 		what = fmt.Sprintf("a rank of %s: all are at a routing.busy_… limit", q.Model)
 	}

@@ -220,7 +220,7 @@ func (s *server) fromPage(q *http.Request) string {
 	if !s.ownHost(q.Host) {
 		way := "name it with --admin-host, or set --admin-token-file"
 		if s.c == nil {
-			way = "ask for 127.0.0.1"
+			way = "use 127.0.0.1"
 		}
 		return fmt.Sprintf("without a token the admin API answers under names of this machine only, not as %q; %s", api.Clip(q.Host), way)
 	}

@@ -427,7 +427,7 @@ func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 	if r.mute == nil && (in.Answered < r.answered+muteRequests || computed < over || computed < looked/2) {
 		return nil
 	}
-	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("publishes no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and nothing came of them although the connection stands; what it holds is not known until they come again", computed, now.Sub(in.Heard).Seconds())}
+	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("publishes no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and published none of them although the connection is up; its cache is unknown until events come again", computed, now.Sub(in.Heard).Seconds())}
 }
 
 // capacity is the size of a rank's cache in tokens: as stated; else as its ranks show
@@ -478,9 +478,9 @@ func (j *Judge) small(w *Worker, s *worker, peers []*Worker) *Finding {
 	if float64(mine) > smallest*m {
 		return nil
 	}
-	how := "as its metrics say"
+	how := "by its metrics"
 	if w.Capacity == 0 {
-		how = "as its evictions show"
+		how = "by its evictions"
 	}
 	return &Finding{Kind: SmallCache, Worker: w.Name, Text: fmt.Sprintf("has a small KV cache: room for %d tokens (%s), %.0f%% of the median of its peers", mine, how, 100*float64(mine)/m)}
 }

@@ -226,7 +226,7 @@ func TestSmallCache(t *testing.T) {
 	if c := b.within(5, nil); c != nil {
 		t.Fatalf("it has evicted nothing: %+v", c)
 	}
-	if c := b.within(5, func() { b.fleet[2].Ranks[0].Removed += 10 }); len(c) != 1 || c[0].Worker != "w2" || !strings.Contains(c[0].Text, "room for 8000 tokens (as its evictions show), 50% of the median") {
+	if c := b.within(5, func() { b.fleet[2].Ranks[0].Removed += 10 }); len(c) != 1 || c[0].Worker != "w2" || !strings.Contains(c[0].Text, "room for 8000 tokens (by its evictions), 50% of the median") {
 		t.Errorf("it evicts: %+v", c)
 	}
 	b.fleet[2].Ranks[0].Held = 1000

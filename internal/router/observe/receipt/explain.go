@@ -29,7 +29,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 		printable.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
 	}
 	if r.QueuedMS > 0 {
-		printable.Fprintf(b, "waited %.1f ms for a place behind %d other(s): %s\n", r.QueuedMS, r.QueuedBehind, r.QueuedFor)
+		printable.Fprintf(b, "queued for %.1f ms behind %d other(s): %s\n", r.QueuedMS, r.QueuedBehind, r.QueuedFor)
 	}
 	b.WriteString("\n")
 

@@ -134,7 +134,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.reloads = counter("config_reloads_total", "Reloads of the configuration.", "result")
 	m.keys = counter("api_key_reloads_total", "Reloads of the file of API keys: ok, or refused (the previous keys stay in force).", "result")
 	m.certs = counter("certificate_reloads_total", "Reloads of certificate files, of the data plane, the admin API or engines: ok, or refused (the previous certificate stays in force).", "of", "result")
-	m.handshakes = counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log says why.", "of")
+	m.handshakes = counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log shows why.", "of")
 	m.excluded = counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason")
 	m.faulty = counter("requests_broke_engines_total", "Failed requests that, alone or with others of the same bytes, broke two engines; not counted against those engines.")
 	m.continued = counter("streams_continued_total", "Streams that another engine continued, by the worker that broke off and how.", "worker", "reason")

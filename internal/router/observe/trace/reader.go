@@ -257,7 +257,7 @@ func detect(p []byte) (Format, error) {
 		other := slices.DeleteFunc(slices.Clone(found), func(name string) bool { return slices.Contains(mooncakeMembers, name) })
 		switch {
 		case err != nil:
-			return "", fmt.Errorf("%w: the first line resembles Mooncake's, but cannot be read as one: %w; write the lines as docs/trace-format.md says", ErrSchema, err)
+			return "", fmt.Errorf("%w: the first line resembles Mooncake's, but cannot be read as one: %w; docs/trace-format.md has the form of its lines", ErrSchema, err)
 		case len(other) > 0:
 			return "", fmt.Errorf("%w: the first line has what Mooncake's have, and also %s; state --format mooncake if its timestamps are milliseconds and its hash_ids name blocks of %d tokens", ErrSchema, quoted(other), mooncakeBlock)
 		}

@@ -104,5 +104,5 @@ func (c *Contradictions) judge(p Prediction, cached int, removed uint64) string 
 		return ""
 	}
 	*s = contradicted{}
-	return fmt.Sprintf("its engine did not have %d prefixes in a row that its events say it has, of the last %d tokens instead of %d", contradictedPrefixes, cached, p.tokens)
+	return fmt.Sprintf("its engine lacked %d prefixes in a row that its events report; of the last prompt it had %d tokens instead of %d", contradictedPrefixes, cached, p.tokens)
 }

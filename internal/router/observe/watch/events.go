@@ -45,7 +45,7 @@ func Legs(full bool, limit int64) eventlog.Event {
 // is full, or that half of its limit is free again.
 func BodyMemory(full bool, limit int64) eventlog.Event {
 	if full {
-		return eventlog.Event{Kind: "body_memory_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: the bodies of those that are read, wait or run, and what is kept of streams that may be continued, take all of %d bytes (limits.body_memory); raise it, or admit fewer at once (limits.inflight, limits.queue)", limit)}
+		return eventlog.Event{Kind: "body_memory_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: the bodies of those that are read, wait or run, and what is kept of streams that may be continued, take all of %d bytes (limits.body_memory); raise it, or admit fewer (limits.inflight, limits.queue)", limit)}
 	}
 	return eventlog.Event{Kind: "body_memory_freed", Text: fmt.Sprintf("half of the %d bytes for request bodies is free again", limit)}
 }

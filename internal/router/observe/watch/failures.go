@@ -118,7 +118,7 @@ func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, no
 func (f *Failures) Continued(worker, reason string, tokens int, now time.Time) (e eventlog.Event, ok bool) {
 	return f.event(failure{worker, "continued", reason}, now, eventlog.Event{
 		Kind: "stream_continued", Worker: worker, Fields: map[string]any{"reason": reason, "tokens": tokens},
-		Text: fmt.Sprintf("%s left off in the middle of a stream (%s); another engine was asked for what comes after %d tokens", worker, reason, tokens),
+		Text: fmt.Sprintf("%s broke off in the middle of a stream (%s); another engine continues it after %d tokens", worker, reason, tokens),
 	})
 }
 

@@ -258,7 +258,7 @@ func (w *Recompute) sums(k *workers.Rank, s *recomputeRank, l *workers.Load) (ev
 		again := min(int(missing*float64(n)/moved), n)
 		c.open(count, l)
 		s.partly = true
-		return w.found(k, s, again, fmt.Sprintf("%s computed about %.0f prompt tokens again, of %.0f that prefill workers had computed: its counters of tokens loaded over the connector and found in its own cache grew by so much less than the prompts of its requests; look into its log for failed KV loads, and for requests that must compute their prompts (prompt_logprobs)", k.Label, missing, moved))
+		return w.found(k, s, again, fmt.Sprintf("%s computed about %.0f prompt tokens again, of %.0f that prefill workers had computed: its counters of tokens loaded over the connector and found in its own cache grew by that much less than the prompts of its requests; look into its log for failed KV loads, and for requests that must compute their prompts (prompt_logprobs)", k.Label, missing, moved))
 	}
 	if l.At.Sub(c.since) < sumsEvery {
 		return eventlog.Event{}, false

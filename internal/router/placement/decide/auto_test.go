@@ -94,7 +94,7 @@ func TestAuto(t *testing.T) {
 		if d.Predicted.LocalMS != p.Costs.Local || d.Predicted.RemoteMS != p.Costs.Remote || d.Predicted.CostRevision != p.CostRevision {
 			t.Errorf("%s: the receipt has %+v", c.name, d.Predicted)
 		}
-		if unknown := strings.Contains(d.ReasonText, "too little is known"); unknown != strings.HasPrefix(c.name, "too little") {
+		if unknown := strings.Contains(d.ReasonText, "costs are not known yet"); unknown != strings.HasPrefix(c.name, "too little") {
 			t.Errorf("%s: %s", c.name, d.ReasonText)
 		}
 	}

@@ -83,7 +83,7 @@ func TestNoPairOfTwoModels(t *testing.T) {
 	in := pair(0)
 	in.PrefillPeers[0].Worker.Models, in.DecodePeers[0].Worker.Models = []string{"a"}, []string{"b"}
 	var p Plan
-	if MakePlan(in, &p); p.Path != route.Local || p.Err != nil || fmt.Sprint(p.prefillVeto) != "[serves another model than the decode worker]" {
+	if MakePlan(in, &p); p.Path != route.Local || p.Err != nil || fmt.Sprint(p.prefillVeto) != "[does not serve the decode worker's model]" {
 		t.Errorf("%s because %s, %v, %q", p.Path, p.Reason, p.Err, p.prefillVeto)
 	}
 	in.Rule.Fallback = FallbackError

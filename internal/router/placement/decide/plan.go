@@ -167,7 +167,7 @@ var (
 	ErrNoPrefill = errors.New("no prefill worker")
 	// ErrWhole: the request cannot be served in two legs, and no decode worker
 	// can serve it in one.
-	ErrWhole = errors.New("the request cannot be split, and every decode worker of its model needs a prefill worker beside it")
+	ErrWhole = errors.New("the request cannot be split, and every decode worker of its model needs a prefill worker")
 )
 
 // MakePlan fills out with the plan for in, reusing its memory.
@@ -572,7 +572,7 @@ func (p *Plan) stayInSlice(in *Input, slice string) {
 		}
 		for k := range in.PrefillPeers {
 			if other := in.PrefillPeers[k].Worker.Slice; p.prefillVeto[k] == "" && other != "" && other != slice {
-				p.prefillVeto[k] = "in another slice than the decode worker"
+				p.prefillVeto[k] = "slice differs from the decode worker's"
 			}
 		}
 		return
@@ -598,7 +598,7 @@ func (p *Plan) keepOutUnserved(in *Input) (any bool) {
 			p.decodeVeto[d] = cannotAlone
 			continue
 		}
-		p.decodeVeto[d] = "no prefill worker that could be chosen"
+		p.decodeVeto[d] = "no available prefill worker"
 		for i := range in.PrefillPeers {
 			if !in.Prefill.Eligible(i) {
 				continue
@@ -612,7 +612,7 @@ func (p *Plan) keepOutUnserved(in *Input) (any bool) {
 	return any
 }
 
-const cannotAlone = "cannot prefill by itself"
+const cannotAlone = "needs a prefill worker"
 
 // fallBack makes the plan where no decode rank can do what the rule wants for it:
 // local on the best one that can prefill by itself, ranked as one that does the whole
@@ -648,7 +648,7 @@ func (p *Plan) fallBack(in *Input, whole bool) {
 	case !in.Facts.Splittable:
 		// It may not need a prefill worker for this: the request goes to it.
 	case in.Force == route.ForceLocal:
-		p.failed(p.Reason, fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded))
+		p.failed(p.Reason, fmt.Errorf("%w can prefill prompts: %w", ErrNoDecode, selector.ErrAllExcluded))
 	case p.Path == route.Local && p.Prefill.Policy == "":
 		err := ErrWhole
 		if slices.ContainsFunc(in.DecodePeers, able) {
@@ -672,28 +672,28 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 	from, to := in.PrefillPeers[i].Worker, in.DecodePeers[d].Worker
 	switch {
 	case from == to:
-		return unpaired{"is the decode worker itself", "no prefill worker besides itself"}
+		return unpaired{"is the decode worker itself", "no other prefill worker"}
 	case !from.SameModel(to, in.Model):
-		return unpaired{"serves another model than the decode worker", "no prefill worker of its model"}
+		return unpaired{"does not serve the decode worker's model", "no prefill worker of its model"}
 	case from.WireEngine() != to.WireEngine():
-		return unpaired{"another engine than the decode worker's", "no prefill worker of its engine"}
+		return unpaired{"engine differs from the decode worker's", "no prefill worker with its engine"}
 	case in.Rule.Connector == workers.ConnectorNone && from.Connector != to.Connector:
-		return unpaired{"another connector than the decode worker's", "no prefill worker with its connector"}
+		return unpaired{"connector differs from the decode worker's", "no prefill worker with its connector"}
 	case from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize:
-		return unpaired{"another KV block size than the decode worker's", "no prefill worker with its KV block size"}
+		return unpaired{"KV block size differs from the decode worker's", "no prefill worker with its KV block size"}
 	case from.Revision != "" && to.Revision != "" && from.Revision != to.Revision:
-		return unpaired{"of another revision than the decode worker", "no prefill worker of its revision"}
+		return unpaired{"revision differs from the decode worker's", "no prefill worker with its revision"}
 	case c.Reported() == workers.ConnectorNIXL && workers.HandshakeDiffers(from, to) != "":
 		why := workers.HandshakeDiffers(from, to)
 		return unpaired{"NIXL would refuse its handshake with the decode worker: " + why, "no prefill worker whose handshake NIXL would accept: " + why}
 	case !carries(c, in.Facts.Kind, from):
-		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
+		return unpaired{"accepts no transfer parameters on this endpoint", "no prefill worker that accepts transfer parameters on this endpoint"}
 	case in.Facts.Multimodal && !disagg.MovesMedia(c, from):
 		return unpaired{"not known to move images, sounds and videos", "no prefill worker that is known to move images, sounds and videos"}
 	case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
 		// Its KV would be of another prompt; a longer one makes vLLM's
 		// decode engine exit.
-		return unpaired{"makes other tokens of a chat than the decode worker", "no prefill worker that makes the same tokens of a chat"}
+		return unpaired{"tokenizes chats differently from the decode worker", "no prefill worker that tokenizes chats as it does"}
 	}
 	return unpaired{}
 }

@@ -379,7 +379,7 @@ func TestPlanFigures(t *testing.T) {
 	if got := in.Prefill.Candidates[p.PrefillIndex].Rank; got != "prefill-dp/dp0" {
 		t.Errorf("prefill on %s", got)
 	}
-	if got := in.Prefill.Why(1); got != "another connector than the decode worker's" {
+	if got := in.Prefill.Why(1); got != "connector differs from the decode worker's" {
 		t.Errorf("prefill-lm: %q", got)
 	}
 	type figures struct {
@@ -462,9 +462,9 @@ func TestRevisions(t *testing.T) {
 	}{
 		{"neither side states one", []who{{}}, []who{{}}, "p/0 d/0", nil},
 		{"one side states one", []who{{revision: "a"}}, []who{{}}, "p/0 d/0", nil},
-		{"the other revision", []who{{revision: "a"}}, []who{{revision: "b"}}, "prefill_all_excluded", map[string]string{"p/0": "of another revision than the decode worker"}},
-		{"the decode rank with a partner", []who{{revision: "b"}}, []who{{revision: "a"}, {revision: "b"}}, "p/0 d/1", map[string]string{"d/0": "no prefill worker of its revision"}},
-		{"its own slice", []who{{revision: "a", slice: "0"}, {revision: "a", slice: "1"}}, []who{{revision: "a", slice: "1"}}, "p/1 d/0", map[string]string{"p/0": "in another slice than the decode worker"}},
+		{"the other revision", []who{{revision: "a"}}, []who{{revision: "b"}}, "prefill_all_excluded", map[string]string{"p/0": "revision differs from the decode worker's"}},
+		{"the decode rank with a partner", []who{{revision: "b"}}, []who{{revision: "a"}, {revision: "b"}}, "p/0 d/1", map[string]string{"d/0": "no prefill worker with its revision"}},
+		{"its own slice", []who{{revision: "a", slice: "0"}, {revision: "a", slice: "1"}}, []who{{revision: "a", slice: "1"}}, "p/1 d/0", map[string]string{"p/0": "slice differs from the decode worker's"}},
 		{"another slice in need", []who{{revision: "a", slice: "0"}, {revision: "a", slice: "1", out: "draining"}}, []who{{revision: "a", slice: "1"}}, "p/0 d/0", nil},
 		{"not the slice of another revision", []who{{revision: "a", slice: "0"}, {revision: "b", slice: "1"}}, []who{{revision: "a", slice: "1"}}, "p/0 d/0", nil},
 	} {

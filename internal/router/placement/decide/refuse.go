@@ -48,7 +48,7 @@ func (r *Run) Refusal() error {
 	case selector.Chosen:
 		e.Message = p.Err.Error()
 	default:
-		e.Message += ": there is none for this model"
+		e.Message += ": the model has none"
 	}
 	return e
 }

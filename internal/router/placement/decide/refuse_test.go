@@ -44,7 +44,7 @@ func TestRefusals(t *testing.T) {
 		{ErrWhole, selector.Chosen, http.StatusBadRequest, api.CodeInvalidRequest, "add a worker that both prefills and decodes"},
 		{ErrNoDecode, selector.AllBusy, http.StatusTooManyRequests, api.CodeOverloaded, "no decode worker can take the request: all are busy"},
 		{ErrNoPrefill, selector.AllBusy, http.StatusTooManyRequests, api.CodeOverloaded, "no prefill worker can take the request: all are busy"},
-		{ErrNoPrefill, selector.NoCandidates, http.StatusServiceUnavailable, api.CodeNoPrefillWorker, "there is none for this model"},
+		{ErrNoPrefill, selector.NoCandidates, http.StatusServiceUnavailable, api.CodeNoPrefillWorker, "the model has none"},
 		{ErrNoDecode, selector.Chosen, http.StatusServiceUnavailable, api.CodeNoDecodeWorker, ErrNoDecode.Error()},
 	} {
 		var r Run

@@ -378,7 +378,7 @@ func (l *lister) add(w *workers.Worker) {
 		*c = decision.Candidate{}
 		c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks = k.Label, k.Slot, why, tried, capacity
 		if why == "" && l.pinned && k.DP != l.rank {
-			c.KeptOut = "another rank was asked for"
+			c.KeptOut = "the request pins another rank"
 		}
 		l.look(c, w, k)
 	}
@@ -423,7 +423,7 @@ func (r *Run) keptOut(w *workers.Worker, p route.Phase, unusable string) (why st
 		return unusable, false
 	}
 	if name := r.Criteria.Pin.worker(p); name != "" && name != w.Name {
-		return "another worker was asked for", false
+		return "the request pins another worker", false
 	}
 	if why = r.History.Elsewhere(w.State, p); why == "" && r.tooSmall(w, p) {
 		why, r.long[index(p)] = r.tooSmallWhy(w, p), true

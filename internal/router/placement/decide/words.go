@@ -10,7 +10,7 @@ import (
 func (p *Plan) Words(in *Input) string {
 	words := p.words(in)
 	if in.Rule.Auto && !in.Costs.Compares() && p.byThreshold() {
-		words += ", since too little is known of the costs yet"
+		words += ", since the costs are not known yet"
 	}
 	return words
 }
@@ -30,48 +30,48 @@ func (p *Plan) words(in *Input) string {
 	case route.ReasonLocalCheaper:
 		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
 	case route.ReasonExploration:
-		return fmt.Sprintf("to learn what %s prefill takes, of which little is known (1 request in %.0f)", p.Path, in.Costs.Tuning().TeachEvery)
+		return fmt.Sprintf("to measure %s prefill, which has too few samples (1 request in %.0f)", p.Path, in.Costs.Tuning().TeachEvery)
 	case route.ReasonDecodeOnly:
-		return "the decode worker cannot prefill by itself"
+		return "the decode worker needs a prefill worker"
 	case route.ReasonAlways:
 		return fmt.Sprintf("threshold %d: every prompt is prefilled remotely", p.Threshold)
 	case route.ReasonForcedRemote:
-		return "the request asked for remote prefill"
+		return "the request forces remote prefill"
 	case route.ReasonForcedLocal:
-		return "the request asked for local prefill"
+		return "the request forces local prefill"
 	case route.ReasonDecodeBusy:
 		return fmt.Sprintf("%s, but %s uses %.0f%% of its KV cache, gate %.0f%%", p.wanted(in, route.Local),
 			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Rule.DecodeGate)
 	case route.ReasonPrefillBusy:
 		if !in.gated(p.PrefillIndex) {
-			return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, %s %d, and too little is known of the costs yet", p.wanted(in, route.Remote),
+			return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, %s %d, and the costs are not known yet", p.wanted(in, route.Remote),
 				in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Decode.Candidates[p.DecodeIndex].Rank, p.Local.Queued)
 		}
 		return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, gate %d", p.wanted(in, route.Remote),
 			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Rule.PrefillGate)
 	case route.ReasonLengthUnknown:
-		return "the prompt's length is not known"
+		return "the prompt's length is unknown"
 	case route.ReasonEndpoint:
-		return "this endpoint is not split with this connector"
+		return "this connector cannot split requests of this endpoint"
 	case route.ReasonPrompts:
 		return fmt.Sprintf("the request holds %d prompts", in.Facts.Prompts)
 	case route.ReasonAnswers:
-		return fmt.Sprintf("the request asks for %d answers", in.Facts.N)
+		return fmt.Sprintf("the request wants %d answers", in.Facts.N)
 	case route.ReasonMultimodal:
 		if in.Facts.Opaque {
 			return "the prompt holds more than text, images, sounds and videos"
 		}
 		return "the prompt holds images, sounds or videos, which this connector and version are not known to move"
 	case route.ReasonContinues:
-		return "the response goes on from one that only its decode worker has"
+		return "the request continues a response that only its decode worker has"
 	case route.ReasonServerTools:
-		return "the engine may run tools by itself and use the transfer parameters again"
+		return "the engine may call tools and then reuse the transfer parameters"
 	case route.ReasonPromptLogprobs:
-		return "the answer needs the prompt's own log probabilities"
+		return "the request wants log probabilities of the prompt"
 	case route.ReasonRoutedExperts:
-		return "the answer needs the experts that computed the prompt"
+		return "the request wants the experts that computed the prompt"
 	case route.ReasonNoOutput:
-		return "the request asks for no output tokens"
+		return "the request wants no output tokens"
 	case route.ReasonNoConnector:
 		return in.Decode.Candidates[p.DecodeIndex].Rank + " has no KV connector" // of most requests, where none is split
 	case route.ReasonShort:
@@ -87,9 +87,9 @@ func (p *Plan) words(in *Input) string {
 		if in.GaveUp != "" {
 			why = " (" + in.GaveUp + ")"
 		}
-		return "remote prefill failed" + why + "; the decode rank prefills by itself"
+		return "remote prefill failed" + why + "; the decode rank prefills"
 	case route.ReasonEnded:
-		return "the remote prefill's first token ended the answer, which leaves no KV to move; the decode rank prefills by itself"
+		return "the remote prefill's first token ended the answer, so there is no KV to move; the decode rank prefills"
 	}
 	return string(p.Reason)
 }

@@ -28,5 +28,5 @@ func (q *Request) Fits() error {
 	case f.ISL > limit:
 		return api.BadRequest("", "the model's context holds %d tokens, and the prompt has %d: shorten the prompt", limit, f.ISL)
 	}
-	return api.BadRequest(f.MaxTokensKey, "the model's context holds %d tokens; the prompt has %d, and %s asks for %d: shorten the prompt or the answer", limit, f.ISL, fmt.Sprintf("%q", f.MaxTokensKey), f.MaxTokens)
+	return api.BadRequest(f.MaxTokensKey, "the model's context holds %d tokens; the prompt has %d, and %s is %d: shorten the prompt or the answer", limit, f.ISL, fmt.Sprintf("%q", f.MaxTokensKey), f.MaxTokens)
 }

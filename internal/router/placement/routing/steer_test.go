@@ -222,7 +222,7 @@ func TestFits(t *testing.T) {
 		want   string
 	}{
 		{9000, route.FromIDs, 500, "", ""},
-		{131000, route.FromEngine, 500, "", `the model's context holds 131072 tokens; the prompt has 131000, and "max_tokens" asks for 500`},
+		{131000, route.FromEngine, 500, "", `the model's context holds 131072 tokens; the prompt has 131000, and "max_tokens" is 500`},
 		{140000, route.FromLocal, -1, "", "the model's context holds 131072 tokens, and the prompt has 140000"},
 		{9000, route.FromIDs, 500, "small", "the model's context holds 8192 tokens, and the prompt has 9000"},
 		{9000, route.FromIDs, 500, "large", ""},

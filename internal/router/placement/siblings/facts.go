@@ -182,7 +182,7 @@ func (s *Siblings) take(m *replicas.Message) (events []eventlog.Event) {
 			events = append(events, eventlog.Event{Kind: "worker_resumed", Worker: w.Name, Text: fmt.Sprintf("worker %s takes requests again, by the operator of another router", w.Name)})
 		case o.Drain == replicas.Moved && !w.State.Moving():
 			w.State.SetMoving()
-			events = append(events, eventlog.Event{Kind: "worker_draining", Worker: w.Name, Text: fmt.Sprintf("worker %s drains and its streams go on elsewhere, by the operator of another router", w.Name)})
+			events = append(events, eventlog.Event{Kind: "worker_draining", Worker: w.Name, Text: fmt.Sprintf("worker %s drains and its streams continue elsewhere, by the operator of another router", w.Name)})
 		case o.Drain == replicas.Drained && (!w.State.Draining() || w.State.Moving()):
 			w.State.SetDraining(true)
 			events = append(events, eventlog.Event{Kind: "worker_draining", Worker: w.Name, Text: fmt.Sprintf("worker %s drains, by the operator of another router", w.Name)})

@@ -24,7 +24,7 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 	Hide(h)
 	if shown == "" {
 		if required {
-			return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "this router asks for an API key: send it as Authorization: Bearer KEY"}
+			return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "this router requires an API key: send it as Authorization: Bearer KEY"}
 		}
 		return nil, "", nil
 	}

@@ -141,7 +141,7 @@ func Lookup(method, path string) (*Endpoint, error) {
 	if e == nil && strings.HasPrefix(path, "/admin/") {
 		return nil, &Error{
 			Status: http.StatusNotFound, Code: CodeAdminPath,
-			Message: "no such path: " + clip(path, 128) + "; this is the data plane, the admin API is at the address that --admin-listen says",
+			Message: "no such path: " + clip(path, 128) + "; this is the data plane, the admin API is at the address of --admin-listen",
 		}
 	}
 	if e == nil {

@@ -194,7 +194,7 @@ func (r *formReader) find(from int) error {
 	case r.at > 0 && !bytes.HasSuffix(r.body[:r.at], []byte("\r\n")), !r.last && !bytes.HasPrefix(after, []byte("\r\n")):
 		return malformed("its boundary is not alone on a line that CRLF ends", r.at)
 	case r.last && bytes.Contains(r.body[r.at+1:], r.delimiter):
-		return malformed("its boundary stands behind the last one", r.at)
+		return malformed("its boundary comes after the last one", r.at)
 	}
 	return nil
 }

@@ -201,7 +201,7 @@ func TestFormThatCannotBeExamined(t *testing.T) {
 		{"a boundary that LF ends", plain, form(field("form-data; name=a", "\n--b\r\n"+field("form-data; name="+kv, "x"))), 400, "boundary"},
 		{"a boundary with blanks behind", plain, strings.Replace(ok, "--b\r\n", "--b \r\n", 1), 400, "boundary"},
 		{"a longer boundary", plain, form(field("form-data; name=a", "\r\n--bc\r\n")), 400, "boundary"},
-		{"a boundary behind the last", plain, ok + form(field("form-data; name="+kv, "x")), 400, "behind the last"},
+		{"a boundary behind the last", plain, ok + form(field("form-data; name="+kv, "x")), 400, "after the last"},
 		{"no end", plain, strings.TrimSuffix(ok, "--\r\n"), 400, "boundary"},
 		{"parts that share a line", plain, "--b\r\n--b--", 400, "no headers"},
 		{"headers without end", plain, "--b\r\nContent-Disposition: form-data; name=a\r\n--b--", 400, "no end"},

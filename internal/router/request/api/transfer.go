@@ -35,7 +35,7 @@ func CheckQuery(query string) error {
 		raw, _, _ := strings.Cut(field, "=")
 		name, err := url.QueryUnescape(raw)
 		if err != nil {
-			return BadRequest("", "the query has a name with an escape that is none: %q; write a percent sign as %%25", Clip(raw))
+			return BadRequest("", "the query has a name with an invalid escape: %q; write a percent sign as %%25", Clip(raw))
 		}
 		if steers, args := steering(name); steers || args {
 			return BadRequest(name, "the query has %q, by which clients could steer transfers of KV; leave it out", Clip(name))

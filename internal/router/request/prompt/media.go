@@ -47,9 +47,9 @@ func (t *Stage) findMedia(ctx context.Context, v *api.View, m *modelTokens, mode
 		if ctx.Err() == nil && errors.Is(err, tokenize.ErrUnavailable) {
 			t.blinded(m, model, reason(err))
 		}
-		return estimate("placed by what was sent before, since no engine names its images, sounds or videos: " + reason(err))
+		return estimate("routed by predictions, since no engine names its images, sounds or videos: " + reason(err))
 	case len(res.Media) == 0:
-		return estimate("placed by what was sent before: the engine names no image, sound or video in it")
+		return estimate("routed by predictions: the engine names no image, sound or video in it")
 	}
 	if rendered && !res.Cached && m.blind.CompareAndSwap(true, false) {
 		t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Text: fmt.Sprintf("engines name the images, sounds and videos in prompts of %s again", model)})
@@ -179,7 +179,7 @@ func (t *Stage) blinded(m *modelTokens, model, why string) {
 	if m.blind.CompareAndSwap(false, true) {
 		t.o.Event(eventlog.Event{
 			Kind: "tokenizer_degraded", Severity: eventlog.Warn,
-			Text: fmt.Sprintf("prompts of %s with images, sounds or videos are placed by what was sent before, and their lengths estimated, because no engine says where these stand and how it names them (vLLM does with --enable-scale-out): %s", model, why),
+			Text: fmt.Sprintf("prompts of %s with images, sounds or videos are routed by predictions and have estimated lengths, because no engine reports their positions and names (vLLM does with --enable-scale-out): %s", model, why),
 		})
 	}
 }

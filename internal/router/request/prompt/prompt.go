@@ -381,10 +381,10 @@ func (t *Stage) Troubles() []string {
 			out = append(out, fmt.Sprintf("prompts of %s are estimated: %s", name, d.why))
 		}
 		if rest := m.rests.names(); len(rest) > 0 {
-			out = append(out, fmt.Sprintf("engines that are not asked for the tokens of %s until they answer a trial: %s", name, strings.Join(rest, ", ")))
+			out = append(out, fmt.Sprintf("engines that do not tokenize prompts of %s until a trial succeeds: %s", name, strings.Join(rest, ", ")))
 		}
 		if rest := m.renders.names(); len(rest) > 0 && m.blind.Load() {
-			out = append(out, fmt.Sprintf("prompts of %s with images, sounds or videos are placed by what was sent before: no engine says where these stand and how it names them (vLLM does with --enable-scale-out): %s", name, strings.Join(rest, ", ")))
+			out = append(out, fmt.Sprintf("prompts of %s with images, sounds or videos are routed by predictions: no engine reports their positions and names (vLLM does with --enable-scale-out): %s", name, strings.Join(rest, ", ")))
 		}
 		if a := m.agrees.Load(); a != nil && !a.Has(tokenize.AspectPrompt) {
 			out = append(out, fmt.Sprintf("the local tokenizer is not used for %s: %s", name, disagreement(a)))

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// failuresToRest are failures in a row after which an engine is not asked
-	// for tokens any more.
+	// failuresToRest are failures in a row after which an engine gets no prompts to
+	// tokenize.
 	failuresToRest = 3
 	// The pause before an engine at rest is tried again doubles between these.
 	restMin, restMax = time.Second, 30 * time.Second
@@ -31,7 +31,7 @@ const (
 
 // rests are the engines of one model whose /tokenize failed recently. A request
 // would wait for a hanging one up to the time limit, so after some failures in
-// a row only a trial asks it, which no request waits for.
+// a row only trials go to it, which no request waits for.
 type rests struct {
 	mu     sync.Mutex
 	engine map[string]*rest // by worker
@@ -41,7 +41,7 @@ type rests struct {
 type rest struct {
 	failures int // in a row
 	why      string
-	// until is when a trial is due; zero for an engine that is asked.
+	// until is when a trial is due; zero for an engine in use.
 	until  time.Time
 	pause  time.Duration
 	trying bool
@@ -67,7 +67,7 @@ func (r *rests) failed(worker, why string, now time.Time) bool {
 	return true
 }
 
-// absent notes that an engine has no page for a question, and lets it rest for the longest pause.
+// absent notes that an engine lacks an endpoint, and lets it rest for the longest pause.
 func (r *rests) absent(worker, why string, now time.Time) {
 	r.failed(worker, why, now)
 	r.mu.Lock()
@@ -93,9 +93,9 @@ func (r *rests) answered(worker string) bool {
 	return e != nil && !e.until.IsZero()
 }
 
-// tried ends a trial. After a good one the engine is asked again, but one more
-// failure is enough for a longer pause: a trial is a small question, and the
-// failures may be of large ones.
+// tried ends a trial. After a good one the engine is used again, but one more
+// failure is enough for a longer pause: a trial is a short prompt, and long ones
+// may have failed.
 func (r *rests) tried(worker string, err error, now time.Time) (awake bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,7 +203,7 @@ func (h *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// put asks one engine.
+// put sends a request to one engine.
 func (t *Stage) put(req *http.Request, w *workers.Worker) (*http.Response, error) {
 	try := req.Clone(req.Context())
 	if req.GetBody != nil {
@@ -232,17 +232,17 @@ func (t *Stage) failed(m *modelTokens, model string, w *workers.Worker, why erro
 	if m.rests.failed(w.Name, reason(why), time.Now()) {
 		t.o.Event(eventlog.Event{
 			Kind: "tokenizer_degraded", Severity: eventlog.Warn, Worker: w.Name,
-			Text: fmt.Sprintf("%s is not asked for the tokens of %s until it answers a trial: %s, %d times in a row", w.Name, model, reason(why), failuresToRest),
+			Text: fmt.Sprintf("%s gets no prompts of %s to tokenize until a trial succeeds: %s, %d times in a row", w.Name, model, reason(why), failuresToRest),
 		})
 	}
 }
 
-// awake reports that a worker's tokenizer is asked again.
+// awake reports that a worker's tokenizer is used again.
 func (t *Stage) awake(model string, w *workers.Worker) {
 	t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Worker: w.Name, Text: fmt.Sprintf("%s tokenizes prompts of %s again", w.Name, model)})
 }
 
-// AtRest reports whether a worker's /tokenize is not asked for some model,
+// AtRest reports whether a worker's /tokenize gets no prompts of some model,
 // because it failed recently.
 func (t *Stage) AtRest(worker string) bool {
 	t.mu.Lock()
@@ -271,7 +271,7 @@ func (o oneWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// try asks one engine a small question.
+// try has one engine tokenize a short prompt.
 func (t *Stage) try(ctx context.Context, model string, w *workers.Worker) error {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
@@ -286,9 +286,9 @@ func (t *Stage) try(ctx context.Context, model string, w *workers.Worker) error 
 	return err
 }
 
-// trials begins the trials that are due: of engines at rest, and for models
-// whose prompts are estimated of one engine that is not, so that the state
-// does not wait for the next request to be true.
+// trials begins the trials that are due: of engines at rest, and, for models
+// whose prompts are estimated, of one other engine, so that the state
+// is right before the next request.
 func (t *Stage) trials(ctx context.Context, g *errgroup.Group, now time.Time) {
 	t.mu.Lock()
 	models := maps.Clone(t.models)

@@ -414,7 +414,7 @@ func (b *body) Enter(ctx context.Context, run *decide.Run) error {
 	slots := run.Slots(b.pacedOn)
 	began := time.Now()
 	err := b.e.Moves.Enter(ctx, slots, b.call.Routing.Settings.Continue.PerRank, heartbeat, func() error {
-		return b.call.Idle.Idle("the rest is waiting for its turn on another engine")
+		return b.call.Idle.Idle("the rest waits in the queue of another engine")
 	})
 	if err == nil {
 		b.pacedOn = slots

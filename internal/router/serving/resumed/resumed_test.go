@@ -306,7 +306,7 @@ func TestEndings(t *testing.T) {
 			}
 			return a.Then(5, reset)
 		}, 1, 0, "the engine does not report token ids", false},
-		{"a first token of the prefill", "1p2d lmcache", plain, func(n int, a fakeengine.Answer) fakeengine.Answer { return a.Then(5, reset) }, 2, 0, "its first token is the prefill's", false},
+		{"a first token of the prefill", "1p2d lmcache", plain, func(n int, a fakeengine.Answer) fakeengine.Answer { return a.Then(5, reset) }, 2, 0, "its first token came from the prefill engine", false},
 	} {
 		run(t, c.name, c.fleet, c.set, func(t *testing.T, r *fakeengine.Router) {
 			n := 0
@@ -546,7 +546,7 @@ func TestPaced(t *testing.T) {
 		for i := range streams {
 			q := completion("")
 			q.Beat = func(words string) error {
-				if beats[i]++; !strings.Contains(words, "waiting for its turn") {
+				if beats[i]++; !strings.Contains(words, "waits in the queue") {
 					t.Errorf("%q", words)
 				}
 				if i == streams-1 {
