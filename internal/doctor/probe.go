@@ -3,12 +3,16 @@ package doctor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
+	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -147,4 +151,61 @@ func (e *exam) again(ctx context.Context, header string, prompt []uint32, full i
 		}
 	}
 	return e.one(ctx, header, prompt)
+}
+
+// one sends one prompt for two tokens and gives what became of it with its receipt.
+func (e *exam) one(ctx context.Context, header string, prompt []uint32) (*loadgen.Result, *receipt.Receipt, error) {
+	e.number++
+	src := &workload.Cell{
+		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
+		Prefix: prompt, OSL: 2,
+	}
+	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, APIKey: e.o.Target.APIKey, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(sum.Kept) == 0 {
+		return nil, nil, fmt.Errorf("nothing was sent")
+	}
+	r := &sum.Kept[0]
+	if r.Err != "" {
+		err = errors.New(r.Err)
+	}
+	rec, lost := e.receipt(ctx, r.ID)
+	return r, rec, errors.Join(err, lost)
+}
+
+// receipt is that of a request that has been answered; nil when the router has
+// none. It is final a little after the answer.
+func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error) {
+	soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var rec receipt.Receipt
+	if wait.Until(soon, 10*time.Millisecond, func() bool {
+		raw, err := e.o.Target.Admin.Decision(ctx, id)
+		rec = receipt.Receipt{}
+		return err == nil && json.Unmarshal(raw, &rec) == nil && !rec.Live
+	}) {
+		return &rec, nil
+	}
+	return nil, ctx.Err()
+}
+
+// tokens is how many tokens the prompts of the probes have.
+func (e *exam) tokens() int {
+	n := e.o.Tokens
+	if n <= 0 {
+		n = 40 * max(e.facts.Block, 1)
+		if e.facts.MaxModelLen > 0 {
+			n = min(n, e.facts.MaxModelLen/2)
+		}
+		n = n/max(e.facts.Block, 1)*max(e.facts.Block, 1) + 1
+	}
+	return n
+}
+
+// prompt is n tokens that no engine has seen.
+func (e *exam) prompt(n int) []uint32 {
+	e.number++
+	return e.pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed(e.salt, "prompt"), uint64(e.number))), n)
 }
