@@ -22,6 +22,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // need skips a test that was not asked for.
@@ -199,15 +200,9 @@ func (r *router) until(what string, ok func() bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			s, _ := r.admin.Status(r.t.Context())
-			r.t.Fatalf("not in a minute: %s; status %+v", what, s)
-		case <-tick.C:
-		}
+	if !wait.Until(ctx, 20*time.Millisecond, ok) {
+		s, _ := r.admin.Status(r.t.Context())
+		r.t.Fatalf("not in a minute: %s; status %+v", what, s)
 	}
 }
 

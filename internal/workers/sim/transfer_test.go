@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
@@ -19,16 +20,10 @@ import (
 // eventually polls until ok, or fails the test.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-deadline.C:
-			t.Fatalf("never happened: %s", what)
-		case <-tick.C:
-		}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if !wait.Until(ctx, 2*time.Millisecond, ok) {
+		t.Fatalf("never happened: %s", what)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/zmtp"
 )
@@ -81,19 +82,20 @@ func (o *outlet) publish(n int) {
 	}
 }
 
+// soon reports whether a condition holds within 20 s.
+func soon(t *testing.T, so func() bool) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	return wait.Until(ctx, 2*time.Millisecond, so)
+}
+
 // heardBy waits until n subscribers would get what is published. A router may be
 // live before its subscription has come, and what is sent until then passes it by.
 func (o *outlet) heardBy(t *testing.T, n int) {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(20 * time.Second)
-	for o.pub.Subscribers() != n {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("%d subscribers, want %d", o.pub.Subscribers(), n)
-		}
+	if !soon(t, func() bool { return o.pub.Subscribers() == n }) {
+		t.Fatalf("%d subscribers, want %d", o.pub.Subscribers(), n)
 	}
 }
 
@@ -145,20 +147,14 @@ func (l *life) until(n int) kvfeed.Status {
 // reaches is until beside other routers, which hear the engine, too.
 func (l *life) reaches(n int) kvfeed.Status {
 	l.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(20 * time.Second)
-	for {
-		all := l.feeds.Status()
-		if len(all) == 1 && all[0].Trusted && all[0].LastSeq == int64(n)-1 {
-			return all[0]
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			l.t.Fatalf("not live at batch %d: %+v", n, all)
-		}
+	var all []kvfeed.Status
+	if !soon(l.t, func() bool {
+		all = l.feeds.Status()
+		return len(all) == 1 && all[0].Trusted && all[0].LastSeq == int64(n)-1
+	}) {
+		l.t.Fatalf("not live at batch %d: %+v", n, all)
 	}
+	return all[0]
 }
 
 // equals compares the index with one that never stopped.
@@ -322,21 +318,13 @@ func TestSingleCopies(t *testing.T) {
 	t.Parallel()
 	o, l, n := withCopies(t)
 	l.register(t, o.worker()+",kv_copies=single")
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(20 * time.Second)
-	for {
+	if !soon(t, func() bool {
 		s, ok := l.Index.RankStats(0)
 		all := l.feeds.Status()
-		single := ok && s.Copies == 0 && s.Blocks > 0
-		if single && len(all) == 1 && all[0].LastSeq == int64(n)-1 {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("copies are still counted: %+v, %+v", s, all)
-		}
+		return ok && s.Copies == 0 && s.Blocks > 0 && len(all) == 1 && all[0].LastSeq == int64(n)-1
+	}) {
+		s, _ := l.Index.RankStats(0)
+		t.Fatalf("copies are still counted: %+v, %+v", s, l.feeds.Status())
 	}
 }
 
@@ -384,18 +372,10 @@ func TestLastBlockStatedWhileFollowed(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	l.register(t, o.worker()+",kv_last_block=dropped")
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(20 * time.Second)
-	for {
+	if !soon(t, func() bool {
 		s := l.feeds.Status()
-		if len(s) == 1 && s[0].Drops && s[0].Stored > 0 && s[0].LastSeq == int64(len(o.payloads))-1 {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("%+v", s)
-		}
+		return len(s) == 1 && s[0].Drops && s[0].Stored > 0 && s[0].LastSeq == int64(len(o.payloads))-1
+	}) {
+		t.Fatalf("%+v", l.feeds.Status())
 	}
 }

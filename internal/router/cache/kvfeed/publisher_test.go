@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/sockets"
 	"github.com/dynctl/dynctl/internal/zmtp"
@@ -192,15 +193,10 @@ const silence = 2 * time.Second
 // eventually waits until ok, which it asks now and again.
 func eventually(t *testing.T, what func() string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(waitLimit)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("did not come to pass: %s", what())
-		}
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	defer cancel()
+	if !wait.Until(ctx, 2*time.Millisecond, ok) {
+		t.Fatalf("did not come to pass: %s", what())
 	}
 }
 

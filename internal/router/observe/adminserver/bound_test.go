@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/trace/recorder"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // boundStand serves the API over sockets that hold little.
@@ -151,18 +152,16 @@ func TestNoAnswerWaitsForEver(t *testing.T) {
 	for _, path := range paths {
 		idleReader(t, srv, path)
 	}
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(20 * time.Second); ; <-tick.C {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if !wait.Until(ctx, 10*time.Millisecond, func() bool {
 		mu.Lock()
-		n := len(left)
-		mu.Unlock()
-		if n == len(paths) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("of %v only %v came to an end", paths, left)
-		}
+		defer mu.Unlock()
+		return len(left) == len(paths)
+	}) {
+		mu.Lock()
+		defer mu.Unlock()
+		t.Fatalf("of %v only %v came to an end", paths, left)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rig/certtest"
 	"github.com/dynctl/dynctl/internal/router/replicas"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -28,14 +29,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // eventually waits for a condition as long as the test may run.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-t.Context().Done():
-			t.Fatalf("%s never was", what)
-		}
+	if !wait.Until(t.Context(), 5*time.Millisecond, ok) {
+		t.Fatalf("%s never was", what)
 	}
 }
 
