@@ -77,42 +77,6 @@ func findings(text string) (found []string) {
 	return found
 }
 
-// leftWords has how many findings each page and each package still has. A number only goes
-// down: -update lowers it, and raises none.
-const leftWords = "testdata/words.txt"
-
-// judgeWords fails t where texts have more findings than are left there.
-func judgeWords(t *testing.T, found map[string][]string) {
-	t.Helper()
-	raw, err := os.ReadFile(leftWords)
-	if err != nil {
-		t.Fatal(err)
-	}
-	left := map[string]int{}
-	for line := range strings.Lines(string(raw)) {
-		var n int
-		var name string
-		if _, err := fmt.Sscanf(line, "%d %s", &n, &name); err != nil {
-			t.Fatalf("%s: %q: %v", leftWords, line, err)
-		}
-		left[name] = n
-	}
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(found)) {
-		list := found[name]
-		if n := min(len(list), left[name]); n > 0 {
-			fmt.Fprintf(&b, "%d %s\n", n, name)
-		}
-		if len(list) > left[name] {
-			slices.Sort(list)
-			t.Errorf("%s: %d findings, %d were left:\n%s", name, len(list), left[name], strings.Join(list, "\n"))
-		}
-	}
-	if *update {
-		File(t, leftWords, b.String(), writes, true)
-	}
-}
-
 // TestDocumentWords: documents, the help of all commands, the texts of metrics, and the
 // comments of what packages export are in plain words and short sentences. What was measured
 // and decided, in docs/lab and docs/adr, is left as it was written.
@@ -145,7 +109,10 @@ func TestDocumentWords(t *testing.T) {
 			see(filepath.ToSlash(filepath.Dir(path)), text)
 		}
 	})
-	judgeWords(t, found)
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		slices.Sort(found[name])
+		t.Errorf("%s:\n%s", name, strings.Join(found[name], "\n"))
+	}
 }
 
 // generated is a part of a document that a test writes.

@@ -14,11 +14,13 @@ var errKept = errors.New("not an account of cache groups")
 // keptBlock is the least size of a block in Append's form: name, prefix, place.
 const keptBlock = 8 + 8 + 1
 
-// Append appends the account to dst, for [Read]. In order, numbers as unsigned LEB128
-// varints unless said otherwise: the router's block, whether copies are not counted,
-// First + 1, the smallest block; the number of groups, and of each its number + 1, kind,
-// window, block in tokens; the number of blocks, and of each name and prefix (8 bytes,
-// little-endian), the place of the block before it, a byte of copies for each group.
+// Append appends the groups to dst, for [Read]. Numbers are unsigned LEB128 varints, unless
+// noted:
+//
+//   - the router's block, whether copies are not counted, First + 1, the smallest block
+//   - the number of groups; for each its number + 1, kind, window, block in tokens
+//   - the number of blocks; for each its name and prefix (8 bytes, little-endian), the index of
+//     the block before it, and a byte of copies for each group
 func (g *Groups) Append(dst []byte) []byte {
 	uv := func(n uint64) { dst = binary.AppendUvarint(dst, n) }
 	uv(uint64(g.size))

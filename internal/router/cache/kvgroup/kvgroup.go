@@ -3,8 +3,8 @@
 // full attention) have caches of their own, and the engine reuses a prefix only up
 // to a length at which every one of them holds what it needs.
 //
-// The rule, as vLLM's cache manager follows it. The usable prefix is the largest
-// length below the prompt's for which
+// The rule is that of vLLM's cache manager. The usable prefix is the largest length
+// below the prompt's that meets all of these conditions:
 //
 //   - full attention (sinks included) holds every block from the start, each full group
 //     looked up by its number no further than those before it hold all,
@@ -13,10 +13,10 @@
 //   - mamba holds the one block that ends there,
 //   - chunked attention holds the blocks from the start of the length's chunk.
 //
-// Lengths are multiples of the least common multiple of the groups' blocks. If a mamba group's
-// blocks are larger than the smallest one reported, and all other groups are full or of that
-// smallest block, they are multiples of that smallest block, and full groups reach to the end of
-// the longest stored part of the block that follows.
+// Lengths are multiples of the least common multiple of the groups' blocks. There is one
+// exception: a mamba group's blocks are larger than the smallest block reported, and all other
+// groups are full or have that smallest block. Lengths are then multiples of that block, and full
+// groups reach to the end of the longest stored part of the block that follows.
 //
 // The engine's name of a block stands for its whole prefix and is the same in all groups, so
 // blocks are kept by name, with a count of copies for each group. What prefix a name stands for
@@ -66,7 +66,7 @@ type Groups struct {
 	implausible bool  // copies are not counted any more, see CopiesImplausible
 	blocks      []block
 	free        []uint32
-	// unresolved counts the blocks of which it is not known what they stand for.
+	// unresolved counts blocks whose token prefix is unknown.
 	unresolved int
 	byName     map[uint64]uint32
 	bySeq      map[uint64]uint32

@@ -1,10 +1,10 @@
-// Package attempt decides what follows when an attempt at a request has failed:
-// before the client got a byte another one elsewhere, one without remote prefill,
-// or the end, and in the middle of a stream that its rest comes from elsewhere, or
-// the end; and which workers are kept out of what follows.
+// Package attempt decides what follows when an attempt at a request has failed, and
+// which workers are excluded from what follows. Before the client got a byte, it is
+// a retry elsewhere, one without remote prefill, or the end. In the middle of a
+// stream, another engine continues it, or it ends.
 //
 // That is pure: the same history gives the same answer, no clock is read and
-// nothing is changed. Who asks carries the answer out, with all its effects on
+// nothing is changed. The caller carries the answer out, with all its effects on
 // the [Budget] of retries, metrics, events and the health of workers.
 package attempt
 

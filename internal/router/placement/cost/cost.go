@@ -99,9 +99,8 @@ type Model struct {
 	Revision uint64
 	// Local, Prefill and Transfer are the models of the legs.
 	Local, Prefill, Transfer LegModel
-	// Stall is what a millisecond costs for which a local prefill keeps one running
-	// answer waiting, in milliseconds of time to first token. It follows from the
-	// objective.
+	// Stall is the cost of each millisecond that a local prefill delays one running
+	// answer, in milliseconds of time to first token. It follows from the objective.
 	Stall float64
 	// A millisecond of time to first token beyond Limit (in ms, 0 for none) costs
 	// Beyond: who is late is late.
@@ -138,7 +137,7 @@ type Prices struct {
 	Error float64
 	// NoRemote says that too little is known of transfers to compare paths.
 	NoRemote bool
-	// Lacks are the legs of which little is known, or nothing new.
+	// Lacks are the legs with few samples, or no new ones.
 	Lacks     Legs
 	Constants Constants
 }

@@ -237,8 +237,8 @@ type Known struct {
 	Requests uint64
 	// Local, Prefill and Transfer are the outcomes that count, older ones less.
 	Local, Prefill, Transfer float64
-	// Lacks are the legs of which little is known, or nothing new. Age is for how long no outcome
-	// of a leg came, and Since in how many requests.
+	// Lacks are the legs with few samples, or no new ones. Age is the time since a leg's newest
+	// outcome, and Since the number of requests since then.
 	Lacks Legs
 	Age   [legKinds]time.Duration
 	Since [legKinds]uint64
@@ -272,8 +272,8 @@ const MaxModels = 64
 // Learners are those of a router, by the model that requests ask for. They are safe
 // for concurrent use.
 type Learners struct {
-	// Full hears of a model that there is no room for, each time that something of it was to be
-	// learned; nil for nobody.
+	// Full, if set, is called with a model whose sample was dropped because MaxModels others are
+	// learned.
 	Full func(model string)
 
 	revision  atomic.Uint64
@@ -300,8 +300,8 @@ func (l *Learners) Model(model string) *Model {
 	return one.Model()
 }
 
-// Of is the learner of a model of which something is to be learned; nil, which is counted,
-// when there are too many models already.
+// Of returns the learner of a model, a new one for a new model. It returns nil, and counts that,
+// where MaxModels others are learned.
 func (l *Learners) Of(model string) *Learner {
 	l.mu.RLock()
 	one, full := l.byModel[model], len(l.byModel) >= MaxModels
@@ -333,8 +333,8 @@ func (l *Learners) begin(model string) *Learner {
 // Refused is how often something was not learned because there were too many models.
 func (l *Learners) Refused() uint64 { return l.refused.Load() }
 
-// Forget drops the models that nobody has served since a time, and of which nothing was heard
-// since. It is meant to be called now and then with who is served now.
+// Forget drops the models that no worker has served, and that had no sample, since a time.
+// Call it now and then; served reports whether a worker serves a model now.
 func (l *Learners) Forget(served func(model string) bool, now, since time.Duration) {
 	for name, one := range l.All() {
 		if one.keep(served(name), now, since) {

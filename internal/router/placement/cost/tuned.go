@@ -22,8 +22,8 @@ type Constants struct {
 	// Keep is what it costs that a token which was not cached takes the place of one that is needed
 	// again, in times to compute it. How likely that is, is learned: Prices.Fresh.
 	Keep float64 `json:"keep"`
-	// TeachEvery is one in how many requests takes a path of which little is known, and
-	// TeachWithin how many times as much as the other path it may cost for that.
+	// One in TeachEvery requests takes a path with too few samples, if that costs at most
+	// TeachWithin times as much as the other path.
 	TeachEvery  float64 `json:"teach_every"`
 	TeachWithin float64 `json:"teach_within"`
 	// Stretches is from how many stretches of answers on the time of a step is known.

@@ -1,7 +1,7 @@
-// Package decide is the decision: which ranks serve a request, whether its prompt
-// is prefilled by the decode rank itself (local) or by a prefill rank from which the
-// KV cache moves (remote), what the ledger records of it, and, attempt by attempt,
-// what follows when a leg fails.
+// Package decide makes the decision: which ranks serve a request, and its path. On the
+// local path the decode rank prefills the prompt itself. On the remote path a prefill
+// rank does, and the KV cache moves. The decision also has what the ledger records and,
+// attempt by attempt, what follows when a leg fails.
 //
 // MakePlan is a pure function of an Input, which holds values only, random draws and
 // turns included: replay makes recorded decisions again with it. A Run makes the

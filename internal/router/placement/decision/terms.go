@@ -33,16 +33,16 @@ type Terms struct {
 // own time, the others the delay that it causes to others, by its weight.
 type Times struct {
 	// Wait is the time before the prompt is computed, Compute that of its uncached tokens,
-	// Transfer that of moving their KV, Answer that of its answer's tokens, Late what it costs
-	// that the request may be late.
+	// Transfer that of moving their KV, and Answer that of its answer's tokens. Late is the cost
+	// of the risk that the request is late.
 	Wait     float64 `json:"wait_ms,omitempty"`
 	Compute  float64 `json:"compute_ms,omitempty"`
 	Transfer float64 `json:"transfer_ms,omitempty"`
 	Answer   float64 `json:"answer_ms,omitempty"`
 	Late     float64 `json:"late_ms,omitempty"`
-	// Pause is the answers there that stand still while the prompt is computed, Behind the
-	// prompts that will wait behind it, Slower the answers there that get slower, Spoil what it
-	// costs that they may be late, Evict the prompts whose KV leaves the cache.
+	// The delays on the rank: Pause of answers that pause while the prompt is computed, Behind
+	// of prompts that wait behind it, Slower of answers that get slower. Spoil is the cost of
+	// the risk that they are late, Evict that of prompts whose KV leaves the cache.
 	Pause  float64 `json:"caused_pause_ms,omitempty"`
 	Behind float64 `json:"caused_wait_ms,omitempty"`
 	Slower float64 `json:"caused_slower_ms,omitempty"`

@@ -247,9 +247,9 @@ type Ranking struct {
 	// Margin is by how much the runner-up costs more than the chosen rank; 0 without a
 	// runner-up. Of ranks that count as equal it may cost less.
 	Margin float64
-	// Tied is how many ranks shared the best cost, came as near to it as costs are not sure of,
-	// or were near it and drawn among (TieRouter); TieBreak is what put the chosen one before
-	// the runner-up.
+	// Tied is how many ranks shared the best cost. It includes those within the uncertainty of
+	// costs, and those near it that TieRouter draws among. TieBreak is what put the chosen one
+	// before the runner-up.
 	Tied     int
 	TieBreak TieBreak
 	// Sampled says that the first rank was drawn by temperature and need not

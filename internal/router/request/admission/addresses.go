@@ -41,7 +41,7 @@ func (a *Addresses) Refused() uint64 { return a.refused.Load() }
 const mostAnswered = 1024
 
 // Listen returns a listener that accepts the connections of ln within the bound. With answers it
-// also accepts 1,024 beyond, for which [Addresses.Refusal] reports an error; it closes all
+// also accepts 1,024 beyond, and [Addresses.Refusal] reports an error for these; it closes all
 // others immediately.
 func (a *Addresses) Listen(ln net.Listener, answers bool) net.Listener {
 	return &addressListener{ln, a, answers}

@@ -139,13 +139,13 @@ func PlainJSON(h http.Header) bool {
 const MediaJSON = "application/json"
 
 // ForwardRequestHeader reports whether a client's request header goes to an
-// engine. The key must be in canonical form, as in [http.Header]. Left out are
-// hop-by-hop headers, those that belong to the message rather than to the
-// request (Host, Content-Length), those by which the router speaks with its
-// client or its engines (X-Dynctl-*, X-Data-Parallel-Rank,
-// Endpoint-Load-Metrics-Format) or name the hops before ([ForwardedHeader]),
-// and Accept-Encoding, so that event streams are not compressed. Authorization,
-// traceparent, X-Request-Id and whatever else a client sends go on.
+// engine. The key must be in canonical form, as in [http.Header]. These do not:
+//
+//   - hop-by-hop headers, and those of the message (Host, Content-Length)
+//   - those between the router and its client or its engines (X-Dynctl-*,
+//     X-Data-Parallel-Rank, Endpoint-Load-Metrics-Format)
+//   - those that name the hops before ([ForwardedHeader])
+//   - Accept-Encoding, so that event streams are not compressed
 func ForwardRequestHeader(key string) bool {
 	switch key {
 	case "Host", "Content-Length", "Accept-Encoding", "Expect",

@@ -6,10 +6,13 @@
 // pretoken.go, the normalizer is none, NFC or NFKC, and the post-processor is
 // none, ByteLevel or a template. Anything else is refused by name.
 //
-// A text goes through these steps: added tokens that match raw text are cut
-// out; each stretch between them is normalized; added tokens that match
-// normalized text are cut out; each stretch is split into words by the
-// pattern, written out as a state machine; each word's bytes are merged.
+// A text goes through these steps:
+//
+//   - added tokens that match raw text are cut out
+//   - each stretch between them is normalized
+//   - added tokens that match normalized text are cut out
+//   - the pattern, written out as a state machine, splits each stretch into words
+//   - each word's bytes are merged
 package bpe
 
 import "sync"
