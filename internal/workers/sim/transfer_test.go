@@ -20,7 +20,7 @@ import (
 // eventually polls until ok, or fails the test.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
 	defer cancel()
 	if !wait.Until(ctx, 2*time.Millisecond, ok) {
 		t.Fatalf("never happened: %s", what)

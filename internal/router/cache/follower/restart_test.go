@@ -82,10 +82,10 @@ func (o *outlet) publish(n int) {
 	}
 }
 
-// soon reports whether a condition holds within 20 s.
+// soon reports whether a condition holds within 20 s, also where the test is being cleaned up.
 func soon(t *testing.T, so func() bool) bool {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
 	defer cancel()
 	return wait.Until(ctx, 2*time.Millisecond, so)
 }

@@ -193,7 +193,7 @@ const silence = 2 * time.Second
 // eventually waits until ok, which it asks now and again.
 func eventually(t *testing.T, what func() string, ok func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), waitLimit)
 	defer cancel()
 	if !wait.Until(ctx, 2*time.Millisecond, ok) {
 		t.Fatalf("did not come to pass: %s", what())
