@@ -5,23 +5,24 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/lifecycle"
 )
 
 // counted is the answer of a decode leg, nil for none, that reports the cached tokens of its
 // prefill, where the settings want that.
 func counted(c *Call, t *disagg.Transfer, a *Answer) *Answer {
+	cached := func() int { return prefillCached(c, t) }
 	switch {
 	case a == nil || !c.Routing.Settings.Routing.PrefillUsage:
 	case a.Streams():
-		a.Body = &countedBody{Body: a.Body, c: c, t: t}
+		a.Body = &countedBody{Body: a.Body, usage: disagg.Usage{Cached: cached}, answer: &c.Record.Answer}
 	case a.Whole != nil:
-		var u disagg.Usage
-		cached := prefillCached(c, t)
-		body := u.Pass(a.Whole, cached)
+		u := disagg.Usage{Cached: cached}
+		body := u.Pass(a.Whole)
 		if body = append(body, u.Rest()...); u.Replaced {
 			a.Whole = body
 			if c.Record.Answer.Cached >= 0 {
-				c.Record.Answer.Cached = cached
+				c.Record.Answer.Cached = cached()
 			}
 			c.Record.Answer.FromPrefill, c.Record.Answer.Decode = true, u.Own
 		}
@@ -42,10 +43,9 @@ func prefillCached(c *Call, t *disagg.Transfer) int {
 // leaves the engine's count.
 type countedBody struct {
 	Body
-	c     *Call
-	t     *disagg.Transfer
-	usage disagg.Usage
-	ended bool
+	usage  disagg.Usage
+	ended  bool
+	answer *lifecycle.Answer
 }
 
 func (b *countedBody) Next() (p []byte, head bool, err error) {
@@ -67,8 +67,8 @@ func (b *countedBody) Next() (p []byte, head bool, err error) {
 		case len(p) == 0:
 			return p, head, nil
 		}
-		if p = b.usage.Pass(p, prefillCached(b.c, b.t)); b.usage.Replaced {
-			b.c.Record.Answer.FromPrefill, b.c.Record.Answer.Decode = true, b.usage.Own
+		if p = b.usage.Pass(p); b.usage.Replaced {
+			b.answer.FromPrefill, b.answer.Decode = true, b.usage.Own
 		}
 	}
 	return p, head, nil

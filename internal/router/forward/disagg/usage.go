@@ -9,9 +9,11 @@ import (
 
 // Usage puts a prefill's count of cached tokens into the usage of its decode leg's answer: a
 // decode engine counts the tokens that it was given, or only its own cache. It changes no other
-// byte, and holds back no more than a usage whose end has not come. The zero value is ready
-// for use.
+// byte, and holds back no more than a usage whose end has not come.
 type Usage struct {
+	// Cached is the prefill's count in tokens, asked for where a usage has come; nothing is
+	// replaced where it is negative.
+	Cached func() int
 	// Replaced says that the prefill's count stands in a usage, and Own is the decode engine's
 	// newest one.
 	Replaced bool
@@ -22,22 +24,26 @@ type Usage struct {
 }
 
 // usageName is what a usage begins with. Inside of a JSON string its quotes have backslashes.
-const usageName = `"usage"`
+// JSON is full of quotes, so the search is for the end of the name.
+const (
+	usageName  = `"usage"`
+	usageFirst = `"usa`
+	usageLast  = `ge"`
+)
 
 // maxUsage is the largest usage in bytes that is looked into.
 const maxUsage = 4 << 10
 
 // Pass takes the next piece of an answer, split anywhere, and returns what may be sent of it,
-// valid until the next call. cached is the prefill's count; nothing is replaced where it is
-// negative.
-func (u *Usage) Pass(p []byte, cached int) []byte {
+// valid until the next call.
+func (u *Usage) Pass(p []byte) []byte {
 	if len(u.held) > 0 {
 		u.in = append(append(u.in[:0], u.held...), p...)
 		p, u.held = u.in, u.held[:0]
 	}
 	changed, sent := false, 0 // sent bytes of p are in out
 	for at := 0; ; {
-		k := bytes.Index(p[at:], []byte(usageName))
+		k := named(p[at:])
 		if k < 0 {
 			k = len(p) - beginning(p[at:])
 			u.held, p = append(u.held, p[k:]...), p[:k]
@@ -54,6 +60,7 @@ func (u *Usage) Pass(p []byte, cached int) []byte {
 			continue
 		}
 		from, to = at+from, at+to
+		cached := u.Cached()
 		if count, own, ok := recount(p[from:to], cached); ok {
 			if u.Replaced, u.Own = true, own; own != cached {
 				if !changed {
@@ -73,6 +80,20 @@ func (u *Usage) Pass(p []byte, cached int) []byte {
 
 // Rest is what is still held back when the answer has ended.
 func (u *Usage) Rest() []byte { return u.held }
+
+// named is where a usage begins in p; -1 for nowhere.
+func named(p []byte) int {
+	for at := 0; ; {
+		k := bytes.Index(p[at:], []byte(usageLast))
+		if k < 0 {
+			return -1
+		}
+		if at += k; bytes.HasSuffix(p[:at], []byte(usageFirst)) {
+			return at - len(usageFirst)
+		}
+		at += len(usageLast)
+	}
+}
 
 // beginning is the size of the part of a usage's name that p ends with.
 func beginning(p []byte) int {
