@@ -279,7 +279,7 @@ func (l *Ledger) faded(f *fresh, now float64) fresh {
 	return fresh{f.tokens * left, f.long * left, now}
 }
 
-// halved is 2 to the power of -x for x of 0 or more, off by less than 1e-10 of itself. It is the
+// halved is 2 to the power of -x for x of 0 or more, off by less than 1e-8 of itself. It is the
 // same on every processor, and a decision needs it for every rank: math.Exp2 takes twice as long.
 func halved(x float64) float64 {
 	if !(x < 1000) {
@@ -287,18 +287,12 @@ func halved(x float64) float64 {
 	}
 	n := int(x + 0.5)
 	y := float64((float64(n) - x) * math.Ln2) // within 0.35 of 0
-	// The powers of y in e^y by their factors 1/k!, highest first. A loop over them takes twice as
-	// many instructions.
-	sum := 1.0 / 362880
-	sum = 1.0/40320 + float64(y*sum)
-	sum = 1.0/5040 + float64(y*sum)
-	sum = 1.0/720 + float64(y*sum)
-	sum = 1.0/120 + float64(y*sum)
-	sum = 1.0/24 + float64(y*sum)
-	sum = 1.0/6 + float64(y*sum)
-	sum = 1.0/2 + float64(y*sum)
-	sum = 1 + float64(y*sum)
-	sum = 1 + float64(y*sum)
+	// The powers of y in e^y by their factors 1/k!, even and odd ones apart: two short chains take
+	// less time than a long one.
+	yy := float64(y * y)
+	even := 1 + float64(yy*(1.0/2+float64(yy*(1.0/24+float64(yy*(1.0/720))))))
+	odd := 1 + float64(yy*(1.0/6+float64(yy*(1.0/120+float64(yy*(1.0/5040))))))
+	sum := even + float64(y*odd)
 	return sum * math.Float64frombits(uint64(1023-n)<<52)
 }
 

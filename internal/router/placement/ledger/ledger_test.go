@@ -184,7 +184,7 @@ func TestHalved(t *testing.T) {
 		}
 	}
 	for x := 0.0; x < 60; x += 0.0137 {
-		if got, want := halved(x), math.Exp2(-x); math.Abs(got-want) > 1e-10*want {
+		if got, want := halved(x), math.Exp2(-x); math.Abs(got-want) > 1e-8*want {
 			t.Errorf("halved(%v) = %v, want %v", x, got, want)
 		}
 	}
