@@ -58,7 +58,9 @@ func usageArgs(cmd *cobra.Command) {
 		if err == nil || errors.As(err, &coded) {
 			return err
 		}
-		if strings.Contains(err.Error(), " arg(s)") { // their number, in cobra's words
+		if !c.HasSubCommands() && len(args) > 0 && strings.HasPrefix(err.Error(), "unknown command ") { // cobra's words for no arguments
+			err = fmt.Errorf("%s takes no arguments, and %q is one", c.CommandPath(), args[0])
+		} else if strings.Contains(err.Error(), " arg(s)") { // their number, in cobra's words
 			err = fmt.Errorf("%s given: type %s", Plural(len(args), "argument"), strings.TrimSuffix(c.UseLine(), " [flags]"))
 		}
 		return WithCode(ExitUsage, fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
@@ -88,6 +90,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 // flagError says which flag was meant, or what its value should look like.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
+	var empty *pflag.ValueRequiredError
 	var invalid *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
@@ -96,6 +99,9 @@ func flagError(cmd *cobra.Command, err error) error {
 		if near := workers.Nearest(unknown.GetSpecifiedName(), names); near != "" {
 			err = fmt.Errorf("unknown flag --%s (did you mean --%s?)", unknown.GetSpecifiedName(), near)
 		}
+	case errors.As(err, &empty):
+		name, _ := pflag.UnquoteUsage(empty.GetFlag())
+		err = fmt.Errorf("--%s needs a value: --%s %s", empty.GetFlag().Name, empty.GetFlag().Name, name)
 	case errors.As(err, &invalid):
 		if want := kindName(invalid.GetFlag().Value.Type()); want != "" {
 			err = fmt.Errorf("--%s %s: not %s", invalid.GetFlag().Name, invalid.GetValue(), want)

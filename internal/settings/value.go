@@ -229,6 +229,9 @@ func Suggest(wrong string, known []string) string {
 
 func hostPort(v any) error {
 	if _, _, err := net.SplitHostPort(v.(string)); err != nil {
+		if _, err := strconv.ParseUint(v.(string), 10, 16); err == nil {
+			return fmt.Errorf("%q is not HOST:PORT; did you mean %q, for this machine only?", v, "127.0.0.1:"+v.(string))
+		}
 		return fmt.Errorf("%q is not HOST:PORT", v)
 	}
 	return nil

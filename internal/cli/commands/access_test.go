@@ -92,7 +92,7 @@ func TestKeysOfCommands(t *testing.T) {
 	}
 	user, _ := dynctl(cli.ExitOK, "keys", "new", "bench", "--tenant", "us", "--file", file)
 	ops, _ := dynctl(cli.ExitOK, "keys", "new", "ops", "--role", "operate", "--file", file)
-	if _, text := dynctl(cli.ExitUsage, "keys", "new", "ops", "--file", file); !strings.Contains(text, "appears twice") {
+	if _, text := dynctl(cli.ExitUsage, "keys", "new", "ops", "--file", file); !strings.Contains(text, "another key has this name") {
 		t.Error(text)
 	}
 	if _, text := dynctl(cli.ExitUsage, "keys", "new", "x", "--role", "root", "--file", file); !strings.Contains(text, "not one of use, read, operate, admin") {

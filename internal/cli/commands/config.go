@@ -133,7 +133,7 @@ problems.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags := newServeCmd().Flags()
 			if _, err := os.Stat(args[0]); err != nil {
-				return cli.WithCode(cli.ExitUsage, fmt.Errorf("config file: %w", err))
+				return cli.WithCode(cli.ExitUsage, fmt.Errorf("config file %s: %w", args[0], errors.Unwrap(err)))
 			}
 			l, err := cli.LoadConfig(args[0], flags)
 			if err != nil {

@@ -33,11 +33,12 @@ func newExplainCmd() *cobra.Command {
 		Short: "Say why a request went where it went, or would go",
 		Long: `Say why the router chose what it chose.
 
-With REQUEST, the id of a decision (header X-Dynctl-Decision) or of a request
-(X-Request-Id), the receipt of that request is shown. The head of an id is enough
-for the newest 1000 requests: at least 4 characters, as dynctl top shows it. With
---prompt, --tokens or --body the router decides for that prompt now, by the very
-stages of a request, and sends nothing.`,
+REQUEST is the id of a decision (header X-Dynctl-Decision), of a request
+(X-Request-Id), or of an answer of vLLM (chatcmpl-…). Of the newest 1000 requests
+the head of the request's id is enough, as dynctl top shows it: at least 4
+characters. The decisions' ids of one router begin alike. With --prompt, --tokens
+or --body the router decides for that prompt now, by the very stages of a request,
+and sends nothing.`,
 		Example: `  dynctl explain 5f3a9c0100000000002a
   dynctl explain --model Qwen/Qwen3-32B --prompt "You are a helpful assistant."
   dynctl explain --tokens 1,2,3,4 --path local
@@ -124,6 +125,11 @@ func decisionByHead(ctx context.Context, c *admin.Client, id string) (json.RawMe
 	head := strings.TrimRight(id, "….")
 	if !errors.As(err, &status) || status.Status != http.StatusNotFound || len(head) < 4 {
 		return raw, err
+	}
+	for _, prefix := range []string{"chatcmpl-", "cmpl-"} { // of an answer, by the request's id
+		if of, ok := strings.CutPrefix(id, prefix); ok {
+			return decisionByHead(ctx, c, of)
+		}
 	}
 	l, lerr := c.DecisionsBrief(ctx, headSearch, "", "")
 	if lerr != nil {

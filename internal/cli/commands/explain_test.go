@@ -82,7 +82,7 @@ func TestExplainByHead(t *testing.T) {
 		}
 	}))
 	t.Cleanup(router.Close)
-	for head, want := range map[string]string{"9c1e0898": "5f3a9c0100000000002a", "9c1e0898…": "5f3a9c0100000000002a", "77aa": "5f3a9c0100000000002b", "5f3a9c0100000000003": "5f3a9c0100000000003c"} {
+	for head, want := range map[string]string{"9c1e0898": "5f3a9c0100000000002a", "9c1e0898…": "5f3a9c0100000000002a", "77aa": "5f3a9c0100000000002b", "5f3a9c0100000000003": "5f3a9c0100000000003c", "chatcmpl-77aa000000": "5f3a9c0100000000002b"} {
 		if code, stdout, stderr := typed("explain", head, "--router", router.URL); code != cli.ExitOK || !strings.HasPrefix(stdout, "decision "+want+" ") {
 			t.Errorf("%s: code %d\n%s%s", head, code, stdout, stderr)
 		}

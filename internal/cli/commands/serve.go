@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -162,7 +163,10 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	g.Go(func() error { defer stopRun(); return r.Run(runCtx) })
 	g.Go(func() error { introduce(runCtx, log, r, adminURL); return nil })
 	if l.Config.Log.Format != "json" && (cli.IsTerminal(stderr) || l.Config.Sim != "") {
-		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
+		g.Go(func() error {
+			greet(runCtx, stderr, r, scheme+"://"+here(data.Addr()), adminScheme+"://"+here(admin.Addr()), l.Config.Keys.File != "" && l.Config.Keys.Required)
+			return nil
+		})
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	dataServer, adminServer := r.DataServer(quiet), router.NewServer(adminHandler, r.Secure().ServerLog("admin", quiet))
@@ -287,8 +291,17 @@ func byRole(prefill, decode, aggregated, either int) string {
 	return strings.Join(roles, ", ")
 }
 
-// greet gives a new user a command to paste, once it will work.
-func greet(ctx context.Context, w io.Writer, r *router.Router, url, adminURL string) {
+// here is an address that the router listens on, as clients on this machine call it.
+func here(a net.Addr) string {
+	if t, ok := a.(*net.TCPAddr); ok && t.IP.IsUnspecified() {
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(t.Port))
+	}
+	return a.String()
+}
+
+// greet gives a new user a command to paste, once it will work; keyed says that it needs an
+// API key.
+func greet(ctx context.Context, w io.Writer, r *router.Router, url, adminURL string, keyed bool) {
 	ctx, cancel := context.WithTimeout(ctx, greetWait)
 	defer cancel()
 	var models []string
@@ -302,11 +315,15 @@ func greet(ctx context.Context, w io.Writer, r *router.Router, url, adminURL str
 	}
 	// The body is within single quotes of a shell.
 	model, _ := json.Marshal(models[0]) // a string is always JSON
+	key := ""
+	if keyed {
+		key = " -H 'Authorization: Bearer KEY'"
+	}
 	quoted := strings.ReplaceAll(string(model), "'", `\u0027`)
 	printable.Fprintf(w, `
 Try it:
 
-  curl -i %s/v1/chat/completions -H 'Content-Type: application/json' \
+  curl -i %s/v1/chat/completions%s -H 'Content-Type: application/json' \
     -d '{"model": %s, "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "Why did the router choose this engine? %s"}]}'
 
 Then, with the X-Dynctl-Decision header of the answer:
@@ -318,7 +335,7 @@ See all of it live:
 
   dynctl top%s
 
-`, url, quoted, "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL), routerFlag(adminURL))
+`, url, key, quoted, "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL), routerFlag(adminURL))
 }
 
 // routerFlag names the router for other commands where it is not the default.

@@ -41,7 +41,7 @@ func (f *file) read() map[string]any {
 	}
 	info, err := os.Stat(f.path)
 	if err != nil {
-		return fail("config file: %w", err)
+		return fail("config file %s: %w", f.path, errors.Unwrap(err))
 	}
 	if info.Size() > maxFileBytes {
 		return fail("config file %s: %d bytes, more than %d", f.path, info.Size(), maxFileBytes)

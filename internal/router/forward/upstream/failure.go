@@ -86,6 +86,9 @@ func (f *Failure) Error() string {
 	if f.Kind == Status {
 		return fmt.Sprintf("%s %s: status %d", f.Op, f.Addr, f.Status)
 	}
+	if dial, ok := errors.AsType[*net.OpError](f.Err); ok && f.Kind == Connect && dial.Addr != nil && dial.Addr.String() == f.Addr {
+		return fmt.Sprintf("%s %s: %v", f.Op, f.Addr, dial.Err) // its own text has the address again
+	}
 	return fmt.Sprintf("%s %s: %s: %v", f.Op, f.Addr, f.Kind, f.Err)
 }
 

@@ -173,7 +173,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
 		api.WriteError(w, q, &api.Error{
 			Status: http.StatusNotFound, Code: api.CodeUnknownPath,
-			Message: fmt.Sprintf("%s %s is not part of the admin API; clients' requests go to the data plane", q.Method, q.URL.Path),
+			Message: fmt.Sprintf("%s %s is not part of the admin API; clients' requests go to the data plane, at the address of --listen", q.Method, q.URL.Path),
 		})
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -468,7 +468,7 @@ func (s *server) decision(q *http.Request) (any, error) {
 		}
 		return nil, &api.Error{
 			Status: http.StatusNotFound, Code: "decision_not_found", Param: "id",
-			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are %s", api.Clip(id), ring.Stats().Capacity, kept),
+			Message: fmt.Sprintf("no decision or request %q is among the newest %d %s", api.Clip(id), ring.Stats().Capacity, kept),
 		}
 	}
 	if !seesTexts(q) {

@@ -1,8 +1,6 @@
 package routing
 
 import (
-	"fmt"
-
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/route"
@@ -22,11 +20,14 @@ func (q *Request) Fits() error {
 		}
 		limit = max(limit, w.MaxModelLen)
 	}
-	switch {
-	case limit == 0:
+	if limit == 0 {
 		return nil
-	case f.ISL > limit:
-		return api.BadRequest("", "the model's context holds %d tokens, and the prompt has %d: shorten the prompt", limit, f.ISL)
 	}
-	return api.BadRequest(f.MaxTokensKey, "the model's context holds %d tokens; the prompt has %d, and %s is %d: shorten the prompt or the answer", limit, f.ISL, fmt.Sprintf("%q", f.MaxTokensKey), f.MaxTokens)
+	// Agents shorten a conversation when they find this code, or the first words.
+	e := api.BadRequest("", "this model's maximum context length is %d tokens, and the prompt has %d: shorten the prompt", limit, f.ISL)
+	if f.ISL <= limit {
+		e = api.BadRequest(f.MaxTokensKey, "this model's maximum context length is %d tokens; the prompt has %d, and %q is %d: shorten the prompt or the answer", limit, f.ISL, f.MaxTokensKey, f.MaxTokens)
+	}
+	e.Code = api.CodeContextLength
+	return e
 }

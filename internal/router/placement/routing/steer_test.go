@@ -222,9 +222,9 @@ func TestFits(t *testing.T) {
 		want   string
 	}{
 		{9000, route.FromIDs, 500, "", ""},
-		{131000, route.FromEngine, 500, "", `the model's context holds 131072 tokens; the prompt has 131000, and "max_tokens" is 500`},
-		{140000, route.FromLocal, -1, "", "the model's context holds 131072 tokens, and the prompt has 140000"},
-		{9000, route.FromIDs, 500, "small", "the model's context holds 8192 tokens, and the prompt has 9000"},
+		{131000, route.FromEngine, 500, "", `this model's maximum context length is 131072 tokens; the prompt has 131000, and "max_tokens" is 500`},
+		{140000, route.FromLocal, -1, "", "this model's maximum context length is 131072 tokens, and the prompt has 140000"},
+		{9000, route.FromIDs, 500, "small", "this model's maximum context length is 8192 tokens, and the prompt has 9000"},
 		{9000, route.FromIDs, 500, "large", ""},
 		{900000, route.FromEstimate, 500, "", ""},
 	} {

@@ -76,7 +76,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 		{"keys: [{sha256: " + good + "}]", "key 1: it has no name"},
 		{"keys: [{name: a}]", `key "a": sha256 is not 64 hexadecimal digits`},
 		{"keys: [{name: a, sha256: secret-in-the-clear}]", "sha256 is not"},
-		{"keys: [{name: a, sha256: " + good + "}, {name: a, sha256: " + hashOf("x") + "}]", "appears twice"},
+		{"keys: [{name: a, sha256: " + good + "}, {name: a, sha256: " + hashOf("x") + "}]", "another key has this name"},
 		{"keys: [{name: a, sha256: " + good + "}, {name: b, sha256: " + good + "}]", `the same key as "a"`},
 		{"keys: [{name: a, sha256: " + good + ", roles: [root]}]", `role "root" is not one of`},
 		{"keys: [{name: a, sha256: " + good + ", rate: -1}]", "rate -1"},
@@ -200,7 +200,7 @@ func TestNewKeysAreAdded(t *testing.T) {
 			t.Errorf("key %d: %+v", i, k)
 		}
 	}
-	if _, _, err := New(Key{Name: "key-1"}, content); err == nil || !strings.Contains(err.Error(), "appears twice") {
+	if _, _, err := New(Key{Name: "key-1"}, content); err == nil || !strings.Contains(err.Error(), "another key has this name") {
 		t.Errorf("a name that is taken: %v", err)
 	}
 	if _, _, err := New(Key{Name: "a"}, []byte("keys: null\n")); err != nil {

@@ -30,6 +30,8 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 	}
 	k = s.Find(shown)
 	switch {
+	case shown == noBearer:
+		return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the header Authorization is not one bearer token: send the API key as Authorization: Bearer KEY"}
 	case k == nil:
 		return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the API key is not known here: it is wrong, or was revoked"}
 	case !k.Has(Use):

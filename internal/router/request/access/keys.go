@@ -210,7 +210,7 @@ func Parse(raw []byte) (*Set, error) {
 		case e.Name == "":
 			bad("it has no name")
 		case names[e.Name]:
-			bad("the name appears twice")
+			bad("another key has this name")
 		}
 		names[e.Name] = true
 		for _, text := range append([]string{e.Name, e.Tenant}, e.Models...) {

@@ -138,21 +138,14 @@ func Lookup(method, path string) (*Endpoint, error) {
 			Message: "this router speaks HTTP/1.1 and no HTTP/2: tell the client or the proxy in front to use HTTP/1.1 towards it",
 		}
 	}
-	if e == nil && strings.HasPrefix(path, "/admin/") {
+	if e == nil && (strings.HasPrefix(path, "/admin/") || path == "/metrics") {
 		return nil, &Error{
 			Status: http.StatusNotFound, Code: CodeAdminPath,
-			Message: "no such path: " + clip(path, 128) + "; this is the data plane, the admin API is at the address of --admin-listen",
+			Message: "no such path: " + clip(path, 128) + "; this is the data plane, the admin API and /metrics are at the address of --admin-listen",
 		}
 	}
 	if e == nil {
-		advice := ""
-		if !strings.HasPrefix(path, "/v1/") || strings.HasSuffix(path, "_lora_adapter") {
-			advice = "; calls that control engines go through the admin API (dynctl workers call)"
-		}
-		return nil, &Error{
-			Status: http.StatusNotFound, Code: CodeUnknownPath,
-			Message: "no such path: " + clip(path, 128) + advice + "; this router answers " + strings.Join(slices.Sorted(maps.Keys(endpoints)), ", "),
-		}
+		return nil, &Error{Status: http.StatusNotFound, Code: CodeUnknownPath, Message: "no such path: " + clip(path, 128) + instead(path)}
 	}
 	if slices.Contains(e.Methods, method) {
 		return e, nil
@@ -162,6 +155,23 @@ func Lookup(method, path string) (*Endpoint, error) {
 		Message: "method " + clip(method, 32) + " is not allowed for " + e.Path + "; use " + strings.Join(e.Methods, " or "),
 		Allow:   strings.Join(e.Methods, ", "),
 	}
+}
+
+// instead is advice for a path that this router does not answer.
+func instead(path string) string {
+	switch near := "/v1" + strings.TrimSuffix(path, "/"); {
+	case endpoints[near] != nil:
+		return "; did you mean " + near + "? The base URL of OpenAI clients ends with /v1"
+	case endpoints[near[len("/v1"):]] != nil:
+		return "; did you mean " + near[len("/v1"):] + "?"
+	case strings.HasPrefix(path, "/v1/v1/"):
+		return "; did you mean " + clip(path[len("/v1"):], 128) + "? The client adds /v1 to its base URL"
+	}
+	advice := ""
+	if !strings.HasPrefix(path, "/v1/") || strings.HasSuffix(path, "_lora_adapter") {
+		advice = "; calls that control engines go through the admin API (dynctl workers call)"
+	}
+	return advice + "; this router answers " + strings.Join(slices.Sorted(maps.Keys(endpoints)), ", ")
 }
 
 // LookupURL is [Lookup] for a URL. Its error for a path that has an escape where the endpoint

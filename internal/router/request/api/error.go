@@ -21,6 +21,7 @@ const (
 	CodeInvalidJSON      Code = "invalid_json"
 	CodeInvalidRequest   Code = "invalid_request"
 	CodeDuplicateKey     Code = "duplicate_key"
+	CodeContextLength    Code = "context_length_exceeded" // OpenAI's name
 	CodeBodyTooLarge     Code = "body_too_large"
 	CodeUnsupportedMedia Code = "unsupported_media_type"
 	CodeUnknownPath      Code = "unknown_path"

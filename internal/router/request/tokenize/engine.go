@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -241,8 +242,8 @@ func (e *Engine) fetch(ctx context.Context, q *question) (Result, error) {
 }
 
 func (e *Engine) call(ctx context.Context, q *question) (a answer, err error) {
-	url := e.base + q.path
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(q.body))
+	addr := e.base + q.path
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, addr, bytes.NewReader(q.body))
 	if err != nil {
 		return a, fmt.Errorf("tokenize: %w", err)
 	}
@@ -250,6 +251,9 @@ func (e *Engine) call(ctx context.Context, q *question) (a answer, err error) {
 	req.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the engine closed the idle connection
 	resp, err := e.o.Client.Do(req)
 	if err != nil {
+		if u, ok := errors.AsType[*url.Error](err); ok {
+			err = u.Err // the transport chooses the engine, and names it
+		}
 		return a, fmt.Errorf("tokenize: %w: %w", ErrUnavailable, err)
 	}
 	defer resp.Body.Close()
@@ -259,17 +263,17 @@ func (e *Engine) call(ctx context.Context, q *question) (a answer, err error) {
 		if Refuses(resp.StatusCode) {
 			kind = ErrRefused
 		}
-		return a, &EngineError{URL: url, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(bytes.TrimSpace(head)), "?"), kind: kind}
+		return a, &EngineError{URL: addr, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(bytes.TrimSpace(head)), "?"), kind: kind}
 	}
 	data, err := io.ReadAll(io.LimitReader(resp.Body, e.o.MaxResponseBytes+1))
 	if err != nil {
-		return a, fmt.Errorf("tokenize: read answer of %s: %w: %w", url, ErrUnavailable, err)
+		return a, fmt.Errorf("tokenize: read answer of %s: %w: %w", addr, ErrUnavailable, err)
 	}
 	if int64(len(data)) > e.o.MaxResponseBytes {
-		return a, fmt.Errorf("tokenize: answer of %s: %w", url, ErrTooLarge)
+		return a, fmt.Errorf("tokenize: answer of %s: %w", addr, ErrTooLarge)
 	}
 	if a, err = q.parse(data); err != nil {
-		return answer{}, fmt.Errorf("tokenize: answer of %s: %w: %w", url, ErrBadAnswer, err)
+		return answer{}, fmt.Errorf("tokenize: answer of %s: %w: %w", addr, ErrBadAnswer, err)
 	}
 	return a, nil
 }
