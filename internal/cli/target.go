@@ -216,7 +216,7 @@ func engineReady(ctx context.Context, c *admin.Client, want int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return WithCode(ExitUnreachable, errors.New(why))
+	return WithCode(ExitUnreachable, fmt.Errorf("the engines were not ready within 30 s: %s", why))
 }
 
 // feedsConnected reports whether no event feed is on its way up. One that is verifying

@@ -24,7 +24,7 @@ func TestLearned(t *testing.T) {
 	}})
 	want := []Finding{
 		{"crossing", "a", OK, "remote from about 1,000 tokens at 0 running answers (900 to 1,100); local at every length up to 131,072 tokens at 8 running answers; routing.threshold is 2048 and decides", ""},
-		{"learning", "b", Warn, "how long prompts and answers take is not known, and policy kv ranks by blocks: no answer showed it", "stream"},
+		{"learning", "b", Warn, "policy kv compares blocks until it knows how long prompts and answers take: no answer showed it", "stream"},
 		{"learning", "b", Skip, "what both paths cost is not known: one path", "nothing"}, {"learning", "b", Skip, "what both paths cost is not known: too soon", "wait"},
 	}
 	if d := cmp.Diff(want, e.r.Findings); d != "" || e.r.Warned != 1 {

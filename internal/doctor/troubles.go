@@ -43,6 +43,6 @@ func (e *exam) troubles(ws []admin.Worker) {
 	case judged == served:
 		e.add("behaviour", "engines", OK, "under this router's traffic none is slower, fails more, publishes less or holds less than its peers", "")
 	default:
-		e.add("behaviour", "engines", OK, fmt.Sprintf("under this router's traffic none fails more, publishes less or holds less than its peers; whether one is slow is known of %d of %d ranks (20 samples of it and of peers like it)", judged, served), "")
+		e.add("behaviour", "engines", OK, fmt.Sprintf("under this router's traffic none fails more, publishes less or holds less than its peers; %d of %d ranks have samples enough to see whether they are slow (20, and 20 of peers like them)", judged, served), "")
 	}
 }

@@ -28,7 +28,7 @@ func TestTroubles(t *testing.T) {
 		check, subject, words string
 	}{
 		"healthy":    {admin.Worker{Ranks: []admin.Rank{served}}, OK, "behaviour", "engines", "none is slower"},
-		"no peers":   {admin.Worker{Ranks: []admin.Rank{served, unknown}}, OK, "behaviour", "engines", "whether one is slow is known of 1 of 2 ranks"},
+		"no peers":   {admin.Worker{Ranks: []admin.Rank{served, unknown}}, OK, "behaviour", "engines", "1 of 2 ranks have samples enough"},
 		"no traffic": {admin.Worker{Ranks: []admin.Rank{{}}}, Skip, "behaviour", "engines", "no requests were sent"},
 		"slow":       {admin.Worker{Ranks: []admin.Rank{slow}}, Warn, "slow", "d0/dp0", "ITL 9.0 times the median"},
 		"fails":      {trouble("failing", ""), Warn, "failing", "d0", "text of it"},

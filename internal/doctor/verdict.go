@@ -50,7 +50,7 @@ func verdict(r *Report) string {
 }
 
 // sentence is the first of some findings as part of one, with the n that differ from it in
-// their subject only.
+// their subject only, or are other engines that are down or drain as well.
 func sentence(list []Finding) (text string, n int) {
 	f := &list[0]
 	for n < len(list) && alike(f, &list[n]) {
@@ -58,7 +58,15 @@ func sentence(list []Finding) (text string, n int) {
 	}
 	switch {
 	case f.Check == "engine":
-		return f.Subject + " is " + f.Text, 1
+		kind, _, _ := strings.Cut(f.Text, ":")
+		n = 0
+		for n < len(list) && list[n].Check == "engine" && strings.HasPrefix(list[n].Text, kind) {
+			n++
+		}
+		if n == 1 {
+			return f.Subject + " is " + f.Text, 1
+		}
+		return subjects(list[:n]) + " are " + kind, n
 	case f.Subject == "router" || f.Subject == "engines":
 		return f.Check + ": " + f.Text, n
 	}

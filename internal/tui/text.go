@@ -144,6 +144,9 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 		}
 		b.WriteByte('\n')
 		for _, a := range r.Attention {
+			if a.Code == feed.CodeRouterDown {
+				continue // the second line has it
+			}
 			printable.Fprintf(&b, "%-5s %s: %s\n", strings.ToUpper(a.Severity.String()), a.Subject, a.Text)
 		}
 		if len(r.Attention) == 0 {

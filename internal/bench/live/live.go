@@ -457,7 +457,11 @@ func (b *Bench) Preflight(ctx context.Context) (checks []Check, seconds func(pla
 				return checks, nil, err
 			}
 			if m.Requests == 0 {
-				return checks, nil, fmt.Errorf("a first request (%d tokens, %s) failed: %s", isl, arm, firstError(m.Errors))
+				why := strings.TrimPrefix(firstError(m.Errors), "failed: ")
+				if strings.HasPrefix(why, "status 401") {
+					why += " (--api-key-file FILE gives the bench a key)"
+				}
+				return checks, nil, fmt.Errorf("a first request (%d tokens, %s) failed: %s", isl, arm, why)
 			}
 			if m.PathOK == 0 {
 				return checks, nil, ErrNotForced

@@ -213,7 +213,7 @@ func (s *Spec) Warnings(l Limits) []string {
 	longest := slices.Max(s.ISL)
 	for _, x := range s.Loads {
 		if need := x.Concurrency * (longest + s.OSL); l.KVTokens > 0 && need > l.KVTokens {
-			out = append(out, fmt.Sprintf("%s with prompts of %d tokens needs %d tokens of cache, the fleet's decode ranks hold %d: requests will wait or be preempted", x, longest, need, l.KVTokens))
+			out = append(out, fmt.Sprintf("%s with prompts of %d tokens needs %d tokens of cache, the fleet's decode ranks hold %d: requests will wait or be preempted; lower --concurrency or --isl, or enlarge the caches (kv_blocks= in --sim)", x, longest, need, l.KVTokens))
 		}
 	}
 	if s.Repeats < 3 {

@@ -125,7 +125,7 @@ func TestAttention(t *testing.T) {
 			a.Status.Costs = []admin.ModelCosts{{Model: "m", Unlearned: []admin.Unlearned{
 				{Of: admin.OfTimes, Reason: admin.UnlearnedSteps, Overdue: true, Text: "no answer showed it", Advice: "stream"}, {Of: admin.OfPaths, Reason: admin.UnlearnedFixed, Text: "a threshold"},
 			}}}
-		}, []string{"warn costs_unlearned m"}, "how long prompts and answers take is not known, and policy kv ranks by blocks: no answer showed it. To do: stream\n"},
+		}, []string{"warn costs_unlearned m"}, "policy kv compares blocks until it knows how long prompts and answers take: no answer showed it. To do: stream\n"},
 		{"a path of long ago", func(a *admin.Snapshot) {
 			a.Status.Costs = []admin.ModelCosts{{Model: "m", Unlearned: []admin.Unlearned{{Of: admin.OfPaths, Reason: admin.UnlearnedStale, Overdue: true, Text: "no prompt for 300 s"}}}}
 		}, []string{"info costs_unlearned m"}, "no prompt for 300 s"},

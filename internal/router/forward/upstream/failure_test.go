@@ -1,6 +1,9 @@
 package upstream
 
 import (
+	"net"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -28,6 +31,20 @@ func TestStale(t *testing.T) {
 		f := idle
 		if c.change(&f); f.Stale() != c.want {
 			t.Errorf("%s: stale is %v, want %v", name, f.Stale(), c.want)
+		}
+	}
+}
+
+// TestUnreachable: an engine that is down is named once, and with the address that was called
+// where that is not the one of its URL.
+func TestUnreachable(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 8000}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	for addr, want := range map[string]string{
+		"10.0.0.1:8000": "connect 10.0.0.1:8000: connect: connection refused",
+		"engine:8000":   "connect engine:8000: connect: dial tcp 10.0.0.1:8000: connect: connection refused",
+	} {
+		if got := (&Failure{Kind: Connect, Op: "connect", Addr: addr, Err: refused}).Error(); got != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (u *Unlearned) Effect() string {
 	case u.Reason == UnlearnedStale:
 		return "what both paths cost now is not known"
 	case u.Of == OfTimes:
-		return "how long prompts and answers take is not known, and policy kv ranks by blocks"
+		return "policy kv compares blocks until it knows how long prompts and answers take"
 	}
 	return "what both paths cost is not known"
 }

@@ -29,13 +29,13 @@ func unlearned(k *cost.Known, s *decide.Options, list []*workers.Worker) (out []
 		switch {
 		case k.Stretches < 1:
 			add(admin.OfTimes, admin.UnlearnedSteps, k.Requests, fmt.Sprintf("no answer to %s requests showed how long a token takes", table.Count(k.Requests)),
-				"answers teach that are streamed and have more than 16 tokens; without any, kv ranks by blocks as kv_blocks does")
+				"stream answers of more than 16 tokens: the router measures no others")
 		case k.Stretches < k.Wanted:
 			add(admin.OfTimes, admin.UnlearnedStretches, k.Requests, fmt.Sprintf("%d of %.0f stretches of 16 streamed tokens were measured", int(k.Stretches), k.Wanted),
-				"nothing, if more answers are streamed; else kv ranks by blocks as kv_blocks does")
+				"stream more answers of more than 16 tokens: the router measures no others")
 		default:
 			add(admin.OfTimes, admin.UnlearnedFew, k.Requests, fmt.Sprintf("%d of %d prompts on decode ranks were measured, and %d of %d transfers", int(k.Local), cost.EnoughComputed, int(k.Transfer), cost.EnoughMoved),
-				"nothing, if more answers are streamed: others do not show their first token")
+				"stream more answers: others do not show their first token")
 		}
 	}
 	local, remote := decide.PathsOf(&s.Rule, list)

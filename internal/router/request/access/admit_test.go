@@ -63,7 +63,7 @@ func TestAdmit(t *testing.T) {
 		{"a wrong one", "Bearer three", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was revoked"},
 		{"a wrong one where none is required", "Bearer three", false, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was revoked"},
 		{"one for the admin API", "Bearer two", true, "", ReasonKey, 403, api.CodeForbidden, `"reader" is for the admin API only`},
-		{"no bearer token", "Basic one", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong"},
+		{"no bearer token", "Basic one", true, "", ReasonKey, 401, api.CodeUnauthorized, "Authorization: Bearer KEY"},
 	} {
 		h := http.Header{"Accept": {"*/*"}}
 		if c.shown != "" {

@@ -79,6 +79,22 @@ func TestLookup(t *testing.T) {
 	}
 }
 
+// TestLookupSuggests: the usual mistakes get the path that was meant, or where it is.
+func TestLookupSuggests(t *testing.T) {
+	for path, want := range map[string]string{
+		"/chat/completions":      "did you mean /v1/chat/completions? The base URL",
+		"/models":                "did you mean /v1/models?",
+		"/v1/chat/completions/":  "did you mean /v1/chat/completions?",
+		"/v1/v1/messages":        "did you mean /v1/messages? The client adds /v1",
+		"/metrics":               "/metrics are at the address of --admin-listen",
+		"/v1/images/generations": "this router answers /classify",
+	} {
+		if _, err := Lookup("POST", path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}
+
 type ownError struct{}
 
 func (ownError) Error() string { return "secret" }
