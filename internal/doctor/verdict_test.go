@@ -24,7 +24,7 @@ func TestVerdict(t *testing.T) {
 	others := []Finding{down, down, down}
 	others[1].Subject, others[2].Subject, others[2].Text = "decode-2", "prefill-0", "down: timeout"
 	for want, list := range map[string][]Finding{
-		"decode-1, decode-2 and 1 more are down; 1 more check failed": append(others, none),
+		"decode-1, decode-2 and 1 more are down; 1 more check failed":                                                                       append(others, none),
 		"decode-1 is draining, so no usable worker decodes model m; dynctl workers resume decode-1 ends the drain":                          {drains, none},
 		"decode-1 and decode-2 are draining, so no usable worker decodes model m; dynctl workers resume decode-1 ends the drain; 1 warning": {drains, other, events, none},
 		"block size of decode-0 and decode-3: 16 here, 32 there; 1 warning":                                                                 {size, third, events},

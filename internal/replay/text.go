@@ -198,10 +198,14 @@ func (d *Redecision) Rows() [][]string {
 // Text writes the comparison for people.
 func (d *Redecision) Text(out io.Writer) error {
 	if s := d.Simulated; s != nil {
-		if err := table.List(out, "", 120, [][]string{
-			{"RESULT", s.Sentence()},
-			{"", fmt.Sprintf("These are the %s requests of the recording on simulated engines, --fleet %s. Compare the times with each other, not with those of real engines.", table.Count(s.Recorded.Requests), s.Fleet)},
-		}); err != nil {
+		note := fmt.Sprintf("These are the %s requests of the recording on simulated engines, --fleet %s. Compare the times with each other, not with those of real engines.", table.Count(s.Recorded.Requests), s.Fleet)
+		if s.Recorded.Requests < 100 {
+			note += " Of so few requests p99 is the slowest one."
+		}
+		if d.Changed == 0 && s.Verdict != "the same" {
+			note += " No recorded decision would change: the simulated fleet decides some requests otherwise than yours did."
+		}
+		if err := table.List(out, "", 120, [][]string{{"RESULT", s.Sentence()}, {"", note}}); err != nil {
 			return err
 		}
 		fmt.Fprintln(out)

@@ -90,8 +90,11 @@ func ParseChange(text string) (Change, error) {
 	if ok && row == nil && slices.Contains(ConstantKeys(), key) {
 		return parseConstant(key, word)
 	}
-	if !ok || row == nil || !row.WhatIf {
+	switch {
+	case !ok:
 		return Change{}, fmt.Errorf("%q: want KEY=VALUE with one of %s; a simulation also takes the constants %s", text, strings.Join(ChangeKeys(), ", "), strings.Join(ConstantKeys(), ", "))
+	case row == nil || !row.WhatIf:
+		return Change{}, fmt.Errorf("%q: %q cannot be changed here%s", text, key, settings.Suggest(key, append(ChangeKeys(), ConstantKeys()...)))
 	}
 	value, err := row.ParseChecked(word)
 	switch n := value.(type) {

@@ -222,7 +222,7 @@ func TestReplayCommand(t *testing.T) {
 		{name: "a part of what-if", args: []string{"replay", realRecording, "--what-if", "spread=0", "--to", "1s"}, code: cli.ExitUsage, stderr: "--to has no effect with --what-if; it is for a trace that is only played, --verify"},
 		{name: "a what-if without effect", args: []string{"replay", requests, "--policy", "kv_dynamo", "--what-if", "decode_load=0.5", "--fleet", "2a"}, code: cli.ExitUsage, stderr: "--what-if decode_load=0.5 has no effect"},
 		{name: "a setting that is a flag", args: []string{"replay", requests, "--set", "threshold=4"}, code: cli.ExitUsage, stderr: "--set threshold=4: the rows of a simulation have this by --routing-threshold"},
-		{name: "no such setting", args: []string{"replay", requests, "--set", "moon=1"}, code: cli.ExitUsage, stderr: `--set "moon=1": want KEY=VALUE`},
+		{name: "no such setting", args: []string{"replay", requests, "--set", "moon=1"}, code: cli.ExitUsage, stderr: `--set "moon=1": "moon" cannot be changed here; known here: behind, busy_`},
 		{name: "a negative limit", args: []string{"replay", requests, "--policy", "kv", "--fleet", "2a", "--slo-itl", "-1ms"}, code: cli.ExitUsage, stderr: "--slo-itl -1ms: want"},
 		{name: "no limit for auto", args: []string{"replay", requests, "--routing-threshold", "0,auto", "--fleet", "1p1d", "--slo-ttft", "0"}, code: cli.ExitUsage, stderr: "--slo-ttft 0: --routing-threshold auto"},
 		{name: "no limit between tokens for auto", args: []string{"replay", requests, "--routing-threshold", "auto:9", "--fleet", "1p1d", "--slo-itl", "0s"}, code: cli.ExitUsage, stderr: "--slo-itl 0: --routing-threshold auto:9"},

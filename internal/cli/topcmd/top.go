@@ -50,7 +50,7 @@ with their full explanation, and events. What needs attention is said in words.
 
 With --once, --watch or -o json|jsonl the same figures are written without a
 terminal; rates are right from the first output. The JSON form is schema
-dynctl.top/v1. Press ? on the screen for the keys. The screen reads;
+dynctl.top/v1. Press ? on the screen for the keys and columns. The screen reads;
 only :drain and :resume change a router, and they ask first.
 
 Exit codes: 0; 1 when the router refuses, as with a wrong token; 2 for wrong flags,

@@ -353,7 +353,11 @@ func (g *Group) set(key, value string) error {
 	options := g.options()
 	set, ok := options[key]
 	if !ok {
-		return fmt.Errorf("unknown option (known: %s)", strings.Join(slices.Sorted(maps.Keys(options)), ", "))
+		known := slices.Sorted(maps.Keys(options))
+		if near := workers.Nearest(key, known); near != "" {
+			return fmt.Errorf("unknown option (did you mean %s?)", near)
+		}
+		return fmt.Errorf("unknown option (known: %s)", strings.Join(known, ", "))
 	}
 	return set(value)
 }
