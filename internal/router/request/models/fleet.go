@@ -20,18 +20,30 @@ const (
 	queriesAtOnce = 16
 )
 
-// Query requests the models of a fleet's usable workers, of one for each set of models, and
-// merges their answers. Where query returns nil, the worker's models are missing. The answer is
-// for other requests, too: that ctx ends does not make it empty.
+// Query requests the models of a fleet's usable workers and merges their answers. Of workers
+// with the same models it takes the first answer; query returns nil for none. If no such worker
+// answers, their models are missing. The answer is for other requests, too: that ctx ends does
+// not make it empty.
 func Query(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, query func(context.Context, *workers.Worker) []byte) (*List, error) {
-	var queried []*workers.Worker
+	var alike [][]*workers.Worker // by their models
 	for _, w := range fleet.Workers {
-		if ok, _ := w.State.Usable(); ok && !slices.ContainsFunc(queried, func(a *workers.Worker) bool { return slices.Equal(a.Models, w.Models) }) {
-			queried = append(queried, w)
+		if ok, _ := w.State.Usable(); !ok {
+			continue
 		}
+		i := slices.IndexFunc(alike, func(a []*workers.Worker) bool { return slices.Equal(a[0].Models, w.Models) })
+		if i < 0 {
+			i, alike = len(alike), append(alike, nil)
+		}
+		alike[i] = append(alike[i], w)
 	}
-	answers := make([][]byte, len(queried))
-	each(ctx, queried, func(ctx context.Context, i int) { answers[i] = query(ctx, queried[i]) })
+	answers := make([][]byte, len(alike))
+	each(ctx, len(alike), func(ctx context.Context, i int) {
+		for _, w := range alike[i] {
+			if answers[i] = query(ctx, w); answers[i] != nil || ctx.Err() != nil {
+				return
+			}
+		}
+	})
 	return Merge(slices.DeleteFunc(answers, func(b []byte) bool { return b == nil }), aliases)
 }
 
@@ -43,16 +55,16 @@ func EachUsable(ctx context.Context, list []*workers.Worker, do func(context.Con
 		ok, _ := w.State.Usable()
 		return !ok
 	})
-	each(ctx, usable, func(ctx context.Context, i int) { do(ctx, usable[i]) })
+	each(ctx, len(usable), func(ctx context.Context, i int) { do(ctx, usable[i]) })
 }
 
-// each calls do for each worker, a few at a time, within the limit for all of them.
-func each(ctx context.Context, list []*workers.Worker, do func(ctx context.Context, i int)) {
+// each calls do for each of n, a few at a time, within the limit for all of them.
+func each(ctx context.Context, n int, do func(ctx context.Context, i int)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), queryTimeout)
 	defer cancel()
 	var g errgroup.Group
 	g.SetLimit(queriesAtOnce)
-	for i := range list {
+	for i := range n {
 		g.Go(func() error {
 			do(ctx, i)
 			return nil

@@ -63,6 +63,19 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// TestQueryPassesTheDead: a worker that does not answer hides no model that another one has.
+func TestQueryPassesTheDead(t *testing.T) {
+	l, err := Query(t.Context(), fleet(t, []string{"a"}, []string{"a"}), nil, func(_ context.Context, w *workers.Worker) []byte {
+		if w.Name == "w0" {
+			return nil
+		}
+		return []byte(`{"data":[{"id":"a"}]}`)
+	})
+	if got := string(l.JSON()); err != nil || !strings.Contains(got, `"a"`) {
+		t.Errorf("%s, %v", got, err)
+	}
+}
+
 // TestNotServed: for a while a model may be that of a worker which has not reported its own
 // yet; a name that is nearly right gets a suggestion.
 func TestNotServed(t *testing.T) {
