@@ -29,8 +29,11 @@ func (l *Life) Sign(at time.Time) {
 	}
 }
 
-// Last is the time of the newest sign, at most 50 ms too early; zero without a sign.
+// Last is the time of the newest sign, at most 50 ms too early; zero without a sign, and for nil.
 func (l *Life) Last() time.Time {
+	if l == nil {
+		return time.Time{}
+	}
 	at := l.at.Load()
 	if at == 0 {
 		return time.Time{}

@@ -351,6 +351,9 @@ type KVAddress struct {
 	Port           int
 	// TP, PP and DCP are its parallel sizes; 0 with mooncake.
 	TP, PP, DCP int
+	// Life is when the engine that has EngineID was last seen. It belongs to this address: what
+	// an older one had is forgotten with it. It is nil where no transfer needs it.
+	Life *Life
 }
 
 // KVAddress is the address by which the last transfer went well; nil when none is known.

@@ -130,8 +130,9 @@ type Fleet struct {
 	rooms  map[string]chan struct{} // closed when the prefill engine has come
 	Serves func(*Request) Answer    // what a worker does without settings
 	// Writes is how long it takes to write a request, and whether its connection is a new one;
-	// nil for no time, on a connection that was there.
-	Writes func(*Request) (takes time.Duration, fresh bool)
+	// nil for no time, on a connection that was there. lost says that the engine has closed one
+	// that was kept.
+	Writes func(*Request) (takes time.Duration, fresh, lost bool)
 }
 
 // Next sets what a worker does with its next requests.
@@ -166,11 +167,11 @@ func (f *Fleet) Requests(prefix string) (list []*Request) {
 	return list
 }
 
-// Over reports whether the router is done with a request.
-func (f *Fleet) Over(q *Request) bool {
+// Idle reports whether a request was answered whole, so that its connection can take another.
+func (f *Fleet) Idle(q *Request) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !q.Ended.IsZero()
+	return !q.Ended.IsZero() && q.Err == nil
 }
 
 // Wrong is what the router has done with answers that it must not: each answer is closed
@@ -229,8 +230,9 @@ func (f *Fleet) Do(ctx context.Context, leg *upstream.Leg) (serving.Response, er
 		fresh := false
 		if f.Writes != nil {
 			var takes time.Duration
-			if takes, fresh = f.Writes(q); fresh && leg.Connects != nil {
-				leg.Connects()
+			var lost bool
+			if takes, fresh, lost = f.Writes(q); fresh && leg.Connects != nil {
+				leg.Connects(lost)
 			}
 			if _, err := await(ctx, nil, takes); err != nil {
 				f.end(q, err, true)

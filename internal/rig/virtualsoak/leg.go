@@ -107,7 +107,7 @@ func (e engines) Do(ctx context.Context, u *upstream.Leg) (serving.Response, err
 		connects, written := u.Connects, u.Written // u is memory that is used again
 		connected := l.n.known == l.n.inc+1
 		if !connected && connects != nil {
-			connects()
+			connects(l.n.known > 0)
 		}
 		l.written = func() {
 			s.transfer(l.push).written = true

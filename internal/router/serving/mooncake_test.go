@@ -28,9 +28,9 @@ type mooncake struct {
 	t *testing.T
 
 	mu sync.Mutex
-	// life counts the starts of each prefill engine, lives are those that requests reached.
+	// life counts the starts of each prefill engine, conns are by what requests reached it.
 	life  map[string]int
-	lives map[*fakeengine.Request]int
+	conns map[*fakeengine.Request]connection
 	legs  map[string]*transferLegs // by transfer
 	asked int                      // of the bootstrap servers
 	// fails is what becomes of a prefill leg; nil for a good one.
@@ -46,9 +46,15 @@ type transferLegs struct {
 	written, ready  time.Time // ready is zero where the prefill failed
 }
 
+// connection is of a request: to which life of its engine, and whether it was made for it.
+type connection struct {
+	life  int
+	fresh bool
+}
+
 func newMooncake(t *testing.T, fleet string) *mooncake {
 	m := &mooncake{
-		Router: fakeengine.New(t, fleet+" mooncake"), t: t, life: map[string]int{}, lives: map[*fakeengine.Request]int{}, legs: map[string]*transferLegs{},
+		Router: fakeengine.New(t, fleet+" mooncake"), t: t, life: map[string]int{}, conns: map[*fakeengine.Request]connection{}, legs: map[string]*transferLegs{},
 		step: 5 * time.Millisecond, writes: time.Millisecond, prefill: 20 * time.Millisecond, answers: 1500 * time.Microsecond,
 	}
 	m.Bootstrap = func(ctx context.Context, worker string) (string, error) {
@@ -62,18 +68,30 @@ func newMooncake(t *testing.T, fleet string) *mooncake {
 		m.asked++
 		return fmt.Sprintf(`{"0":{"engine_id":%q,"worker_addr":{"0":{"0":"tcp://%s:1"}}}}`, m.engine(worker), worker), nil
 	}
-	m.Writes = func(q *fakeengine.Request) (time.Duration, bool) {
+	m.Writes = func(q *fakeengine.Request) (takes time.Duration, fresh, lost bool) {
 		if !strings.HasPrefix(q.Worker, "prefill") {
-			return 0, false
+			return 0, false, false
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		life := m.life[q.Worker]
-		m.lives[q] = life
-		return m.writes, !slices.ContainsFunc(m.Requests(q.Worker), func(b *fakeengine.Request) bool { // whose connection is idle now
-			was, ok := m.lives[b]
-			return ok && was == life && m.Over(b)
-		})
+		life, made, busy, old := m.life[q.Worker], 0, 0, 0
+		for b, c := range m.conns {
+			switch {
+			case b.Worker != q.Worker:
+			case c.life == life:
+				if c.fresh {
+					made++
+				}
+				if !m.Idle(b) {
+					busy++ // or broken
+				}
+			case m.Idle(b):
+				old++
+			}
+		}
+		fresh = made == busy
+		m.conns[q] = connection{life, fresh}
+		return m.writes, fresh, made == 0 && old > 0 // the first one finds all that are closed
 	}
 	m.Serves = m.serve
 	return m
@@ -205,7 +223,8 @@ func TestMooncakeAsksWhileItConnects(t *testing.T) {
 			m := newMooncake(t, "1p1d")
 			m.writes, m.answers = 2*time.Millisecond, answers
 			m.send("remote")
-			m.Writes = func(*fakeengine.Request) (time.Duration, bool) { return m.writes, true }
+			m.Writes = func(*fakeengine.Request) (time.Duration, bool, bool) { return m.writes, true, false }
+			<-time.After(2 * time.Second) // another engine could have started
 			m.send("remote")
 			p, d := m.Requests("prefill")[1], m.Requests("decode")[1]
 			if held := d.At.Sub(p.At); held != max(m.writes, answers) || m.asked != 2 {
@@ -213,6 +232,43 @@ func TestMooncakeAsksWhileItConnects(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMooncakeSeenAsksNothing: a rank that answers once a second is not asked for its engine
+// again, however many requests make connections: decode legs are held until the prefill's request
+// is written, or wait for its answer.
+func TestMooncakeSeenAsksNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMooncake(t, "1p1d")
+		m.send("remote")
+		m.Writes = func(*fakeengine.Request) (time.Duration, bool, bool) { return m.writes, true, false }
+		for range 20 {
+			var wg sync.WaitGroup
+			for range 6 {
+				wg.Go(func() { m.send("remote") })
+			}
+			wg.Wait()
+			<-time.After(900 * time.Millisecond)
+		}
+		held := 0
+		for _, l := range m.legs {
+			switch l.decode.At.Sub(l.prefill.At) {
+			case m.writes:
+				held++
+			case m.writes + m.prefill:
+			default:
+				t.Errorf("a decode leg came %v after its prefill leg", l.decode.At.Sub(l.prefill.At))
+			}
+		}
+		if m.asked != 1 || held != 80 {
+			t.Errorf("asked %d times; %d legs were held", m.asked, held)
+		}
+		<-time.After(time.Second)
+		m.send("remote")
+		if m.asked != 2 {
+			t.Errorf("asked %d times after a second without an answer", m.asked)
+		}
+	})
 }
 
 // TestMooncakeRestart: after a prefill engine's restart, between requests or in the middle of

@@ -55,7 +55,15 @@ func (l *paired) Do(ctx context.Context, c *Call) (*Answer, error) {
 		if transfer.Mode() != disagg.Sequential {
 			return l.concurrent(ctx, c, transfer, claim)
 		}
-		if err := g.prefill(ctx, c, transfer, prefill, claim, nil, nil); err != nil {
+		err = g.prefill(ctx, c, transfer, prefill, claim, func(lost bool) {
+			if lost {
+				transfer.Lost()
+			}
+		}, nil)
+		if err == nil {
+			err = g.meet(ctx, c, transfer, prefill, true) // again, if it may be another engine
+		}
+		if err != nil {
 			transfer.Failed()
 			p.unsent(c, err, prefill, now)
 			return nil, err
@@ -102,15 +110,30 @@ func (g *Legs) transfer(ctx context.Context, c *Call, prefill, decode workers.Pe
 			Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(q.Settings.Routing.TransferCheck)),
 		})
 	}
-	if err == nil && t.Mode() == disagg.Sequential {
-		if err = t.Meet(ctx, true); err != nil {
-			c.Record.Prefilled(prefill.Worker, nil, err)
-		}
-	}
 	if err != nil {
 		return nil, g.fail(c, route.Prefill, prefill.Worker, attempt.NoConnector, false, err)
 	}
+	if t.Mode() == disagg.Sequential {
+		if err := g.meet(ctx, c, t, prefill, true); err != nil {
+			g.report(c, route.Prefill, attempt.NoConnector.Means().Outcome)
+			return nil, err
+		}
+	}
 	return t, nil
+}
+
+// meet finds the engine of the prefill leg, by [disagg.Transfer.Meet]. It leaves the worker's
+// health to the caller: a prefill leg that was sent reports how it went itself.
+func (g *Legs) meet(ctx context.Context, c *Call, t *disagg.Transfer, prefill workers.Peer, fresh bool) error {
+	err := t.Meet(ctx, fresh)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	c.Record.Prefilled(prefill.Worker, nil, err)
+	return attempt.NewError(route.Prefill, prefill.Worker, attempt.NoConnector, false, err)
 }
 
 // handedOver is the transfer of the attempt before, which a decode rank refused, if its KV
@@ -163,13 +186,18 @@ func (b *both) Prefill(ctx context.Context, connects, written func()) (err error
 	sent := false
 	err = errPanic // until it returns
 	defer func() { b.t.PrefillEnded(sent && lost(err)) }()
-	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim, connects, func(fresh bool) {
+	return b.p.Legs.prefill(ctx, b.c, b.t, b.prefill, b.claim, func(lost bool) {
+		if lost {
+			b.t.Lost()
+		}
+		connects()
+	}, func(fresh bool) {
 		b.fresh, sent = fresh, true
 		written()
 	})
 }
 
-func (b *both) Prepare(ctx context.Context) { b.t.Ask(ctx) }
+func (b *both) Prepare(ctx context.Context) { b.t.Prepare(ctx) }
 
 // lost reports whether the KV of a prefill leg that was sent never comes to a decode engine that
 // may wait for it. A request that a prefill engine does not accept (4xx) is none for
@@ -182,13 +210,8 @@ func lost(err error) bool {
 func (b *both) Decode(ctx context.Context) (err error) {
 	g, c := b.p.Legs, b.c
 	if b.t.Mode() == disagg.Held {
-		if err := b.t.Meet(ctx, b.fresh); err != nil {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			c.Record.Prefilled(b.prefill.Worker, nil, err)
-			// Not by g.fail: the prefill leg reports how it went itself.
-			return attempt.NewError(route.Prefill, b.prefill.Worker, attempt.NoConnector, false, err)
+		if err := g.meet(ctx, c, b.t, b.prefill, b.fresh); err != nil {
+			return err
 		}
 		c.Record.Waited("held", time.Since(b.start))
 		if err := b.edit(); err != nil { // the prefill leg has made its own by now

@@ -18,7 +18,7 @@ import (
 // prefill is a prefill leg, which the call may send, and gives back all that is held for it.
 // connects and written, where they are not nil, are those of [upstream.Leg]. The error is an
 // *attempt.Error, or an answer that the client shall get (4xx).
-func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim, connects func(), written func(fresh bool)) (err error) {
+func (g *Legs) prefill(ctx context.Context, c *Call, t *disagg.Transfer, p workers.Peer, claim ledger.Claim, connects func(lost bool), written func(fresh bool)) (err error) {
 	defer c.permit(route.Prefill).giveBack()
 	held := g.Ledger.Reserve(p.Rank, claim)
 	defer held.Release()

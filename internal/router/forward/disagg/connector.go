@@ -154,11 +154,13 @@ type Transfer struct {
 	// prefill has answered.
 	at   workers.KVAddress
 	used bool
-	// engine is what the bootstrap server answered to Ask, which was sent at asked (zero for
+	// engine is what the bootstrap server answered to what was sent at asked (zero for
 	// never); unknown says why it is not known.
 	engine  string
 	unknown error
 	asked   time.Time
+	// met says that at has the engine that the prefill leg reached, and is not written any more.
+	met atomic.Bool
 
 	state atomic.Uint32
 }
@@ -340,6 +342,15 @@ func (t *Transfer) render() error {
 func (t *Transfer) Failed() {
 	if r := t.dispatch.Prefill.Rank; r != nil && (t.used || t.of.bootstrap) {
 		r.SetKVAddress(nil)
+	}
+}
+
+// Lost reports that the prefill engine has closed a connection that was kept, as one does that
+// ends: what was known of it is forgotten. It must not run at the same time as Prepare or Meet.
+func (t *Transfer) Lost() {
+	if t.of.bootstrap {
+		t.Failed()
+		t.asked = time.Time{}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/rawjson"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 const (
@@ -41,25 +42,21 @@ func (t *Transfer) serverURL() string {
 }
 
 // Meet finds the engine of the prefill rank where a bootstrap server knows it: of a
-// Sequential transfer before the prefill leg is sent, of a Held one before the decode leg. A
-// Held one has it already unless the prefill's request went over a fresh connection: the
-// engine may be a new process by now. Then the answer to [Transfer.Ask] is used, if Ask was
-// called so recently that no process can have started since.
+// Sequential transfer before the prefill leg is sent, of a Held one before the decode leg. Without
+// fresh the prefill's request went over a connection that was there, to the engine that is known.
+// Over a fresh one that engine counts only if it was seen within startTime, and so does the answer
+// to [Transfer.Prepare]. A second call has no effect, unless the engine was forgotten since, as by
+// [Transfer.Lost].
 func (t *Transfer) Meet(ctx context.Context, fresh bool) error {
-	if !t.of.bootstrap {
+	if !t.of.bootstrap || t.met.Load() && !t.forgotten() {
 		return nil
 	}
-	r := t.dispatch.Prefill.Rank
-	if r != nil && t.used && !fresh {
-		// Another request may have found a new engine since this one began, over the
-		// connection that this one then had, or failed.
-		if at := r.KVAddress(); at != nil {
-			t.at = *at
-			return nil
-		}
+	if t.known(fresh) {
+		t.met.Store(true)
+		return nil
 	}
 	if t.asked.IsZero() || time.Since(t.asked) > startTime {
-		t.Ask(ctx)
+		t.ask(ctx)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -67,20 +64,55 @@ func (t *Transfer) Meet(ctx context.Context, fresh bool) error {
 	if t.unknown != nil {
 		return t.unknown
 	}
-	t.at.EngineID = t.engine
-	if r != nil && t.used && r.KVAddress() != nil { // no leg has failed meanwhile
+	if t.engine != t.at.EngineID || t.at.Life == nil {
+		t.at.EngineID, t.at.Life = t.engine, new(workers.Life)
+	}
+	t.at.Life.Sign(t.asked)
+	if t.used && t.kept() != nil { // no leg has failed meanwhile
 		t.keep(t.at)
+	}
+	t.met.Store(true)
+	return nil
+}
+
+// known takes over what is kept of the rank's engine, which other requests may have found since
+// this one began, and reports whether the prefill leg's connection leads there. A fresh one does
+// if the engine was seen within startTime, because an engine that restarts needs far longer until
+// it takes a connection. It was seen when it answered a prefill leg, and when the bootstrap server
+// was asked for it.
+func (t *Transfer) known(fresh bool) bool {
+	at := t.kept()
+	if at == nil || at.Host != t.at.Host || at.Port != t.at.Port || fresh && time.Since(at.Life.Last()) > startTime {
+		return false
+	}
+	t.at = *at
+	return true
+}
+
+// forgotten reports whether what was taken over is not kept any more.
+func (t *Transfer) forgotten() bool {
+	at := t.kept()
+	return t.asked.IsZero() && (at == nil || at.Life != t.at.Life)
+}
+
+// kept is what the router keeps of the rank's engine; nil for nothing.
+func (t *Transfer) kept() *workers.KVAddress {
+	if r := t.dispatch.Prefill.Rank; r != nil {
+		return r.KVAddress()
 	}
 	return nil
 }
 
-// Ask queries the bootstrap server for the engine of the prefill rank, where there is one.
-// [Transfer.Meet] does it where it must; before, Ask may run while the prefill leg's connection
-// is made. It must not run at the same time as another call of Ask or Meet.
-func (t *Transfer) Ask(ctx context.Context) {
-	if !t.of.bootstrap {
-		return
+// Prepare queries the bootstrap server where Meet would have to, while the prefill leg's
+// connection is made. It must not run at the same time as Meet.
+func (t *Transfer) Prepare(ctx context.Context) {
+	if t.of.bootstrap && !t.known(true) {
+		t.ask(ctx)
 	}
+}
+
+// ask queries the bootstrap server for the engine of the prefill rank.
+func (t *Transfer) ask(ctx context.Context) {
 	rank, at := 0, t.serverURL()
 	if r := t.dispatch.Prefill.Rank; r != nil {
 		rank = r.DP
@@ -163,9 +195,12 @@ func checkMooncake(t *Transfer, a *answer) error {
 	if err := checkCount(t, a); err != nil {
 		return err
 	}
-	if !t.used { // else Meet may be writing the address now
+	if t.met.Load() { // else Meet may be writing the address now
 		t.facts.EngineID, t.facts.Host, t.facts.Port = t.at.EngineID, t.at.Host, t.at.Port
-		t.keep(t.at)
+		t.at.Life.Sign(time.Now())
+		if !t.used && !t.asked.IsZero() {
+			t.keep(t.at)
+		}
 	}
 	return nil
 }

@@ -115,13 +115,19 @@ func TestMooncake(t *testing.T) {
 	}
 
 	third := begin(Held) // over a new connection to a new process
+	third.Lost()
 	b.answer = strings.Replace(registered2, "7f3e", "91b2", 1)
 	meet(third, true, 1)
 	sameJSON(t, mooncakeDecode("9", "http://127.0.0.1:8998", "91b2"), decodeBody(t, third, api.Completion, pushBody))
+	fourth := begin(Sequential)
+	meet(fourth, true, 1)
+	if err := fourth.CheckPrefill([]byte(mooncakeAnswer)); err != nil {
+		t.Error(err)
+	}
 	if at := d.Prefill.Rank.KVAddress(); at == nil || at.EngineID != "91b2" {
 		t.Errorf("the address is %+v", at)
 	}
-	third.Failed()
+	fourth.Failed()
 	meet(begin(Sequential), true, 1)
 
 	d.Prefill.Worker.Bootstrap = &workers.Bootstrap{Host: "fd00::7"}
@@ -155,7 +161,7 @@ func TestMooncakeAsksAhead(t *testing.T) {
 			d, b := mooncakeDispatch(), &bootstrapServer{answer: registered2}
 			d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "old", Host: "127.0.0.1", Port: 8998})
 			tr := begin(t, workers.ConnectorMooncake, b.options(), d)
-			tr.Ask(t.Context())
+			tr.Prepare(t.Context())
 			b.answer = strings.Replace(registered2, "7f3e", "91b2", 1)
 			<-time.After(c.wait)
 			if err := tr.Meet(t.Context(), c.fresh); err != nil || len(b.asked) != c.asked {
@@ -169,9 +175,152 @@ func TestMooncakeAsksAhead(t *testing.T) {
 	d, b := mooncakeDispatch(), &bootstrapServer{err: errors.New("connection refused")}
 	d.Prefill.Rank.SetKVAddress(&workers.KVAddress{EngineID: "old", Host: "127.0.0.1", Port: 8998})
 	tr := begin(t, workers.ConnectorMooncake, b.options(), d)
-	tr.Ask(t.Context())
+	tr.Prepare(t.Context())
 	if err := tr.Meet(t.Context(), true); !errors.Is(err, ErrNoBootstrap) || len(b.asked) != 1 {
 		t.Errorf("no answer: asked %d times: %v", len(b.asked), err)
+	}
+}
+
+// TestMooncakeSeen: over a fresh connection the bootstrap server is asked unless the engine that is
+// known was seen within a second, and has closed no connection since.
+func TestMooncakeSeen(t *testing.T) {
+	answers := func(t *testing.T, tr *Transfer) {
+		t.Helper()
+		if err := tr.CheckPrefill([]byte(mooncakeAnswer)); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		then func(t *testing.T, d *Dispatch, begin func() *Transfer) // after it was seen
+		want int                                                     // queries of the next transfer
+	}{
+		{"a second", func(*testing.T, *Dispatch, func() *Transfer) { <-time.After(time.Second) }, 0},
+		{"more than a second", func(*testing.T, *Dispatch, func() *Transfer) { <-time.After(1050 * time.Millisecond) }, 1},
+		{"an answer since", func(t *testing.T, _ *Dispatch, begin func() *Transfer) {
+			tr := begin()
+			if err := tr.Meet(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+			<-time.After(time.Minute)
+			answers(t, tr)
+			<-time.After(time.Second)
+		}, 0},
+		{"a query since", func(t *testing.T, _ *Dispatch, begin func() *Transfer) {
+			<-time.After(time.Minute)
+			if err := begin().Meet(t.Context(), true); err != nil {
+				t.Error(err)
+			}
+			<-time.After(time.Second)
+		}, 0},
+		{"an answer of an engine that is not known yet", func(t *testing.T, _ *Dispatch, begin func() *Transfer) {
+			tr := begin()
+			<-time.After(time.Minute)
+			answers(t, tr)
+		}, 1},
+		{"an answer after a loss", func(t *testing.T, _ *Dispatch, begin func() *Transfer) {
+			tr, other := begin(), begin()
+			if err := tr.Meet(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+			other.Lost()
+			answers(t, tr)
+		}, 1},
+		{"a leg failed", func(_ *testing.T, _ *Dispatch, begin func() *Transfer) { begin().Failed() }, 1},
+		{"another server", func(_ *testing.T, d *Dispatch, _ func() *Transfer) {
+			d.Prefill.Worker.Bootstrap = &workers.Bootstrap{Host: "boot", Port: 9000}
+		}, 1},
+	} {
+		for _, ahead := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				d, b := mooncakeDispatch(), &bootstrapServer{answer: registered2}
+				connector, err := NewConnector(workers.ConnectorMooncake, b.options())
+				if err != nil {
+					t.Fatal(err)
+				}
+				begin := func() *Transfer {
+					tr, err := connector.Begin(d)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return tr
+				}
+				first := begin()
+				if err := first.Meet(t.Context(), true); err != nil {
+					t.Error(err)
+				}
+				answers(t, first)
+				c.then(t, &d, begin)
+				b.asked = nil
+				tr := begin()
+				if ahead {
+					tr.Prepare(t.Context())
+				}
+				if err := tr.Meet(t.Context(), true); err != nil || len(b.asked) != c.want {
+					t.Errorf("%s, ahead %v: asked %d times, want %d: %v", c.name, ahead, len(b.asked), c.want, err)
+				}
+			})
+		}
+	}
+}
+
+// TestMooncakeLost: a Sequential transfer, whose engine is found before its prefill leg is sent,
+// finds it again if that leg shows that the engine may be another one.
+func TestMooncakeLost(t *testing.T) {
+	d, b := mooncakeDispatch(), &bootstrapServer{answer: registered2}
+	tr := begin(t, workers.ConnectorMooncake, b.options(), d)
+	if err := tr.Meet(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	tr.Lost()
+	b.answer = strings.Replace(registered2, "7f3e", "91b2", 1)
+	if err := tr.CheckPrefill([]byte(mooncakeAnswer)); err != nil || d.Prefill.Rank.KVAddress() != nil {
+		t.Errorf("kept %+v: %v", d.Prefill.Rank.KVAddress(), err)
+	}
+	for range 2 {
+		if err := tr.Meet(t.Context(), true); err != nil || len(b.asked) != 2 {
+			t.Errorf("asked %d times: %v", len(b.asked), err)
+		}
+	}
+	sameJSON(t, mooncakeDecode("7", "http://127.0.0.1:8998", "91b2"), decodeBody(t, tr, api.Completion, pushBody))
+}
+
+// TestMooncakeForgottenMeanwhile: so does one whose engine another request has found to be gone.
+func TestMooncakeForgottenMeanwhile(t *testing.T) {
+	d, b := mooncakeDispatch(), &bootstrapServer{answer: registered2}
+	c, err := NewConnector(workers.ConnectorMooncake, b.options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*Transfer
+	for range 6 { // the first, four that are held, and one that waits, for want of a sender
+		tr, err := c.Begin(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tr.Meet(t.Context(), true); err != nil || len(b.asked) != 1 {
+			t.Errorf("asked %d times: %v", len(b.asked), err)
+		}
+		if all = append(all, tr); len(all) == 1 {
+			if err := tr.CheckPrefill([]byte(mooncakeAnswer)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	last := all[5]
+	if last.Mode() != Sequential {
+		t.Fatalf("the last transfer is %s", last.Mode())
+	}
+	all[1].Lost()
+	b.answer = strings.Replace(registered2, "7f3e", "91b2", 1)
+	if err := last.CheckPrefill([]byte(mooncakeAnswer)); err != nil || d.Prefill.Rank.KVAddress() != nil {
+		t.Errorf("kept %+v: %v", d.Prefill.Rank.KVAddress(), err)
+	}
+	if err := last.Meet(t.Context(), true); err != nil || len(b.asked) != 2 {
+		t.Errorf("asked %d times: %v", len(b.asked), err)
+	}
+	if body := decodeBody(t, last, api.Completion, pushBody); !strings.Contains(body, "91b2") {
+		t.Errorf("the decode leg has %s", body)
 	}
 }
 

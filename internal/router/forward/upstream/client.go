@@ -88,8 +88,9 @@ type Leg struct {
 	AliveBy time.Time
 	// Watch, when set, ends the wait for an engine that shows no sign of life.
 	Watch Watch
-	// Connects, when set, is called before a connection is made for the request.
-	Connects func()
+	// Connects, when set, is called before a connection is made for the request; lost says that
+	// the engine has closed one that was kept, as an engine does that ends.
+	Connects func(lost bool)
 	// Written, when set, is called once the request was written completely; fresh says that
 	// its connection was made for it.
 	Written func(fresh bool)
@@ -180,21 +181,25 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// take gives an unused connection that is still open, or nil.
-func (p *pool) take(now time.Time, keep time.Duration) *conn {
+// take gives an unused connection that is still open, or nil; lost says that the engine has
+// closed one.
+func (p *pool) take(now time.Time, keep time.Duration) (_ *conn, lost bool) {
 	for {
 		p.mu.Lock()
 		n := len(p.idle)
 		if n == 0 {
 			p.mu.Unlock()
-			return nil
+			return nil, lost
 		}
 		cn := p.idle[n-1]
 		p.idle[n-1] = nil
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
-		if now.Sub(cn.idleSince) < keep && cn.alive() {
-			return cn
+		if now.Sub(cn.idleSince) < keep {
+			if cn.alive() {
+				return cn, lost
+			}
+			lost = true
 		}
 		cn.close()
 	}
@@ -328,12 +333,13 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	if ctx.Err() != nil {
 		return nil, &Failure{Kind: kindOf(ctx, ctx.Err()), Addr: p.addr, Op: "connect", Err: ctx.Err()}
 	}
+	lost := false
 	for fresh := false; ; fresh = true {
 		var cn *conn
 		var idle time.Duration
 		began := time.Now()
 		if !fresh {
-			cn = p.take(began, c.opt.IdleConn)
+			cn, lost = p.take(began, c.opt.IdleConn)
 		}
 		reused := cn != nil
 		if reused {
@@ -341,7 +347,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 		}
 		if !reused {
 			if leg.Connects != nil {
-				leg.Connects()
+				leg.Connects(lost || fresh)
 			}
 			if cn, err = c.dial(ctx, p); err != nil {
 				f := &Failure{Kind: Connect, Addr: p.addr, Op: "connect", Err: err}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -423,6 +424,8 @@ func TestConnectionsAreReusedAndChecked(t *testing.T) {
 	})
 	c := newClient(t, Options{IdleConn: time.Minute})
 	leg := s.leg()
+	var lost []bool
+	leg.Connects = func(l bool) { lost = append(lost, l) }
 	for range 5 {
 		get(t, c, leg)
 	}
@@ -437,6 +440,9 @@ func TestConnectionsAreReusedAndChecked(t *testing.T) {
 	// The engine has closed it: the request must go out once, on a new one.
 	if _, got := get(t, c, leg); got != "ok" || s.count() != 2 {
 		t.Errorf("got %q over %d connections", got, s.count())
+	}
+	if !slices.Equal(lost, []bool{false, true}) {
+		t.Errorf("for new connections the engine had closed others: %v", lost)
 	}
 }
 
