@@ -1,4 +1,4 @@
-# What the README names; CI runs .ci/run.
+# What CONTRIBUTING.md names; CI runs .ci/run.
 .DEFAULT_GOAL := build
 .PHONY: help engines image test walks race lint workflows vuln snapshot release e2e kube bench soak soak-virtual build
 
@@ -66,11 +66,11 @@ e2e: ## real engines and real clients
 	DYNCTL_E2E=1 go test -count=1 -timeout 120m -v ./e2e
 
 # The properties with new inputs, then an hour of abuse over simulated engines (an
-# interrupt ends it early, with all checks), and the same faults under a virtual
-# clock, each from a new seed unless DYNCTL_SOAK_SEED names one. From 2,000 seeds on
-# the virtual form first proves that it finds bugs put in on purpose, the rare ones
-# included: each is tried until it is found, in at most as many seeds.
-# docs/reliability.md.
+# interrupt ends it early, with all checks), from a new seed unless DYNCTL_SOAK_SEED
+# names one. The same faults under a virtual clock start at seed 1, or that one. From
+# 2,000 seeds on the virtual form first proves that it finds bugs put in on purpose, the
+# rare ones included: each is tried until it is found, in at most as many seeds.
+# docs/testing.md.
 soak: ## an hour of abuse (DYNCTL_SOAK=10m for less)
 	DYNCTL_CHAOS=$${DYNCTL_CHAOS:-5} go test -count=1 -timeout 0 -run '^TestChaos$$' -v ./internal/router
 	RAPID_SEED=$${DYNCTL_SOAK_SEED:-0} RAPID_CHECKS=$${RAPID_CHECKS:-2000} go test -count=1 -timeout 30m $$(grep -rl --include='*_test.go' internal/rig/property ./internal | xargs dirname | sort -u)

@@ -34,7 +34,10 @@ func File(t testing.TB, path, want, command string, update bool) {
 		return
 	}
 	if !update {
-		t.Errorf("%s is not what it is written from (%v); run %s", path, err, command)
+		if err != nil {
+			t.Error(err)
+		}
+		t.Errorf("%s is out of date; run %s", path, command)
 	} else if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
 	}
