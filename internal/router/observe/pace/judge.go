@@ -35,7 +35,7 @@ const (
 	// A rank that is n times slower than its peers gets few requests, so that n times
 	// fewer samples are enough, but no fewer than MinSamples/clearest.
 	clearest = 4
-	// forgetAfter is how long a rank of which nothing is known stays slow. After as long without a
+	// forgetAfter is how long a rank without measurements stays slow. After as long without a
 	// measurement it is less slow for costs: samples take longer to fade, the more there were.
 	forgetAfter = 30 * time.Second
 	// recoveredAt is the part of the factor below which a slow rank has recovered.

@@ -46,7 +46,7 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 	if wait := k.Take(now); wait > 0 {
 		return nil, ReasonRate, &api.Error{
 			Status: http.StatusTooManyRequests, Code: api.CodeRateLimited, RetryAfter: wait,
-			Message: fmt.Sprintf("the API key %q may begin %d requests a minute; try again later", k.Name, k.Rate),
+			Message: fmt.Sprintf("the API key %q has used up its requests, its rate is %d a minute; try again later", k.Name, k.Rate),
 		}
 	}
 	return k, "", nil

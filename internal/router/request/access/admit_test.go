@@ -56,8 +56,8 @@ func TestAdmit(t *testing.T) {
 		mentions    string
 	}{
 		{"a key", "Bearer one", true, "user", "", 0, "", ""},
-		{"one more than its rate", "Bearer one", true, "", ReasonRate, 429, api.CodeRateLimited, `"user" may begin 6 requests a minute`},
-		{"a rate counts where none is required", "Bearer one", false, "", ReasonRate, 429, api.CodeRateLimited, "6 requests"},
+		{"one more than its rate", "Bearer one", true, "", ReasonRate, 429, api.CodeRateLimited, `"user" has used up its requests, its rate is 6 a minute`},
+		{"a rate counts where none is required", "Bearer one", false, "", ReasonRate, 429, api.CodeRateLimited, "its rate is 6 a minute"},
 		{"none", "", true, "", ReasonKey, 401, api.CodeUnauthorized, "requires an API key"},
 		{"none where none is required", "", false, "", "", 0, "", ""},
 		{"a wrong one", "Bearer three", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was revoked"},
