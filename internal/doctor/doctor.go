@@ -109,7 +109,7 @@ func run(ctx context.Context, o Options) (*Report, error) {
 	e.router(ctx, status, list.Workers)
 	e.learned(status)
 	e.kubernetes(status.Kubernetes)
-	e.reach(ctx, list.Workers)
+	list.Workers = e.reach(ctx, list.Workers)
 	e.contradictions(list.Workers)
 	e.troubles(list.Workers)
 	e.feeds(list.Workers)

@@ -106,6 +106,17 @@ func TestDrainedWorker(t *testing.T) {
 	}
 }
 
+// TestEngineThatHasJustDied: its death is the one finding, also where the router has not seen
+// it yet when the examination begins.
+func TestEngineThatHasJustDied(t *testing.T) {
+	r := examineAfter(t, loopback.Options{Fleet: "1p2d:profile=instant", Configure: func(c *settings.Config) { c.Health.Interval = time.Second }}, true, func(_ context.Context, g *loopback.Rig) {
+		g.Sim.Named("decode-1").Kill()
+	})
+	if got := states(r, "engine")[doctor.Fail]; len(got) != 1 || !strings.HasPrefix(got[0], "decode-1: down") || !strings.HasPrefix(r.Verdict, "decode-1 is down") || r.Failed > 1 {
+		t.Errorf("%q %+v", r.Verdict, r.Findings)
+	}
+}
+
 // TestLockedDataPlane: without an API key where one is required there is one finding, which
 // names the flag, and no probe.
 func TestLockedDataPlane(t *testing.T) {

@@ -4,25 +4,49 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// reach asks every engine directly: is it there, healthy, and what time is it.
-func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
+// noticed is how long a router with the default health.interval takes to see that an engine is
+// gone, and some more.
+const noticed = 3 * time.Second
+
+// answer is what this machine gets of an engine's GET /health.
+type answer struct {
+	code int // 0 without an answer
+	date time.Time
+	err  error
+}
+
+// reach asks every engine directly: is it there, healthy, and what time is it. It gives the
+// workers as the router sees them afterwards.
+func (e *exam) reach(ctx context.Context, ws []admin.Worker) []admin.Worker {
 	if len(ws) == 0 {
 		e.add("engines", "router", Fail, "the router has no worker", "dynctl workers add, or --worker, --prefill and --decode")
 	}
+	answers := map[string]answer{}
 	for _, w := range ws {
 		e.o.Step("engine " + w.Name)
-		base := strings.TrimRight(w.URL, "/")
-		code, date, err := e.get(ctx, base+"/health")
-		if err == nil && code != http.StatusOK {
-			err = fmt.Errorf("GET /health answers %d", code)
+		var a answer
+		a.code, a.date, a.err = e.get(ctx, strings.TrimRight(w.URL, "/")+"/health")
+		if a.err == nil && a.code != http.StatusOK {
+			a.err = fmt.Errorf("GET /health answers %d", a.code)
 		}
+		answers[w.Name] = a
+	}
+	ws = e.look(ctx, ws, func(w *admin.Worker) bool { a := answers[w.Name]; return w.Usable && a.err != nil && a.code == 0 })
+	for _, w := range ws {
+		a, asked := answers[w.Name]
+		if !asked {
+			continue // it came meanwhile
+		}
+		code, date, err := a.code, a.date, a.err
 		switch {
 		case !w.Usable && (err != nil || !w.Draining):
 			e.down[w.Name] = true
@@ -46,6 +70,20 @@ func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
 		}
 		e.add("reachable", w.Name, OK, text, "")
 	}
+	return ws
+}
+
+// look asks the router again while it takes a worker for usable that this machine cannot
+// reach: either its engine has just died, or only this machine cannot reach it.
+func (e *exam) look(ctx context.Context, ws []admin.Worker, doubted func(*admin.Worker) bool) []admin.Worker {
+	inDoubt := func() bool { return slices.ContainsFunc(ws, func(w admin.Worker) bool { return doubted(&w) }) }
+	for began := time.Now(); inDoubt() && time.Since(began) < noticed && wait.For(ctx, 100*time.Millisecond); {
+		e.o.Step("what the router finds at its next probe")
+		if list, err := e.o.Target.Admin.Workers(ctx); err == nil {
+			ws = list.Workers
+		}
+	}
+	return ws
 }
 
 // notUsable is the one finding of a worker that gets no requests and is not drained. err is

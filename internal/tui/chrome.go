@@ -274,20 +274,13 @@ func (a *app) helpLines() []string {
 		h := e.Binding.Help()
 		cells = append(cells, fmt.Sprintf("  %-14s %s", h.Key, h.Desc))
 	}
-	var legend []string
-	for _, l := range page.Legends() {
-		legend = append(legend, "", l.View)
-		for _, m := range l.Meanings {
-			legend = append(legend, fmt.Sprintf("  %-14s %s", m.Title, m.Text))
-		}
-	}
 	tail := []string{
 		"", "Only :drain and :resume change a router, and they ask first.",
 		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
 		"Marks: X broken, ! worth a look. ST: ok SLOW FAILS SMALL FULL QUEUE (load) MUTE CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
 		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",
 	}
-	out := slices.Concat(a.inColumns(cells), []string{""}, a.inColumns(legend[1:]))
+	out := slices.Concat(a.inColumns(cells), []string{""}, a.inColumns(page.LegendLines()))
 	for _, t := range tail {
 		out = append(out, page.Wrap(t, a.w-4, "")...)
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui"
 	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/workers/sim/profiles"
 )
@@ -32,7 +34,8 @@ type topFlags struct {
 	context                    string
 	output, color, theme, view string
 	profile                    string
-	once, ascii, demo, reverse bool
+	once, ascii, demo, legend  bool
+	reverse                    bool
 	watch, rate, timeout       time.Duration
 	count                      int
 	filter, sort               string
@@ -50,8 +53,9 @@ with their full explanation, and events. What needs attention is said in words.
 
 With --once, --watch or -o json|jsonl the same figures are written without a
 terminal; rates are right from the first output. The JSON form is schema
-dynctl.top/v1. Press ? on the screen for the keys and columns. The screen reads;
-only :drain and :resume change a router, and they ask first.
+dynctl.top/v1. Press ? on the screen for the keys and columns; --legend writes the
+columns. The screen reads; only :drain and :resume change a router, and they ask
+first.
 
 Exit codes: 0; 1 when the router refuses, as with a wrong token; 2 for wrong flags,
 a missing terminal, or an address that is no admin API; 4 when no router answers.`,
@@ -69,6 +73,7 @@ a missing terminal, or an address that is no admin API; 4 when no router answers
 	f.access.Add(fl)
 	fl.StringVar(&f.context, "context", "", "`NAME` of a context in $DYNCTL_CONTEXTS, or else in ~/.config/dynctl/contexts.yaml")
 	fl.BoolVar(&f.once, "once", false, "write the figures once and exit")
+	fl.BoolVar(&f.legend, "legend", false, "write what the columns mean, and exit")
 	fl.DurationVar(&f.watch, "watch", 0, "write the figures again every `INTERVAL` until interrupted")
 	fl.IntVar(&f.count, "count", 0, "end --watch after this many outputs; 0 is never")
 	fl.StringVar(&f.filter, "filter", "", "`TERMS` that pick ranks, such as \"role:decode kv>80 !st:ok\"")
@@ -108,6 +113,10 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		if cmd.Flags().Changed(pair[0]) && cmd.Flags().Changed(pair[1]) {
 			return usage("--%s and --%s exclude each other", pair[0], pair[1])
 		}
+	}
+	if f.legend {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(page.LegendLines(), "\n"))
+		return err
 	}
 	view := slices.Index(topViews, f.view)
 	switch {

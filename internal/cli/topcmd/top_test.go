@@ -39,6 +39,16 @@ func typed(args ...string) (code int, stdout, stderr string) {
 	return clitest.Run(cli.Root(New()), "", args...)
 }
 
+// TestTopLegend: the columns are explained without a screen and without a router.
+func TestTopLegend(t *testing.T) {
+	code, stdout, stderr := typed("top", "--legend")
+	for _, title := range []string{"COLUMNS OF RANKS", "  DECBLK ", "  EVICT/s ", "  MARGIN "} {
+		if code != 0 || !strings.Contains(stdout, title) {
+			t.Errorf("code %d, %q, %q lacks %q", code, stderr, stdout, title)
+		}
+	}
+}
+
 func TestTopFlags(t *testing.T) {
 	t.Setenv("DYNCTL_CONTEXTS", filepath.Join(t.TempDir(), "none.yaml"))
 	t.Setenv("DYNCTL_ROUTER", "")

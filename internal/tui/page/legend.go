@@ -1,25 +1,41 @@
 package page
 
-// Meaning explains a column.
-type Meaning struct{ Title, Text string }
+import "fmt"
 
-// Legend explains the columns of the tables of each view.
-type Legend struct {
+// meaning explains a column.
+type meaning struct{ Title, Text string }
+
+// legend explains the columns of the tables of each view.
+type legend struct {
 	View     string
-	Meanings []Meaning
+	Meanings []meaning
 }
 
-// Legends lists those of all views, in their order.
-func Legends() []Legend {
-	ranks := Legend{View: "COLUMNS OF RANKS"}
+// legends lists those of all views, in their order.
+func legends() []legend {
+	ranks := legend{View: "COLUMNS OF RANKS"}
 	for i := range columns {
-		ranks.Meanings = append(ranks.Meanings, Meaning{columns[i].title, columns[i].help})
+		ranks.Meanings = append(ranks.Meanings, meaning{columns[i].title, columns[i].help})
 	}
-	return []Legend{ranks, {View: "COLUMNS OF THE RADIX INDEX", Meanings: radixMeanings}, {View: "COLUMNS OF DECISIONS", Meanings: decisionMeanings}}
+	return []legend{ranks, {View: "COLUMNS OF THE RADIX INDEX", Meanings: radixMeanings}, {View: "COLUMNS OF DECISIONS", Meanings: decisionMeanings}}
+}
+
+// LegendLines are the legends of all views as text, with an empty line between two.
+func LegendLines() (lines []string) {
+	for i, l := range legends() {
+		if i > 0 {
+			lines = append(lines, "")
+		}
+		lines = append(lines, l.View)
+		for _, m := range l.Meanings {
+			lines = append(lines, fmt.Sprintf("  %-14s %s", m.Title, m.Text))
+		}
+	}
+	return lines
 }
 
 // radixMeanings explain the tree of the radix index.
-var radixMeanings = []Meaning{
+var radixMeanings = []meaning{
 	{"PREFIX", "hash of the run's first block"},
 	{"TOKENS", "tokens of the run"},
 	{"SUBTREE", "blocks of it and of all below"},
@@ -36,7 +52,7 @@ var radixMeanings = []Meaning{
 }
 
 // decisionMeanings explain the list of decisions and the table of a decision's costs.
-var decisionMeanings = []Meaning{
+var decisionMeanings = []meaning{
 	{"ISL", "prompt tokens"},
 	{"CACHED", "tokens of it cached on the decode rank"},
 	{"EFF", "the rest, which must be computed"},
