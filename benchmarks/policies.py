@@ -163,7 +163,7 @@ class Fleet(routers.Stand):
 
 def settings(args):
     """What runs must have in common to be compared."""
-    return {"sim": args.sim, "seconds": args.seconds, "rate": args.rate, "good": args.good, "slo": args.slo, "threshold": args.threshold, "seed": args.seed,
+    return {"sim": args.sim, "seconds": args.seconds, "rate": args.rate, "good": args.good, "load": args.load, "slo": args.slo, "threshold": args.threshold, "seed": args.seed,
             "serve": args.serve} | ({"sim_options": args.sim_options} if args.sim else {"model": args.model, "kv_blocks": args.kv_blocks})
 
 
@@ -177,8 +177,8 @@ def keep(args, row):
 
 
 def pace(fleet, trace, args):
-    """Requests a second of a fleet: those that --rate says, or at which the last policy has --good
-    of them good. Warms the engines up."""
+    """Requests a second of a fleet: those that --rate says, or --load of those at which the last
+    policy has --good of them good. Warms the engines up."""
     def good(rate):
         write_trace(trace, args, 1000, rate, args.search)
         row = fleet.measure(args.policy[-1], trace)
@@ -186,7 +186,7 @@ def pace(fleet, trace, args):
         return row["good"] / max(1, row["requests"])
 
     found = [r["pace"] for r in kept(args, "pace") if r["fleet"] == fleet.spec]
-    rate = float(args.rate or (found[0] if found else 1))
+    rate = float(args.rate or (args.load * found[0] if found else 1))
     good(rate)  # what engines do for the first time is slow
     if args.rate or found:
         return rate
@@ -201,8 +201,8 @@ def pace(fleet, trace, args):
             if (share := good(rate)) < args.good:  # between these two
                 rate /= 1.4 ** ((args.good - share) / (above - share))
     keep(args, {"fleet": fleet.spec, "pace": rate})
-    print(f"{fleet.spec}: {rate:.2f} requests a second", flush=True)
-    return rate
+    print(f"{fleet.spec}: {rate:.2f} requests a second; the runs have {args.load:g} of it", flush=True)
+    return args.load * rate
 
 
 def run(args):
@@ -323,6 +323,8 @@ def main():
     p.add_argument("--seconds", type=int, default=120, help="length of a run (default %(default)s)")
     p.add_argument("--rate", type=float, help="requests a second; without it the pace is found for each fleet first")
     p.add_argument("--good", type=float, default=0.85, help="share of good requests that the last policy has at the pace that is found (default %(default)s)")
+    # At the pace itself, queues grow without end in a round with a few tokens more.
+    p.add_argument("--load", type=float, default=0.8, help="share of the pace that is found (default %(default)s)")
     p.add_argument("--search", type=int, default=30, help="seconds of a run that looks for the pace (default %(default)s)")
     p.add_argument("--slo", type=slo, default="ttft=1500ms,tpot=50ms", help="what a good request keeps to, as ttft=2s,tpot=100ms (default ttft=1500ms,tpot=50ms)")
     p.add_argument("--fleet", type=names, default="1p1d,2d", help="fleets, one after the other (default %(default)s)")
