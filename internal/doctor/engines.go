@@ -15,7 +15,7 @@ import (
 
 // noticed is how long a router with the default health.interval takes to see that an engine is
 // gone, and some more.
-const noticed = 3 * time.Second
+var noticed = 3 * time.Second
 
 // answer is what this machine gets of an engine's GET /health.
 type answer struct {
