@@ -197,7 +197,7 @@ func (q *request) read(a *serving.Answer) (err error) {
 	defer along.Release()
 	p := &pieces{Body: a.Body}
 	a.WriteHead(q)
-	err = upstream.Stream(q, p, a.Flushes(), upstream.StreamOptions{Gate: &along.Gate, Observe: func(b []byte) {
+	err = upstream.Stream(q, p, a.Flushes(), upstream.StreamOptions{Gate: &along.Gate, Observe: func(b []byte, _ time.Time) {
 		got := along.Scanner.Feed(b)
 		if !p.head && got.Events > 0 {
 			q.record.Answer.Piece(time.Now(), got.Tokens)

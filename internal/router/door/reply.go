@@ -98,12 +98,12 @@ func (r *reply) Next() (b []byte, err error) {
 func (r *reply) Done() bool { return !r.head && r.answer.Body.Done() }
 
 // observe reads along with a stream.
-func (r *reply) observe(b []byte) {
+func (r *reply) observe(b []byte, came time.Time) {
 	got := r.along.Scanner.Feed(b)
 	if r.head || got.Events == 0 {
 		return
 	}
-	r.call.Record.Answer.Piece(time.Now(), got.Tokens)
+	r.call.Record.Answer.Piece(came, got.Tokens)
 }
 
 // learn records what the stream said, and judges how it ended.

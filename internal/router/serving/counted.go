@@ -40,11 +40,12 @@ func prefillCached(c *Call, t *disagg.Transfer) int {
 }
 
 // countedBody is the stream of a decode leg. A connector that does not read its prefill's answer
-// leaves the engine's count.
+// leaves the engine's count. What each piece asks for comes first and lies in one line of a
+// processor's cache: after the wait for a piece each line is read from memory.
 type countedBody struct {
 	Body
-	usage  disagg.Usage
 	ended  bool
+	usage  disagg.Usage
 	answer *lifecycle.Answer
 }
 

@@ -11,15 +11,17 @@ import (
 // decode engine counts the tokens that it was given, or only its own cache. It changes no other
 // byte, and holds back no more than a usage whose end has not come.
 type Usage struct {
-	// Cached is the prefill's count in tokens, asked for where a usage has come; nothing is
-	// replaced where it is negative.
-	Cached func() int
+	held []byte // the beginning of a usage, or of its name
+
 	// Replaced says that the prefill's count stands in a usage, and Own is the decode engine's
 	// newest one.
 	Replaced bool
 	Own      int
 
-	held    []byte // the beginning of a usage, or of its name
+	// Cached is the prefill's count in tokens, asked for where a usage has come; nothing is
+	// replaced where it is negative.
+	Cached func() int
+
 	in, out []byte // what Pass returns where that is no piece of its caller
 }
 
@@ -45,8 +47,10 @@ func (u *Usage) Pass(p []byte) []byte {
 	for at := 0; ; {
 		k := named(p[at:])
 		if k < 0 {
-			k = len(p) - beginning(p[at:])
-			u.held, p = append(u.held, p[k:]...), p[:k]
+			if n := beginning(p[at:]); n > 0 {
+				k = len(p) - n
+				u.held, p = append(u.held, p[k:]...), p[:k]
+			}
 			break
 		}
 		name := at + k

@@ -13,8 +13,8 @@ import (
 // StreamOptions say how an answer is forwarded.
 type StreamOptions struct {
 	// Observe, when not nil, sees every piece of the body before it is
-	// written. It must not change or keep it.
-	Observe func(p []byte)
+	// written, and when it came. It must not change or keep it.
+	Observe func(p []byte, came time.Time)
 	// Gate, when not nil, says what of the body may be sent.
 	Gate Gate
 	// WriteTimeout bounds every write to the client, so that one that does
@@ -98,14 +98,15 @@ func Stream(w http.ResponseWriter, r Body, flush bool, opt StreamOptions) error 
 	out := newWriter(w, opt.WriteTimeout)
 	for {
 		p, err := r.Next()
+		now := time.Now() // once for each piece
 		if err != nil {
 			if !AtEnd(err) {
 				return err
 			}
 			// The end goes out after this, perhaps long after the last piece.
-			err = out.allow()
+			err = out.allow(now)
 			if opt.Gate != nil && err == nil {
-				err = out.write(opt.Gate.Rest(), false)
+				err = out.write(opt.Gate.Rest(), false, now)
 			}
 			if err != nil {
 				return &ClientError{Err: err}
@@ -113,19 +114,20 @@ func Stream(w http.ResponseWriter, r Body, flush bool, opt StreamOptions) error 
 			return nil
 		}
 		if opt.Observe != nil {
-			opt.Observe(p)
+			opt.Observe(p, now)
 		}
 		if opt.Gate != nil {
 			var held []byte
 			if held, p = opt.Gate.Pass(p); len(held) > 0 {
-				if err := out.write(held, flush && len(p) == 0); err != nil {
+				if err := out.write(held, flush && len(p) == 0, now); err != nil {
 					return &ClientError{Err: err}
 				}
+				now = time.Now()
 			}
 		}
 		// What is written last goes out with the end of the answer, when the
 		// handler returns.
-		if err := out.write(p, flush && !r.Done()); err != nil {
+		if err := out.write(p, flush && !r.Done(), now); err != nil {
 			return &ClientError{Err: err}
 		}
 	}
@@ -168,17 +170,17 @@ func (o *Writer) rcFlusher() interface{ FlushError() error } {
 
 // Write writes p and flushes it to the client.
 func (o *Writer) Write(p []byte) (int, error) {
-	if err := o.write(p, true); err != nil {
+	if err := o.write(p, true, time.Now()); err != nil {
 		return 0, &ClientError{Err: err}
 	}
 	return len(p), nil
 }
 
-func (o *Writer) write(p []byte, flush bool) error {
+func (o *Writer) write(p []byte, flush bool, now time.Time) error {
 	if len(p) == 0 {
 		return nil
 	}
-	if err := o.allow(); err != nil {
+	if err := o.allow(now); err != nil {
 		return err
 	}
 	if _, err := o.w.Write(p); err != nil {
@@ -192,12 +194,12 @@ func (o *Writer) write(p []byte, flush bool) error {
 	return nil
 }
 
-// allow gives what is written next its time.
-func (o *Writer) allow() error {
+// allow gives what is written next its time, from now on.
+func (o *Writer) allow(now time.Time) error {
 	if o.timeout <= 0 {
 		return nil
 	}
-	by, move := due(o.by, time.Now(), o.timeout)
+	by, move := due(o.by, now, o.timeout)
 	if !move {
 		return nil
 	}

@@ -59,7 +59,7 @@ func TestStreamForwardsEachPieceAtOnce(t *testing.T) {
 	})
 	var observed strings.Builder
 	ended := make(chan error, 1)
-	srv := proxy(t, s.leg, StreamOptions{WriteTimeout: 10 * time.Second, Observe: func(p []byte) { observed.Write(p) }}, ended)
+	srv := proxy(t, s.leg, StreamOptions{WriteTimeout: 10 * time.Second, Observe: func(p []byte, _ time.Time) { observed.Write(p) }}, ended)
 	req, err := http.NewRequestWithContext(patience(t), http.MethodPost, srv.URL, strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
