@@ -99,7 +99,7 @@ func TestSmallSensitivity(t *testing.T) {
 		t.Fatalf("code %d, %v\n%s", code, err, log.String())
 	}
 	for _, want := range []string{
-		"over 1 cell with", "2 seeds of 60 requests", "| as shipped", "| loss         | limits to the first token", "| 0.4     | 0.2 ", "| stale_s", "| agents   | 2p14d | 1 (×",
+		"over 1 cell with", "2 seeds of 60 requests", "| as shipped", "| loss         | times that a good request may take", "| 0.4     | 0.2 ", "| stale_s", "| agents   | 2p14d | 1 (×",
 		"not all of it: load 0.5 was not run", "not all of it: fleet 16a was not run", "not all of it: 60 requests and 2 seeds",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -100,7 +100,7 @@ func (r Ranks) someTimes(c *cost.Constants) *cost.Model {
 	}
 	if r.Limits {
 		m.Limit, m.GapLimit = 500, 10
-		m.Loss = c.Loss * m.Limit
+		m.Loss = m.Lose()
 	}
 	return m
 }

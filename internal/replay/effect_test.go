@@ -142,7 +142,7 @@ func TestIdleConstants(t *testing.T) {
 // TestParseConstant: a constant has its bounds, and changes nothing but itself.
 func TestParseConstant(t *testing.T) {
 	for text, want := range map[string]string{
-		"loss=-1": "loss=-1: want limits to the first token, from 0 to 1e+06", "stays=1.1": "from 0 to 1", "scatter=0": "from 0.001", "keep=NaN": "want times", "keep=": "want times",
+		"loss=-1": "loss=-1: want times that a good request may take, from 0 to 1e+06", "stays=1.1": "from 0 to 1", "scatter=0": "from 0.001", "keep=NaN": "want times", "keep=": "want times",
 		"calm=3": `"calm" cannot be changed here`, "treshold=4096": `did you mean "threshold"?`,
 		"4096": "a simulation also takes the constants loss, scatter, behind, stays, keep, teach_every, teach_within, stretches, stale_s",
 	} {

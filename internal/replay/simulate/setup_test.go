@@ -15,7 +15,7 @@ import (
 // TestConstantsReachTheRun: each constant changes a run whose load gives occasion to it, and the
 // shipped values change nothing.
 func TestConstantsReachTheRun(t *testing.T) {
-	all := mixed(45*time.Second, 12)
+	all := mixed(45*time.Second, 16)
 	for i := 1; i < len(all); i += 2 { // what no prompt shares is not worth keeping
 		copy(all[i].Blocks[:len(all[i].Blocks)/2], all[i-1].Blocks)
 	}

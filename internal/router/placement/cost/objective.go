@@ -82,7 +82,6 @@ const (
 
 // price sets what prices are made of, beside what outcomes say.
 func (o *Objective) price(m *Model) {
-	c := &m.Constants
 	m.Others, m.Answer = 1, 1
 	switch o.For {
 	case ForTTFT:
@@ -91,8 +90,15 @@ func (o *Objective) price(m *Model) {
 		m.Others = calm
 	case ForGoodput:
 		m.Limit, m.GapLimit = float64(o.TTFT)/float64(time.Millisecond), float64(o.ITL)/float64(time.Millisecond)
-		m.Loss, m.LateOnce = c.Loss*m.Limit, true
+		m.Loss, m.LateOnce = m.Lose(), true
 	}
+}
+
+// Lose is what a late request costs by a model's constants, in ms. It grows with what a good one
+// may take, as the times do that it is weighed against: a pause of all answers on a rank is long
+// beside a short limit to the first token.
+func (m *Model) Lose() float64 {
+	return m.Constants.Loss * (m.Limit + float64(m.GapLimit*m.Length))
 }
 
 // model is a model without those of legs, for answers of that many tokens with so many ms between

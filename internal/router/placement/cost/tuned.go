@@ -9,7 +9,9 @@ type Constants struct {
 	// Others is what a millisecond costs that the request makes others wait, in milliseconds of
 	// its own: the default of routing.others. 1 counts all alike.
 	Others float64 `json:"-"`
-	// Loss is what a request costs that is late, as a share of the limit to the first token.
+	// Loss is what a request costs that is late, in times that a good one may take with an answer of
+	// mean length: the limit to the first token, and for each token the limit between tokens. In
+	// recordings of before it counts limits to the first token; what it came to is recorded, too.
 	Loss float64 `json:"loss"`
 	// Scatter is how far outcomes lie around what is expected, as a share of a limit: a request
 	// that is expected to take Scatter less than the limit is late with a chance of 1/4.
@@ -34,7 +36,7 @@ type Constants struct {
 
 // Tuned are the constants of the router.
 var Tuned = Constants{
-	Others: 1, Loss: 2, Scatter: 0.45, Behind: 1, Stays: 0.4, Keep: 5, TeachEvery: 20, TeachWithin: 2, Stretches: 12, Stale: 60,
+	Others: 1, Loss: 1, Scatter: 0.45, Behind: 1, Stays: 0.4, Keep: 5, TeachEvery: 20, TeachWithin: 2, Stretches: 12, Stale: 60,
 }
 
 // A Constant is one of Constants, as a simulation can set it.
@@ -51,7 +53,7 @@ type Constant struct {
 func List() []Constant {
 	return []Constant{
 		{"others", "ms of its own for each ms of others", 0, 1e6, func(c *Constants) *float64 { return &c.Others }},
-		{"loss", "limits to the first token", 0, 1e6, func(c *Constants) *float64 { return &c.Loss }},
+		{"loss", "times that a good request may take", 0, 1e6, func(c *Constants) *float64 { return &c.Loss }},
 		{"scatter", "share of a limit", 1e-3, 1e3, func(c *Constants) *float64 { return &c.Scatter }},
 		{"behind", "requests for each that waits", 0, 1e6, func(c *Constants) *float64 { return &c.Behind }},
 		{"stays", "share of the difference", 0, 1, func(c *Constants) *float64 { return &c.Stays }},
