@@ -124,6 +124,43 @@ func TestLateOnce(t *testing.T) {
 	}
 }
 
+// TestLatePastAShortLimit: a prompt goes where its first token is in time, although two answers pause
+// there, which stay well within their limit. The times are those of a fleet in benchmarks/judge whose
+// network got slow.
+func TestLatePastAShortLimit(t *testing.T) {
+	m := &Model{
+		Local: LegModel{16, 16, 60, 20, 2.5}, Prefill: LegModel{16, 15, 60, 20, 0}, Transfer: LegModel{14, 20, 0, 0, 0},
+		Prices: Prices{Step: StepModel{6.6, 0.25, 0.35, 0, 17, 8}, Length: 40, Stalled: 1, Fresh: 1, Constants: Tuned},
+	}
+	o := Objective{For: ForGoodput, TTFT: 120 * time.Millisecond, ITL: 16 * time.Millisecond}
+	o.price(m)
+	if m.Loss != 120+40*16 {
+		t.Errorf("a late request costs %v ms", m.Loss)
+	}
+	const tokens = 3400
+	one := Request{ISL: tokens, Output: 40, Others: 1}
+	paths := Paths{
+		Local:   Work{Tokens: tokens, Context: tokens, Running: 2, Answering: 2, Held: 4000},
+		Prefill: Work{Tokens: tokens, Context: tokens}, Transfer: Work{Tokens: tokens, Running: 2},
+	}
+	q := m.Quote(&one)
+	var prefill, there decision.Times
+	q.Prefill(&paths.Prefill, &prefill)
+	q.Remote(&prefill, &paths.Local, &there)
+	here := localPrice(m, &one, &paths.Local)
+	first := func(t *decision.Times) float64 { return t.Wait + t.Compute + t.Transfer }
+	if first(&here) > 100 || first(&there) < 140 || here.Pause < first(&there)-first(&here) {
+		t.Fatalf("locally %+v, remotely %+v", here, there)
+	}
+	if c := m.Compare(&one, &paths); m.RemoteCheaper(c.Local, c.Remote) {
+		t.Errorf("late for certain there, and here no answer is: %+v; locally %+v, remotely %+v", c, here, there)
+	}
+	m.Loss = 2 * m.Limit // as it was
+	if c := m.Compare(&one, &paths); !m.RemoteCheaper(c.Local, c.Remote) {
+		t.Errorf("the pauses cost less than twice the limit: %+v; %+v; %+v", c, here, there)
+	}
+}
+
 // TestEvictsWhatIsNeeded: what leaves a cache costs as much as prompts find in caches. Prompts that share
 // nothing lose nothing; a model of an older recording, which does not know, charges for all.
 func TestEvictsWhatIsNeeded(t *testing.T) {
