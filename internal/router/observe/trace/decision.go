@@ -207,6 +207,7 @@ type costsLine struct {
 	Loss      float64         `json:"loss_ms,omitempty"`
 	GapLimit  float64         `json:"gap_limit_ms,omitempty"`
 	LateOnce  bool            `json:"late_once,omitempty"`
+	Rooms     bool            `json:"rooms,omitempty"`
 	Length    float64         `json:"answer_tokens,omitempty"`
 	Stalled   float64         `json:"stalled_ms,omitempty"`
 	Fresh     float64         `json:"fresh_ratio,omitempty"`
@@ -218,13 +219,13 @@ type costsLine struct {
 
 // pricesOf and prices are the same from and to a cost.Prices.
 func (l *costsLine) pricesOf(p *cost.Prices) {
-	l.Step, l.Others, l.Answer, l.Loss, l.GapLimit, l.LateOnce, l.Length = p.Step, p.Others, p.Answer, p.Loss, p.GapLimit, p.LateOnce, p.Length
+	l.Step, l.Others, l.Answer, l.Loss, l.GapLimit, l.LateOnce, l.Rooms, l.Length = p.Step, p.Others, p.Answer, p.Loss, p.GapLimit, p.LateOnce, p.Rooms, p.Length
 	l.Stalled, l.Fresh, l.Error, l.NoRemote, l.Lacks, l.Constants = p.Stalled, p.Fresh, p.Error, p.NoRemote, p.Lacks, &p.Constants
 }
 
 func (l *costsLine) prices() cost.Prices {
 	p := cost.Prices{
-		Step: l.Step, Others: l.Others, Answer: l.Answer, Loss: l.Loss, GapLimit: l.GapLimit, LateOnce: l.LateOnce, Length: l.Length,
+		Step: l.Step, Others: l.Others, Answer: l.Answer, Loss: l.Loss, GapLimit: l.GapLimit, LateOnce: l.LateOnce, Rooms: l.Rooms, Length: l.Length,
 		Stalled: l.Stalled, Fresh: l.Fresh, Error: l.Error, NoRemote: l.NoRemote, Lacks: l.Lacks,
 	}
 	if l.Constants != nil {

@@ -97,7 +97,7 @@ func fullDecision() *Decision {
 			Revision: 9, Local: cost.LegModel{1, 2, 3, 4, 1. / 3}, Prefill: cost.LegModel{5, 6, 7, 8, 9}, Transfer: cost.LegModel{.1, .2, .3, .4, .5},
 			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7,
 			Prices: cost.Prices{
-				Step: cost.StepModel{1. / 3, .1, .2, .3, 1e-9, 7}, Others: 2, Answer: 1, Loss: 1e4 / 7, GapLimit: 25, LateOnce: true, Length: 1e3 / 3, Stalled: .7, Fresh: 1. / 9, Error: .01,
+				Step: cost.StepModel{1. / 3, .1, .2, .3, 1e-9, 7}, Others: 2, Answer: 1, Loss: 1e4 / 7, GapLimit: 25, LateOnce: true, Rooms: true, Length: 1e3 / 3, Stalled: .7, Fresh: 1. / 9, Error: .01,
 				NoRemote: true, Lacks: 5, Constants: cost.Constants{Loss: 1, Scatter: .3, Behind: 1. / 7, Keep: 2, TeachEvery: 20, TeachWithin: 3, Stretches: 12, Stale: 60},
 			},
 		},

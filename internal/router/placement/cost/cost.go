@@ -38,6 +38,8 @@ type Work struct {
 	// contexts that it decodes, HeldCached those that it had before, which requests may share.
 	// They are for prices only.
 	Answering, Held, HeldCached int32
+	// Room is how many tokens its cache has room for; 0 is unknown. It is for prices only, too.
+	Room int32
 	// Found is how many tokens of the prompt the rank that has most of them holds. It is for what
 	// is learned only.
 	Found int32
@@ -126,6 +128,9 @@ type Prices struct {
 	// LateOnce counts a request that misses both limits once. Without it, as in recordings of before,
 	// it counts twice.
 	LateOnce bool
+	// Rooms counts the wait for room in the cache of the rank that answers. Recordings of before have
+	// models without it.
+	Rooms bool
 	// Length is the mean tokens of answers, Stalled by how many ms the computing of prompts
 	// lengthens each of them on average.
 	Length, Stalled float64

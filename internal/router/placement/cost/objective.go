@@ -82,7 +82,7 @@ const (
 
 // price sets what prices are made of, beside what outcomes say.
 func (o *Objective) price(m *Model) {
-	m.Others, m.Answer = 1, 1
+	m.Others, m.Answer, m.Rooms = 1, 1, true
 	switch o.For {
 	case ForTTFT:
 		m.Others, m.Answer = 0, 0

@@ -111,6 +111,8 @@ func (q *Quote) leg(l *LegModel, w *Work, times float64) (wait, compute float64)
 // onRank is what a request's answer costs on a rank.
 type onRank struct {
 	running, times float64
+	// room is how long the request waits there for room in its cache.
+	room float64
 	// before and after are how long a token takes there without it and with it.
 	before, after float64
 	// answer, slower and evict are terms of both paths. late is the chance that answers there are
@@ -145,6 +147,12 @@ func (q *Quote) answer(w *Work, a *onRank) {
 	a.running = running
 	a.before = float64(m.step(running, held, cached)*a.times) + m.Stalled
 	a.after = float64(m.step(running+1, held+n+float64(q.tokens*0.5), cached+q.isl-n)*a.times) + m.Stalled
+	a.room = 0
+	if over := int(w.Held) + w.Tokens - int(w.Room); over > 0 && w.Room > 0 && m.Rooms {
+		// A full cache has room for as much again once its answers have ended, which takes as long
+		// as a mean one.
+		a.room = float64(over) / float64(w.Room) * float64(m.Length*a.before)
+	}
 	a.answer = float64(m.Answer * q.tokens * a.after)
 	a.slower = float64(q.weight * running * q.tokens * (a.after - a.before))
 	a.evict = q.evict(&m.Local, w.Tokens)
@@ -157,6 +165,7 @@ func (q *Quote) answer(w *Work, a *onRank) {
 // the answers of its rank for so many ms, and returns the sum.
 func (q *Quote) add(t *decision.Times, a *onRank, stall float64) float64 {
 	m := q.m
+	t.Wait += a.room
 	t.Answer, t.Slower = a.answer, a.slower
 	t.Evict += a.evict
 	if m.Loss > 0 {

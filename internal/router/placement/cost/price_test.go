@@ -161,6 +161,33 @@ func TestLatePastAShortLimit(t *testing.T) {
 	}
 }
 
+// TestWaitsForRoom: where a cache is full a request waits until answers there have ended, on either
+// path; how much room there is may be unknown, and models of older recordings do not ask.
+func TestWaitsForRoom(t *testing.T) {
+	m := *known(Objective{For: ForE2E}).Model()
+	one := Request{ISL: 2000, Output: 100, Others: 1}
+	wait := func(w Work) [2]float64 {
+		var none, here, there decision.Times
+		q := m.Quote(&one)
+		q.Local(&w, &here)
+		q.Remote(&none, &w, &there)
+		return [2]float64{here.Wait, there.Wait}
+	}
+	w := Work{Tokens: 2000, Context: 2000, Running: 8, Answering: 8, Held: 30000}
+	free, answers := wait(w), float64(m.Length*(m.step(8, 30000, 0)+m.Stalled))
+	for room, times := range map[int32]float64{32000: 0, 31999: 1. / 31999, 16000: 1, 8000: 3} {
+		w.Room = room
+		for i, got := range wait(w) {
+			if want := free[i] + float64(times*answers); math.Abs(got-want) > 1e-9*want {
+				t.Errorf("room for %d tokens of 32000, path %d: waits %v ms, want %v", room, i, got, want)
+			}
+		}
+	}
+	if m.Rooms = false; wait(w) != free {
+		t.Errorf("by a model of an older recording it waits %v ms, in a cache with room %v", wait(w), free)
+	}
+}
+
 // TestEvictsWhatIsNeeded: what leaves a cache costs as much as prompts find in caches. Prompts that share
 // nothing lose nothing; a model of an older recording, which does not know, charges for all.
 func TestEvictsWhatIsNeeded(t *testing.T) {

@@ -245,7 +245,7 @@ func withTimes(in *Input, rng *rand.Rand) {
 	c.Behind, c.Keep = rng.Float64(), rng.Float64()
 	in.Costs.Prices = cost.Prices{
 		Step: cost.StepModel{9 * rng.Float64(), rng.Float64(), rng.Float64(), rng.Float64(), 20 * rng.Float64(), 20 * rng.Float64()}, Others: float64(rng.IntN(3)), Answer: 1,
-		Loss: 2000 * rng.Float64(), LateOnce: true, GapLimit: 1 + float64(40*rng.Float64()), Length: 1 + float64(500*rng.Float64()), Stalled: 3 * rng.Float64(), Error: 0.2 * rng.Float64(),
+		Loss: 2000 * rng.Float64(), LateOnce: true, Rooms: true, GapLimit: 1 + float64(40*rng.Float64()), Length: 1 + float64(500*rng.Float64()), Stalled: 3 * rng.Float64(), Error: 0.2 * rng.Float64(),
 		NoRemote: rng.IntN(6) == 0, Lacks: cost.Legs(rng.IntN(8)), Constants: c,
 	}
 	if in.Costs.Limit = 4 * in.Costs.Limit; in.Costs.Limit == 0 {

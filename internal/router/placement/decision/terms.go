@@ -32,9 +32,9 @@ type Terms struct {
 // Times are the parts of a cost in ms of one request's time. The first five are the request's
 // own time, the others the delay that it causes to others, by its weight.
 type Times struct {
-	// Wait is the time before the prompt is computed, Compute that of its uncached tokens,
-	// Transfer that of moving their KV, and Answer that of its answer's tokens. Late is the cost
-	// of the risk that the request is late.
+	// Wait is the time before the prompt is computed, and that for room in the cache of the rank
+	// that answers. Compute is the time of its uncached tokens, Transfer that of moving their KV, and
+	// Answer that of its answer's tokens. Late is the cost of the risk that the request is late.
 	Wait     float64 `json:"wait_ms,omitempty"`
 	Compute  float64 `json:"compute_ms,omitempty"`
 	Transfer float64 `json:"transfer_ms,omitempty"`

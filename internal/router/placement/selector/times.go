@@ -37,7 +37,7 @@ func (in *Input) Work(i, tokens, context int) cost.Work {
 	c := &in.Candidates[i]
 	return cost.Work{
 		Tokens: tokens, Context: context, Queued: c.PrefillTokens, Running: c.ActiveRequests,
-		Answering: small(c.Answering), Held: small((c.DecodeBlocks - c.CachedBlocks) * in.BlockSize), HeldCached: small(c.CachedBlocks * in.BlockSize), Times: c.Times,
+		Answering: small(c.Answering), Held: small((c.DecodeBlocks - c.CachedBlocks) * in.BlockSize), HeldCached: small(c.CachedBlocks * in.BlockSize), Room: small(c.KVBlocks * in.BlockSize), Times: c.Times,
 	}
 }
 
