@@ -134,7 +134,7 @@ func TestLatePastAShortLimit(t *testing.T) {
 	}
 	o := Objective{For: ForGoodput, TTFT: 120 * time.Millisecond, ITL: 16 * time.Millisecond}
 	o.price(m)
-	if m.Loss != 120+40*16 {
+	if m.Loss != Tuned.Loss*(120+40*16) {
 		t.Errorf("a late request costs %v ms", m.Loss)
 	}
 	const tokens = 3400

@@ -36,7 +36,7 @@ type Constants struct {
 
 // Tuned are the constants of the router.
 var Tuned = Constants{
-	Others: 1, Loss: 1, Scatter: 0.45, Behind: 1, Stays: 0.4, Keep: 5, TeachEvery: 20, TeachWithin: 2, Stretches: 12, Stale: 60,
+	Others: 1, Loss: 0.9, Scatter: 0.45, Behind: 1, Stays: 0.4, Keep: 5, TeachEvery: 20, TeachWithin: 2, Stretches: 12, Stale: 60,
 }
 
 // A Constant is one of Constants, as a simulation can set it.
