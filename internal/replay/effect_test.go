@@ -113,7 +113,7 @@ func TestIdleConstants(t *testing.T) {
 	} {
 		var live []string
 		for _, key := range ConstantKeys() {
-			c, err := ParseChange(key + "=0.9")
+			c, err := ParseChange(key + "=0.8")
 			if err != nil {
 				if c, err = ParseChange(key + "=3"); err != nil {
 					t.Fatal(err)
