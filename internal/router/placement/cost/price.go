@@ -187,7 +187,7 @@ func (q *Quote) Prefill(w *Work, t *decision.Times) float64 {
 	t.Wait, t.Compute = q.leg(&q.m.Prefill, w, w.times())
 	t.Behind = float64(q.weight * q.m.Constants.Behind * float64(w.Running) * t.Compute)
 	t.Evict = q.evict(&q.m.Prefill, w.Tokens)
-	return t.Sum()
+	return t.Wait + t.Compute + t.Behind + t.Evict // as Sum, whose other terms are 0 here
 }
 
 // local is Local for an answer.
