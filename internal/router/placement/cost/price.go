@@ -151,7 +151,7 @@ func (q *Quote) answer(w *Work, a *onRank) {
 	if over := int(w.Held) + w.Tokens - int(w.Room); over > 0 && w.Room > 0 && m.Rooms {
 		// A full cache has room for as much again once its answers have ended, which takes as long
 		// as a mean one.
-		a.room = float64(over) / float64(w.Room) * float64(m.Length*a.before)
+		a.room = float64(float64(over) / float64(w.Room) * float64(m.Length*a.before))
 	}
 	a.answer = float64(m.Answer * q.tokens * a.after)
 	a.slower = float64(q.weight * running * q.tokens * (a.after - a.before))
