@@ -319,7 +319,10 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 		*now = Load{Fresh: now.Fresh, FreshLong: now.FreshLong}
 		return
 	}
-	now.Amounts, now.LastTurn = a.amounts(), a.lastTurn.Load()
+	// One by one: the processor waits where words that were just written are copied in longer pieces.
+	now.Requests, now.Answering = int(a.requests.Load()), int(a.answering.Load())
+	now.PrefillTokens, now.DecodeBlocks, now.CachedBlocks = int(a.prefill.Load()), int(a.blocks.Load()), int(a.cached.Load())
+	now.LastTurn = a.lastTurn.Load()
 }
 
 // Fresh is Load.Fresh and Load.FreshLong. One fades in a long chain of sums: who needs those of many

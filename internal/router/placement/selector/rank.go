@@ -25,7 +25,8 @@ func Pick(in *Input, out *Ranking) {
 	}
 	for i := range in.Candidates {
 		c := &in.Candidates[i]
-		c.Cost, c.Terms = 0, decision.Terms{}
+		c.Cost = 0
+		c.Terms = decision.Terms{} // a statement of its own needs no copy
 		out.Overlap = max(out.Overlap, c.OverlapBlocks)
 		c.ExcludedCode, c.Excluded = "", ""
 		if limited || c.KeptOut != "" || len(in.Veto) > 0 {

@@ -33,12 +33,19 @@ const (
 // Work is what a request asks of candidate i, and what stands before it there. tokens are
 // computed, or taken over from a prefill rank; context is the prompt's length where it is
 // computed.
-func (in *Input) Work(i, tokens, context int) cost.Work {
+func (in *Input) Work(i, tokens, context int) (w cost.Work) {
+	in.work(i, tokens, context, &w)
+	return w
+}
+
+// work writes Work into w. A large fleet has many candidates, and the processor waits where words
+// that were just written are copied in longer pieces.
+func (in *Input) work(i, tokens, context int, w *cost.Work) {
 	c := &in.Candidates[i]
-	return cost.Work{
-		Tokens: tokens, Context: context, Queued: c.PrefillTokens, Running: c.ActiveRequests,
-		Answering: small(c.Answering), Held: small((c.DecodeBlocks - c.CachedBlocks) * in.BlockSize), HeldCached: small(c.CachedBlocks * in.BlockSize), Room: small(c.KVBlocks * in.BlockSize), Times: c.Times,
-	}
+	w.Tokens, w.Context = tokens, context
+	w.Queued, w.Running, w.Answering, w.Times = c.PrefillTokens, c.ActiveRequests, small(c.Answering), c.Times
+	w.Held, w.HeldCached = small((c.DecodeBlocks-c.CachedBlocks)*in.BlockSize), small(c.CachedBlocks*in.BlockSize)
+	w.Room = small(c.KVBlocks * in.BlockSize)
 }
 
 // Found is how many tokens of the prompt the candidate that has most of them holds on its device.
@@ -76,7 +83,8 @@ func (in *Input) price(i int) float64 {
 	if in.Phase == route.Prefill { // whose price does not depend on answers
 		return p.Quote.Prefill(&cost.Work{Tokens: in.Uncached(i), Queued: c.PrefillTokens, Running: c.ActiveRequests, Times: c.Times}, t)
 	}
-	w := in.Work(i, in.Uncached(i), in.ISL)
+	var w cost.Work
+	in.work(i, in.Uncached(i), in.ISL, &w)
 	switch {
 	case len(p.Ways) == 0 || p.Ways[i] == LocalOnly:
 		return p.Quote.Local(&w, t)
