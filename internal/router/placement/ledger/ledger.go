@@ -116,8 +116,16 @@ type rankLoad struct {
 // time they were right.
 type fresh struct{ tokens, long, at float64 }
 
-func (a *rankLoad) amounts() Amounts {
-	return Amounts{Requests: int(a.requests.Load()), Answering: int(a.answering.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load()), CachedBlocks: int(a.cached.Load())}
+func (a *rankLoad) amounts() (n Amounts) {
+	a.read(&n)
+	return n
+}
+
+// read writes the amounts where they are needed: the processor waits where words that were just
+// written are copied in longer pieces.
+func (a *rankLoad) read(n *Amounts) {
+	n.Requests, n.Answering = int(a.requests.Load()), int(a.answering.Load())
+	n.PrefillTokens, n.DecodeBlocks, n.CachedBlocks = int(a.prefill.Load()), int(a.blocks.Load()), int(a.cached.Load())
 }
 
 // Ledger has the loads of a fleet's ranks. It is safe for concurrent use.
@@ -319,9 +327,7 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 		*now = Load{Fresh: now.Fresh, FreshLong: now.FreshLong}
 		return
 	}
-	// One by one: the processor waits where words that were just written are copied in longer pieces.
-	now.Requests, now.Answering = int(a.requests.Load()), int(a.answering.Load())
-	now.PrefillTokens, now.DecodeBlocks, now.CachedBlocks = int(a.prefill.Load()), int(a.blocks.Load()), int(a.cached.Load())
+	a.read(&now.Amounts)
 	now.LastTurn = a.lastTurn.Load()
 }
 
